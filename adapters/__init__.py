@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from teola_plugin.errors import RegistrationError, TraceError
 
 if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel, BaseLLM
+    from langchain_core.runnables import Runnable
+    from langchain_core.runnables.utils import Input, Output
+    from langgraph.typing import ContextT, InputT, OutputT, StateT
+
+    from teola_plugin.adapters import accelerated_types as made
     from teola_plugin.adapters.options import Options
     from teola_plugin.passes import Pass
     from teola_plugin.pool import EnginePool
@@ -17,6 +23,34 @@ DISABLE = "TEOLA_DISABLE"
 """Environment variable: set to 1, `accelerate` gives back the very object it got."""
 
 
+@overload
+def accelerate(obj: made.Again, **given: Unpack[made.Keywords]) -> made.Again: ...
+@overload
+def accelerate(obj: made.QueryEngine, **given: Unpack[made.Keywords]) -> made.AcceleratedQueryEngine: ...
+@overload
+def accelerate(obj: made.Retriever, **given: Unpack[made.Keywords]) -> made.AcceleratedRetriever: ...
+@overload
+def accelerate(obj: made.Synthesizer, **given: Unpack[made.Keywords]) -> made.AcceleratedSynthesizer: ...
+@overload
+def accelerate(obj: made.ChatEngine, **given: Unpack[made.Keywords]) -> made.AcceleratedChatEngine: ...
+@overload
+def accelerate(obj: made.AnyWorkflow, **given: Unpack[made.Keywords]) -> made.AcceleratedWorkflow: ...
+@overload
+def accelerate(obj: made.Writes, **given: Unpack[made.Keywords]) -> made.Writes: ...
+@overload
+def accelerate(
+    obj: made.BuiltGraph[StateT, ContextT, InputT, OutputT], **given: Unpack[made.Keywords]
+) -> made.AcceleratedGraph[StateT, ContextT, InputT, OutputT]: ...
+@overload
+def accelerate(obj: made.AnyGraph, **given: Unpack[made.Keywords]) -> made.AcceleratedGraph[Any, Any, Any, Any]: ...
+@overload
+def accelerate(obj: BaseChatModel, **given: Unpack[made.Keywords]) -> made.AcceleratedChatModel: ...
+@overload
+def accelerate(obj: BaseLLM, **given: Unpack[made.Keywords]) -> made.AcceleratedLLM: ...
+@overload
+def accelerate(
+    obj: Runnable[Input, Output], **given: Unpack[made.Keywords]
+) -> made.AcceleratedRunnable[Input, Output]: ...
 def accelerate(
     obj: Any,
     *,

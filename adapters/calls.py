@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, closing, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import Terms, on_loop
-from teola_plugin.pool import need_pool
+from teola_plugin.pool import EnginePool, need_pool
 from teola_plugin.requests.payloads import Vector
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.runtime.handles import CallHandle
 
 T = TypeVar("T")
 _END = object()
+if TYPE_CHECKING:
+    PoolField = EnginePool
+else:  # what is no pool is left to `check_engine`, which says what to do
+    PoolField = Any
 
 
 def check_engine(pool: Any, engine: str) -> None:

@@ -12,6 +12,7 @@ from teola_plugin.adapters.early_work import draws, freed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.passes.question_hits import QUESTION
 from teola_plugin.tracer.draft import DERIVED
 
 _K = PrimitiveKind
@@ -61,10 +62,11 @@ def begins_early(plan: Optimised, own: OwnCalls | None = None) -> tuple[str, ...
     return (
         *_side_by_side(source, graph, own),
         *_items(source, graph),
+        *_arms(graph),
         *_in_stages(source, graph),
         *_beginnings(graph),
         *_drafted(graph),
-        *(f"the answer of {names}, provisionally, on the order before {guess}" for guess, names in _answers(graph)),
+        *(f"the answer of {names}, provisionally, on {_on(guess, graph)}" for guess, names in _answers(graph)),
     )
 
 
@@ -72,6 +74,15 @@ def _drafted(graph: Graph) -> Iterator[str]:
     names = dict.fromkeys(component_of(p.id) for p in graph for one in held(p) if draws(one))
     if names:
         yield f"{listed(list(names))} in fewer steps, with what it may repeat as drafts"
+
+
+def _arms(graph: Graph) -> Iterator[str]:
+    for p in graph:
+        arms = {"then": p.fragment, "else": p.otherwise}
+        begun = [arm for which in p.attributes.early_arms if (arm := arms[which]) is not None]
+        names = dict.fromkeys(component_of(q.id) for arm in begun for q in arm.graph if q.on_engine)
+        if names:
+            yield f"{listed(list(names))} before it is known which way {component_of(p.id)} takes"
 
 
 # ------------------------------------------------------------ calls beside each other
@@ -170,6 +181,8 @@ def _items(source: Graph, graph: Graph) -> Iterator[str]:
     """What is done for each item of a list, as it is written, or side by side."""
     kinds, told = _kinds(source), dict[str, str]()
     for p in graph:
+        if p.attributes.provisional:
+            continue
         if p.tentative and "[" in p.id and asks(p):
             told.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
         elif p.attributes.grow:
@@ -191,7 +204,7 @@ def _beginnings(graph: Graph) -> Iterator[str]:
     """The longest beginning of each prompt that is prefilled early."""
     tokens: dict[str, int] = {}
     for p in graph:
-        if p.kind is _K.PARTIAL_PREFILLING:
+        if p.kind is _K.PARTIAL_PREFILLING and not p.attributes.provisional:
             name = component_of(p.id)
             tokens[name] = max(tokens.get(name, 0), sum(part.tokens for part in p.prompt))
     if tokens:
@@ -203,20 +216,37 @@ def _beginnings(graph: Graph) -> Iterator[str]:
 
 
 def _answers(graph: Graph) -> Iterator[tuple[str, str]]:
-    """The rerankers whose order is guessed, and the names of the answers that begin on it."""
+    """Ids of what is guessed, an order or what is searched for, and the names of the answers that begin on it."""
     found: dict[str, list[str]] = {}
     for p in graph:
         for one in held(p) if p.attributes.provisional else ():
             if one.prefills:
                 found.setdefault(p.attributes.provisional, []).append(component_of(one.id))
-    yield from ((component_of(guess), listed(list(dict.fromkeys(names)))) for guess, names in found.items())
+    yield from ((guess, listed(list(dict.fromkeys(names)))) for guess, names in found.items())
+
+
+def _on(guess: str, graph: Graph) -> str:
+    name = component_of(guess)
+    if not _of_questions(guess, graph):
+        return f"the order before {name}"
+    return f"what the question itself finds, before {name} is there"
+
+
+def _of_questions(guess: str, graph: Graph) -> bool:
+    return graph[InstancePath(guess).provisional()].call == QUESTION
 
 
 def provisional(graph: Graph) -> Iterator[str]:
-    """One line for each reranker whose order is guessed."""
+    """One line for each guess that answers begin on."""
     for guess, names in _answers(graph):
+        name = component_of(guess)
+        on = f"while {name} runs and the engine is idle: on the documents in the order in which {name} gets them"
+        if _of_questions(guess, graph):
+            on = (
+                f"once {name} is there and the engine is idle: on what the question itself finds, which is searched "
+                "for and reranked before and, where the LLM that writes the other questions is another one, read"
+            )
         yield (
-            f"{names}, while {guess} runs and the engine is idle: on the documents in the order in which {guess} gets "
-            "them. The same prompt in the end: it goes on; another one: its text is the draft of the answer, where the "
-            "engine takes drafts"
+            f"{names}, {on}. The same prompt in the end: it goes on; another one: its text is the draft of the answer, "
+            "where the engine takes drafts"
         )

@@ -32,9 +32,13 @@ def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
     return found
 
 
-def unplanned(early: Sequence[str]) -> str:
-    """For an object without a plan."""
-    return f"faster; {_OWN}: {COMPARE}" if early else f"no gain: {NO_POOL}"
+def unplanned(early: Sequence[str], trace: QueryTrace | None = None) -> str:
+    """For an object without a plan. `trace`: of its last call, where there was one."""
+    if not early:
+        return f"no gain: {NO_POOL}"
+    if trace is not None and trace.outcome in ("done", "closed"):
+        return f"faster; {_measured(None, trace)}"
+    return f"faster; {_OWN}: {COMPARE}"
 
 
 def expected(

@@ -68,7 +68,7 @@ def explain(
     objects of the user's own; `more`: phrases for what begins early by no plan.
     """
     if optimised is None or pool is None:
-        return Explanation(traced.report, tuple(more), unplanned(more))
+        return Explanation(traced.report, tuple(more), unplanned(more, trace))
     context = PassContext(pool.profiles)
     early = (*begins_early(optimised, own), *more)
     advice = tuple(dict.fromkeys(_advice(optimised.graph, context)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import DraftText
 from teola_plugin.requests.draft_texts import forms_of_tools
@@ -47,7 +47,7 @@ _HINT = "take the parameter out, or leave the model unbound"
 class EngineModel(BaseModel):
     """What `ChatTeola` and `TeolaLLM` have in common: an LLM engine of a pool and how to decode by default."""
 
-    pool: Any = Field(exclude=True, repr=False)
+    pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
     engine: str = "llm"
     """Name of the engine in the pool."""

@@ -21,6 +21,8 @@ TOKENS = 64
 ANSWER = Sampling(max_tokens=TOKENS)
 FRESH = Sampling(max_tokens=96, ignore_eos=True)
 """Of a text that copies nothing: there are no fewer tokens."""
+CONTROL = "control"
+"""The way of a second engine without drafts: how far two equal ones are apart."""
 _numbers = itertools.count()
 
 
@@ -42,18 +44,19 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The same model, with drafts and without."""
+    """The same model: without drafts, with them, and once more without."""
 
     plain: VllmEngine
     drafting: VllmEngine
+    control: VllmEngine
 
     def of(self, way: str) -> VllmEngine:
-        return self.plain if way == "plain" else self.drafting
+        return {"plain": self.plain, CONTROL: self.control}.get(way, self.drafting)
 
 
 async def ask(engine: VllmEngine, case: Case, way: str, tenant: str = "") -> Answered:
     """Each request is a tenant's of its own, so that none finds what another has written, unless one is given."""
-    name, drafts = f"drafts-{next(_numbers)}", () if way in ("plain", "lookup") else case.drafts
+    name, drafts = f"drafts-{next(_numbers)}", () if way in ("plain", CONTROL, "lookup") else case.drafts
     asked = Generate(case.prompt, case.sampling)
     request = Request(name, PrimitiveKind.PREFILLING, asked, tenant=tenant or name, app=way, drafts=drafts)
     async with aclosing(engine.execute([request])) as results:

@@ -1,4 +1,8 @@
-"""How `benchmarks.drafts` measures: every way beside the plain one, in turn, one at a time and several at once."""
+"""How `benchmarks.drafts` measures: every way beside the plain one, in turn, one at a time and several at once.
+
+Each repeat has engines of its own. Two processes of one model differ in speed by up to a tenth for as long as they
+live, whatever they do, as their memory lies differently; so the median is over pairs of engines.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from benchmarks.draft_prompts import QUESTIONS, passages
 from teola_plugin.engines.drafts.corpus import Corpus
 from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
 from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.vllm import VllmEngine
 
 WAYS = ("lookup", "graph", "recent")
 """From a request's own tokens; from what the graph knows, too; and from recent outputs of the same tenant, too."""
@@ -33,13 +38,13 @@ class Plan:
 class OneByOne:
     """Every case in every way, in turn."""
 
-    def __init__(self, engines: Engines, plan: Plan) -> None:
-        self._engines, self._plan = engines, plan
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._found: dict[tuple[str, str], list[list[Answered]]] = {}
         """By kind and way, of each repeat, of each case."""
         self.differ = 0
 
-    async def repeat(self, number: int) -> None:
+    async def repeat(self, engines: Engines, number: int) -> None:
         for kind, cases in self._plan.cases.items():
             ways = ("plain", *self._plan.ways[kind])
             for way in ways:
@@ -48,7 +53,7 @@ class OneByOne:
                 shift, texts = (number + i) % len(ways), set()
                 for way in (*ways[shift:], *ways[:shift]):
                     tenant = f"{way}-{number}" if way == "recent" else ""
-                    found = await ask(self._engines.of(way), case, way, tenant)
+                    found = await ask(engines.of(way), case, way, tenant)
                     self._found[kind, way][-1].append(found)
                     texts.add(found.value.text)
                 self.differ += len(texts) > 1
@@ -99,22 +104,28 @@ class OneByOne:
 class Load:
     """All cases of a kind with so many at once, in every way."""
 
-    def __init__(self, engines: Engines, plan: Plan, texts: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, plan: Plan, texts: Mapping[str, Sequence[str]]) -> None:
         """`texts`: by kind, what is answered one by one."""
-        self._engines, self._plan, self._texts = engines, plan, texts
+        self._plan, self._texts = plan, texts
         self._seconds: dict[tuple[str, int], dict[str, list[float]]] = {}
+        """By kind and number at once, of each way, of each repeat: all rounds."""
         self._differ: dict[tuple[str, int], dict[str, int]] = {}
 
-    async def repeat(self, number: int, at_once: Sequence[int]) -> None:
+    async def repeat(self, engines: Engines, rounds: int, at_once: Sequence[int]) -> None:
         for most in at_once:
             for kind in self._plan.cases:
                 ways = ("plain", *self._plan.ways[kind])
-                shift = number % len(ways)
-                for way in (*ways[shift:], *ways[:shift]):
-                    await self._once(kind, most, way)
+                took = dict.fromkeys(ways, 0.0)
+                for number in range(rounds):
+                    shift = number % len(ways)
+                    for way in (*ways[shift:], *ways[:shift]):
+                        took[way] += await self._once(engines.of(way), kind, most, way)
+                for way, seconds in took.items():
+                    self._seconds.setdefault((kind, most), {}).setdefault(way, []).append(seconds)
 
-    async def _once(self, kind: str, most: int, way: str) -> None:
-        free, engine = asyncio.Semaphore(most), self._engines.of(way)
+    async def _once(self, engine: VllmEngine, kind: str, most: int, way: str) -> float:
+        """Seconds of a round."""
+        free = asyncio.Semaphore(most)
 
         async def one(case: Case) -> str:
             async with free:
@@ -123,10 +134,10 @@ class Load:
         began = time.perf_counter()
         found = await asyncio.gather(*map(one, self._plan.cases[kind]))
         took = time.perf_counter() - began
-        self._seconds.setdefault((kind, most), {}).setdefault(way, []).append(took)
         differ = sum(one != other for one, other in zip(found, self._texts[kind], strict=True))
         by_way = self._differ.setdefault((kind, most), {})
         by_way[way] = by_way.get(way, 0) + differ
+        return took
 
     def rows(self) -> list[dict[str, Any]]:
         found = []

@@ -1,11 +1,12 @@
 """Decoding with drafts on real vLLM: milliseconds a token without, by lookup, by lookup and graph.
 
-Two engines of each model, one with drafts and one without, answer in turn. The bundled model, which was trained to
+Engines of each model, one with drafts and two without, answer in turn. The bundled model, which was trained to
 answer with the words of its passages, writes answers from a passage and refinements of those with another one, over
 texts that drafting was tuned with and over others, held out. A model with random weights, whose texts hardly repeat
 anything, is asked where there is nothing to copy; with drafts that mislead; and with right ones for every other
 request. One request at a time, 4 and 16 at once, each kind by itself and mixed. Ratios are of runs side by side, one
-for each repeat; the median counts.
+for each repeat, which starts its engines anew; the median counts. The second engine without drafts is the control: so
+far are the ratios of equal engines from 1.
 
     python -m benchmarks.drafts --json
 """
@@ -15,13 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.common import arguments, environment, print_table, report
-from benchmarks.draft_cases import Case, Engines, ask, copying, fresh
+from benchmarks.draft_cases import CONTROL, Case, Engines, ask, copying, fresh
 from benchmarks.draft_runs import Load, OneByOne, Plan, proposing_us
 from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.bundled.files import llm_folder
@@ -29,10 +31,14 @@ from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import EngineProfile
 
 AT_ONCE = (4, 16)
-ROUNDS = 2
-"""Of several at once in each repeat: they last a second, and anything else on the machine shows."""
+ROUNDS = 4
+"""Of several at once in each repeat: one lasts a second, and anything else on the machine shows."""
 LOADED = 16
 """Cases of a kind with several at once."""
+
+
+Pairs = Callable[[], AbstractAsyncContextManager[Engines]]
+"""Starts a pair of engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +52,49 @@ class Measured:
 
     @property
     def differ(self) -> int:
-        return self.alone.differ + sum(row["differ"] for row in self.load)
+        at_load: int = sum(row["differ"] for row in self.load)
+        return self.alone.differ + at_load
 
 
-async def copied(engines: Engines, options: argparse.Namespace) -> Measured:
+async def copied(pairs: Pairs, repeats: int) -> Measured:
     """Answers, refinements, and both at once."""
-    cases = await copying(engines.plain)
-    ways = {kind: ("lookup", "graph") if kind.endswith("refine") else ("lookup",) for kind in cases}
+    return await measured(pairs, _copied, repeats)
+
+
+async def written(pairs: Pairs, repeats: int) -> Measured:
+    """Texts that repeat hardly anything."""
+    return await measured(pairs, _written, repeats)
+
+
+async def _copied(plain: VllmEngine) -> tuple[Plan, Plan]:
+    cases = await copying(plain)
+    ways: dict[str, Sequence[str]] = {
+        kind: ("lookup", "graph") if kind.endswith("refine") else ("lookup",) for kind in cases
+    }
     ways |= {"answer": ("lookup", "recent"), "refine": ("lookup", "graph", "recent")}
     answers, refines = cases["answer"][:LOADED], cases["refine"][:LOADED]
     mixed = [case for pair in zip(answers, refines, strict=True) for case in pair]
     loaded = {"answer": answers, "refine": refines, "answers and refinements": mixed}
-    at_load = {"answer": ("lookup",), "refine": ("lookup", "graph"), "answers and refinements": ("lookup", "graph")}
-    return await measured(engines, Plan(cases, ways), Plan(loaded, at_load), options)
+    at_load = {kind: ("lookup", CONTROL) if kind == "answer" else ("lookup", "graph", CONTROL) for kind in loaded}
+    return Plan(cases, ways), Plan(loaded, at_load)
 
 
-async def written(engines: Engines, options: argparse.Namespace) -> Measured:
-    """Texts that repeat hardly anything."""
-    cases = await fresh(engines.plain)
+async def _written(plain: VllmEngine) -> tuple[Plan, Plan]:
+    cases = await fresh(plain)
     ways = {kind: ("lookup",) if kind == "nothing to copy" else ("graph",) for kind in cases}
-    return await measured(engines, Plan(cases, ways), Plan(cases, ways), options)
+    return Plan(cases, ways), Plan(cases, {kind: (*some, CONTROL) for kind, some in ways.items()})
 
 
-async def measured(engines: Engines, one: Plan, many: Plan, options: argparse.Namespace) -> Measured:
-    profile = await engines.drafting.measure()
-    alone = OneByOne(engines, one)
-    await alone.repeat(0)
-    load = Load(engines, many, {kind: await _texts(engines, many.cases[kind]) for kind in many.cases})
-    for number in range(options.repeats):
-        if number:
-            await alone.repeat(number)
-        for turn in range(ROUNDS):
-            await load.repeat(number * ROUNDS + turn, AT_ONCE)
+async def measured(pairs: Pairs, plans: Callable[[VllmEngine], Awaitable[tuple[Plan, Plan]]], repeats: int) -> Measured:
+    """`plans`: what is asked one at a time, and what several at once."""
+    async with pairs() as engines:
+        one, many = await plans(engines.plain)
+        alone, load = OneByOne(one), Load(many, {kind: await _texts(engines, many.cases[kind]) for kind in many.cases})
+    for number in range(repeats):
+        async with pairs() as engines:
+            profile = await engines.drafting.measure()
+            await alone.repeat(engines, number)
+            await load.repeat(engines, ROUNDS, AT_ONCE)
     rows = [alone.load_row(kind) for kind in many.cases if kind in one.cases]
     return Measured(alone, list(one.cases), [*rows, *load.rows()], profile)
 
@@ -94,20 +111,20 @@ async def started(
     drafts: str | Mapping[str, Any] = "auto",
 ) -> AsyncIterator[Engines]:
     plain = VllmEngine("plain", folder, cores=cores, engine_args=engine_args, drafts="off")
-    found = Engines(plain, VllmEngine("drafting", folder, cores=cores, engine_args=engine_args, drafts=drafts))
+    drafting = VllmEngine("drafting", folder, cores=cores, engine_args=engine_args, drafts=drafts)
+    control = VllmEngine("control", folder, cores=cores, engine_args=engine_args, drafts="off")
+    every = plain, drafting, control
     try:
-        await asyncio.gather(found.plain.start(), found.drafting.start())
-        yield found
+        await asyncio.gather(*(one.start() for one in every))
+        yield Engines(*every)
     finally:
-        await asyncio.gather(found.plain.stop(), found.drafting.stop())
+        await asyncio.gather(*(one.stop() for one in every))
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
-    async with started(str(llm_folder()), options.cores) as engines:
-        copies = await copied(engines, options)
-    async with started(str(llama.make()), options.cores) as engines:
-        writes = await written(engines, options)
+    copies = await copied(partial(started, str(llm_folder()), options.cores), options.repeats)
+    writes = await written(partial(started, str(llama.make()), options.cores), options.repeats)
     return {
         "benchmark": "drafts",
         **_headline(copies, writes),
@@ -122,12 +139,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _headline(copies: Measured, writes: Measured) -> dict[str, Any]:
-    """Decoding, one at a time, but for `worst_at_load`: whole requests, the least of all kinds, ways and loads."""
-    ratios = {
-        f"{row['kind']}, {way}, {row['at once']} at once": row["ratios"][way]["median"]
-        for row in (*copies.load, *writes.load)
-        for way in row["ratios"]
-    }
+    """Decoding, one at a time, but for `worst_at_load`: whole requests, the least of all kinds, ways and loads; beside
+    it the least and the greatest that two equal engines gave."""
+    ratios, equal = at_load(copies, writes), at_load(copies, writes, of_control=True)
     worst = min(ratios, key=lambda name: ratios[name])
     held_out = [kind for kind in copies.kinds if kind.startswith("held out")]
     return {
@@ -139,8 +153,20 @@ def _headline(copies: Measured, writes: Measured) -> dict[str, Any]:
         "misled": writes.alone.speedup(["misled"], "graph"),
         "worst_at_load": round(ratios[worst], 3),
         "worst_is": worst,
+        "control_at_load": [round(min(equal.values()), 3), round(max(equal.values()), 3)],
         "outputs_equal": not copies.differ + writes.differ,
         "outputs_that_differ": copies.differ + writes.differ,
+    }
+
+
+def at_load(*models: Measured, of_control: bool = False) -> dict[str, float]:
+    """Medians by kind, way and number at once: of the ways with drafts, or of the control."""
+    return {
+        f"{row['kind']}, {way}, {row['at once']} at once": row["ratios"][way]["median"]
+        for one in models
+        for row in one.load
+        for way in row["ratios"]
+        if (way == CONTROL) is of_control
     }
 
 
@@ -153,7 +179,7 @@ def _steps(profile: EngineProfile) -> dict[str, dict[str, float]]:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of engines of each model")
     parser.add_argument("--cores", default="0", help="of all engines, which work in turn (CPU builds)")
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from functools import partial
 from typing import Any
 
 from benchmarks.common import arguments, environment, report
-from benchmarks.drafts import copied, started
+from benchmarks.drafts import at_load, copied, started
 from benchmarks.gpu_check import hardware
 from teola_plugin.engines.bundled.files import llm_folder
 
@@ -30,13 +31,13 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         if options.only not in dtype:
             continue
         args = {"dtype": dtype, "max_model_len": 2048, "kv_cache_memory_bytes": (256 << 20) if options.cpu else 4 << 30}
-        async with started(options.model or str(llm_folder()), cores, args, drafts={}) as engines:
-            measured = await copied(engines, options)
+        pairs = partial(started, options.model or str(llm_folder()), cores, args, drafts={})
+        measured = await copied(pairs, options.repeats)
         alone, plain = measured.alone, sum(row["plain differ"] for row in measured.load)
         found[dtype] = {
             "speedup_lookup": alone.speedup(["answer", "refine"], "lookup"),
             "speedup_graph": alone.speedup(["refine"], "graph"),
-            "worst_at_load": min(row["ratios"][way]["median"] for row in measured.load for way in row["ratios"]),
+            "worst_at_load": min(at_load(measured).values()),
             "drafted_differ": measured.differ - plain,
             "plain_differ": plain,
             "cases": [alone.row(kind) for kind in measured.kinds],
@@ -48,7 +49,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of engines of each model")
     parser.add_argument("--model", default="", help="a path or hub id (default: the bundled one)")
     parser.add_argument("--only", default="", help="only types whose name contains this")
     parser.add_argument("--cpu", action="store_true", help="on vLLM's CPU build")

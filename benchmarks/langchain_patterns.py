@@ -38,8 +38,8 @@ WAYS = (*PLAIN, "auto async", "auto sync", "all async", "all sync")
 def objects(pattern: Pattern, kit: Kit) -> dict[str, Runnable[Any, Any]]:
     """The plain chain and the accelerated ones."""
     plain = pattern.make(kit)
-    given = {"pool": kit.pool, "concurrent": kit.concurrent}
-    made = {mode: accelerate(plain, speculate=mode, **given) for mode in ("auto", "all")}
+    pool, threads = kit.pool, kit.concurrent
+    made = {mode: accelerate(plain, pool=pool, concurrent=threads, speculate=mode) for mode in ("auto", "all")}
     return {"plain": plain, **made}
 
 
@@ -147,7 +147,8 @@ def of_sync_callers(case: dict[str, Any], bound: float) -> dict[str, float]:
 
 
 def possible(case: dict[str, Any], bound: float) -> float:
-    return round(min(case["seconds"][way]["median"] for way in PLAIN) / bound, 3)
+    least: float = min(case["seconds"][way]["median"] for way in PLAIN)
+    return round(least / bound, 3)
 
 
 def warm_up(runner: asyncio.Runner, pattern: Pattern, kit: Kit) -> None:

@@ -32,6 +32,7 @@ from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaVectorStore
 from teola_plugin.adapters.llamaindex.binding.bind import bound
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_ingestion
 from teola_plugin.engines import profiles
+from teola_plugin.engines.base import Engine
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
@@ -188,7 +189,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
                 found[name] = measured(pool, TeolaEmbedding(pool=pool), name, both, options.repeats)
     else:
         own = HuggingFaceEmbedding(packaged_minilm())
-        engines = {"embedder": EmbeddingEngine("embedder"), "store": PgVectorEngine("store")}
+        engines: dict[str, Engine] = {"embedder": EmbeddingEngine("embedder"), "store": PgVectorEngine("store")}
         with EnginePool.local(engines) as pool:
             for both in ways(own, pool, WARM).values():
                 measured(pool, own, "warm-up", both, 1)

@@ -1,11 +1,12 @@
-"""What begins before the reranker has spoken: answers on the store's order, where that was right and where it was not.
+"""What begins before its context is known: answers on a guess, where that was right and where it was not.
 
 python -m benchmarks.provisional --json
 
 Search, reranking of so many passages, an answer from the best four; engines of a profile in virtual time, so that what
 happens between them takes none, with a model that verifies drafts and one that does not. An answer is the beginnings of
-its passages in their order: two from one question have in common what their passages have. Plain, accelerated without
-provisional answers, and with them.
+its passages in their order: two from one question have in common what their passages have. Guessed is the store's order
+or, where a model writes three more questions first, what the question itself finds, reranked. Plain, accelerated
+without provisional answers, and with them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
+from benchmarks import provisional_questions as questions
 from benchmarks.common import arguments, environment, report, summary
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -85,6 +87,9 @@ class Bench:
         """The reranker learns in which order the store finds the passages for it."""
         self.found = {found.page_content: place for place, found in enumerate(await self.search.ainvoke(query))}
 
+    async def reset(self) -> None:
+        await self.llm.reset()
+
 
 async def once(chain: Runnable[Any, str], query: str) -> tuple[str, float, float]:
     """(answer, seconds to its first piece, seconds)"""
@@ -97,6 +102,18 @@ async def once(chain: Runnable[Any, str], query: str) -> tuple[str, float, float
 
 async def measured(guess: str, passages: int, tokens: int, drafts: bool, repeats: int) -> dict[str, Any]:
     bench = Bench(GUESSES[guess], passages=passages, tokens=tokens, drafts=drafts)
+    said = {"guess": guess, "passages": passages, "answer_tokens": tokens, "drafts": drafts}
+    return said | await compared(bench, tokens, repeats)
+
+
+async def measured_questions(guess: str, writer: str, tokens: int, drafts: bool, repeats: int) -> dict[str, Any]:
+    given: Any = {"writer": writer, "tokens": tokens, "drafts": drafts}
+    bench = questions.Expanded(questions.GUESSES[guess], quoted, PASSAGES, **given)
+    said = {"guess": guess, "written_by": writer, "answer_tokens": tokens, "drafts": drafts}
+    return said | await compared(bench, tokens, repeats)
+
+
+async def compared(bench: Bench | questions.Expanded, tokens: int, repeats: int) -> dict[str, Any]:
     async with bench.pool as pool:
         chain = await bench.chain()
         others = tuple(one for one in DEFAULT_PASSES if one.name != "provisional-answers")
@@ -112,7 +129,7 @@ async def measured(guess: str, passages: int, tokens: int, drafts: bool, repeats
             query, answers = f"what does a lambda make, {turn}", set()
             await bench.knows(query)
             for way, chain in ways.items():
-                await bench.llm.reset()
+                await bench.reset()
                 text, begun, seconds = await once(chain, query)
                 answers.add(text)
                 first[way].append(begun)
@@ -122,10 +139,6 @@ async def measured(guess: str, passages: int, tokens: int, drafts: bool, repeats
     medians = {way: summary(found) for way, found in took.items()}
     firsts = {way: summary(found) for way, found in first.items()}
     return {
-        "guess": guess,
-        "passages": passages,
-        "answer_tokens": tokens,
-        "drafts": drafts,
         "seconds": medians,
         "first_piece": firsts,
         "speedup": round(medians["without"]["median"] / medians["with"]["median"], 3),
@@ -146,22 +159,31 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
         for tokens in LENGTHS
         for guess in GUESSES
     ]
+    expanded = [
+        run_virtual(measured_questions(guess, writer, tokens, drafts, options.repeats))
+        for drafts in (False, True)
+        for writer in ("llm", "proxy")
+        for tokens in LENGTHS
+        for guess in questions.GUESSES
+    ]
+    both = cases + expanded
     return {
         "benchmark": "provisional",
-        "answers_equal": all(case["answers_equal"] for case in cases),
-        "worst": min(case["speedup"] for case in cases),
-        "best": max(case["speedup"] for case in cases),
-        "wasted_share": round(max(case["tokens_wasted"] / case["tokens_of_answers"] for case in cases), 3),
+        "answers_equal": all(case["answers_equal"] for case in both),
+        "worst": min(case["speedup"] for case in both),
+        "best": max(case["speedup"] for case in both),
+        "wasted_share": round(max(case["tokens_wasted"] / case["tokens_of_answers"] for case in both), 3),
         "cases": cases,
+        "questions": expanded,
         "environment": environment(),
     }
 
 
 def rows(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for case in result["cases"]:
+    for case in result["cases"] + result["questions"]:
         yield {
             "guess": case["guess"],
-            "passages": case["passages"],
+            "of": case["written_by"] if "written_by" in case else str(case["passages"]),
             "tokens": case["answer_tokens"],
             "drafts": "yes" if case["drafts"] else "no",
             "without": case["seconds"]["without"]["median"],
@@ -179,4 +201,4 @@ def _options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     chosen = arguments(__doc__ or "", _options)
     made = main(chosen)
-    report(made, chosen, "an answer begun before its reranker has spoken, medians", list(rows(made)))
+    report(made, chosen, "an answer begun on a guess at its context, medians", list(rows(made)))

@@ -115,7 +115,7 @@ def scheduled(shared: float, count: int, seed: int) -> dict[str, float]:
 def hashing(repeats: int) -> dict[str, Any]:
     """Milliseconds to name the blocks of one prompt: what a sender pays."""
     ids, text = list(range(TOKENS)), "lorem ipsum " * (4 * TOKENS // 12)
-    given = {"token_ids_ms": ids, "text_ms": text}
+    given: dict[str, str | list[int]] = {"token_ids_ms": ids, "text_ms": text}
     return {name: timed(lambda: block_hashes(prompt), repeats) for name, prompt in given.items()}  # noqa: B023 - at once
 
 

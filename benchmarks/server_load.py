@@ -239,7 +239,7 @@ def added(options: argparse.Namespace, url: str, rate: float) -> dict[str, Any]:
     wire: list[float] = []
     plain: list[float] = []
     for turn in range(options.repeats):
-        ways = [
+        ways: list[Callable[[int], None]] = [
             lambda seed: wire.extend(asyncio.run(over_the_wire(options, url, rate, seed))),
             lambda seed: plain.extend(asyncio.run(in_process(options, rate, seed))),
         ]

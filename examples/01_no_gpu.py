@@ -47,7 +47,7 @@ def question_answering(pool: EnginePool) -> Runnable[Any, str]:
     retriever = store.as_retriever(search_kwargs={"k": 2})
     expand = ChatPromptTemplate.from_template("Write three questions like this one, as JSON: {question}")
     answer = ChatPromptTemplate.from_template("Answer from the passages. " * 20 + "{question}\n\n{passages}")
-    union = RunnableLambda(lambda found: "\n".join({d.page_content: d for docs in found for d in docs}))
+    union: Runnable[Any, str] = RunnableLambda(lambda found: "\n".join({d.page_content: d for ds in found for d in ds}))
     return (
         RunnablePassthrough.assign(collection=itemgetter("document") | TeolaIndexer(store=store))
         | RunnablePassthrough.assign(queries=expand | llm.bind(json_schema=THREE, max_tokens=64) | JsonOutputParser())
@@ -66,13 +66,13 @@ async def main() -> None:
         chain = question_answering(pool)
         with pool.watching("plain") as watched:
             expected = await chain.ainvoke(given)
-        plain = watched.trace.result()
         await pool.runtime.areset()
         store: Any = pool.engine("store")
         await store.delete_collection("uploads")
         fast = accelerate(chain)
         assert await fast.ainvoke(given) == expected
-        sooner = fast.last_trace()
+        plain, sooner = watched.trace.result(), fast.last_trace()
+        assert plain is not None and sooner is not None
         print(fast.explain(given, details=True), timeline_text(plain), timeline_text(sooner), sep="\n\n")
         print(f"same answer, {plain.seconds / sooner.seconds:.2f} times sooner")
 

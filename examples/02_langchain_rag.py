@@ -47,7 +47,7 @@ def rag(pool: EnginePool) -> Runnable[Any, str]:
     answer = ChatPromptTemplate.from_messages(
         [("system", "Answer with these passages only. " * 30), ("human", "{question}\n\n{keywords}\n\n{passages}")]
     )
-    texts = RunnableLambda(lambda found: "\n".join(document.page_content for document in found))
+    texts: Runnable[Any, str] = RunnableLambda(lambda found: "\n".join(document.page_content for document in found))
     return (
         RunnablePassthrough.assign(keywords=keywords)
         | RunnablePassthrough.assign(rewritten=rewrite)

@@ -7,12 +7,12 @@ Virtual time: the schedulers are the real ones, the engines are fakes with the p
 prints (one draw of arrivals; other rates and seeds give other figures)::
 
     policy                   mean     95 %
-    topology-aware         7.77 s  10.93 s
-    critical-path          7.77 s  10.93 s
-    shortest-remaining     8.28 s  11.33 s
-    earliest-deadline      8.02 s  10.98 s
-    per-invocation        11.67 s  18.15 s
-    throughput-oriented   10.23 s  15.89 s
+    topology-aware         7.81 s  11.01 s
+    critical-path          7.81 s  11.01 s
+    shortest-remaining     9.07 s  15.58 s
+    earliest-deadline      8.18 s  10.99 s
+    per-invocation        11.68 s  18.10 s
+    throughput-oriented    8.18 s  10.99 s
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def weather(place: str) -> str:
     return f"It rains at {place}."
 
 
-def agent(pool: EnginePool) -> CompiledStateGraph:
+def agent(pool: EnginePool) -> CompiledStateGraph[Any]:
     """Nothing in here knows of `accelerate`."""
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
     store.add_texts(["Oats are sown in spring.", "Ivy climbs walls.", "Lambs eat oats and ivy."])
@@ -53,7 +53,7 @@ def agent(pool: EnginePool) -> CompiledStateGraph:
     return create_agent(ChatTeola(pool=pool), [weather, search], system_prompt="Look things up before you answer.")
 
 
-def timed(label: str, graph: CompiledStateGraph, given: dict[str, Any]) -> list[tuple[str, str]]:
+def timed(label: str, graph: CompiledStateGraph[Any], given: dict[str, Any]) -> list[tuple[str, str]]:
     begun = time.perf_counter()
     messages = graph.invoke(given)["messages"]
     print(f"{label:12} {time.perf_counter() - begun:.2f} s")

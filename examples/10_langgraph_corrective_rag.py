@@ -10,7 +10,7 @@ prints, with fake engines::
 """
 
 import time
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from langchain_core.documents import Document
 from langgraph.graph import START, StateGraph
@@ -33,7 +33,7 @@ class State(TypedDict, total=False):
     answer: str
 
 
-def corrective_rag(pool: EnginePool) -> CompiledStateGraph:
+def corrective_rag(pool: EnginePool) -> CompiledStateGraph[State]:
     """Nothing in here knows of `accelerate`."""
     llm = ChatTeola(pool=pool)
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
@@ -53,9 +53,9 @@ def corrective_rag(pool: EnginePool) -> CompiledStateGraph:
 
     def rewrite(state: State) -> State:
         better = llm.invoke(f"Write this question in other words: {state['question']}")
-        return {"documents": [*state["documents"], *retriever.invoke(better.content)]}
+        return {"documents": [*state["documents"], *retriever.invoke(str(better.content))]}
 
-    def generate(state: State) -> State:
+    def generate(state: State) -> dict[str, Any]:
         passages = "\n\n".join(document.page_content for document in state["documents"])
         prompt = f"Answer from the passages.\n\nQuestion: {state['question']}\n\n{passages}"
         return {"answer": llm.invoke(prompt).content}

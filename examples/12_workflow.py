@@ -52,6 +52,7 @@ with make_pool(real="--real" in sys.argv) as pool:
     app = RAG.deploy(pool)
     print(app.explain(given))
     result = app.run(given)
+    assert plain.trace is not None and result.trace is not None
     print(f"as written  {plain.trace.seconds:.2f} s\nplanned     {result.trace.seconds:.2f} s")
     print("same answer:", result.answer == plain.answer)
     print(f"sources: {len(result.sources)}, with k=2: {len(app.run(given, {'best.k': 2}).sources)}")

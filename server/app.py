@@ -39,6 +39,7 @@ def create_app(service: Service, store: Store) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await documents.store.open()
+        await service.names.open(store)  # before queries that were left go on under them
         await queries.open()
         sweeping = asyncio.create_task(_sweep(service, queries))
         lagging = asyncio.create_task(_lag(service))
@@ -92,12 +93,18 @@ def _failed(request: Request, error: Any) -> Response:
     return respond(found)
 
 
+_OUR_OWN = ("/v1/activity", "/v1/queries", "/v1/rerank")
+"""Addresses that OpenAI's protocol has not."""
+
+
 def _invalid(request: Request, error: Any) -> Response:
     fault = error.errors()[0]
     path = [str(one) for one in fault["loc"] if one != "body"]
     where = ".".join(one for one in path if not one.startswith("function-"))
     said = str(fault["msg"]).removeprefix("Value error, ")
-    hint = "see OpenAI's reference for the parameter" if where else "send a JSON object"
+    of_openai = not request.url.path.startswith(_OUR_OWN)
+    known = "OpenAI's reference for the parameter" if of_openai else "/openapi.json for what this address takes"
+    hint = f"see {known}" if where else "send a JSON object"
     return respond(bad_request(f"{where or 'the body'}: {said}.", hint, param=where or None, code="invalid_value"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +19,7 @@ from teola_plugin.server.settings import ServerSettings
 from teola_plugin.server.tracing import tell
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_READING = ("GET", "HEAD", "OPTIONS")
 _SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -46,15 +46,15 @@ class Envelope:
         given = headers.get("x-request-id", "")
         scope["teola.request_id"] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         sent = _Sent(send, scope["teola.request_id"], tls=scope.get("scheme") == "https")
-        began = time.perf_counter()
+        began = scope.setdefault("teola.began", self._service.clock())
         with self._service.spans.around(scope, headers) as span:
             try:
                 await self._answer(scope, headers, _Limited(receive, self._most(headers)), sent)
             finally:
-                self._told(scope, sent, time.perf_counter() - began, span)
+                self._told(scope, sent, self._service.clock() - began, span)
 
     async def _answer(self, scope: Scope, headers: Headers, body: _Limited, sent: _Sent) -> None:
-        refusal = self._refusal(headers)
+        refusal = self._refusal(scope["method"], headers)
         try:
             if refusal is None:
                 await self._app(scope, body, sent)
@@ -65,9 +65,12 @@ class Envelope:
         if not sent.begun:
             await respond(refusal)(scope, body, sent)
 
-    def _refusal(self, headers: Headers) -> HttpError | None:
+    def _refusal(self, method: str, headers: Headers) -> HttpError | None:
         if self._hosts and name_of(headers.get("host", "")) not in self._hosts:
             return bad_request("the Host header names no host of this server.", "see `hosts` in its settings")
+        if not self._service.settings.keys and method not in _READING and _elsewhere(headers):
+            what = "a page of another site asks, and without keys this server answers its own pages alone."
+            return HttpError(403, what, hint="give the server keys", kind="permission_error", code="cross_origin")
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most(headers):
             return HttpError(413, f"{told_of_size(self._most(headers))}.", hint="send less")
@@ -112,6 +115,12 @@ def hosts_of(settings: ServerSettings) -> frozenset[str]:
     if settings.hosts:
         return frozenset(name.lower() for name in settings.hosts)
     return frozenset() if settings.keys else frozenset((*LOOPBACK, settings.host.strip("[]").lower()))
+
+
+def _elsewhere(headers: Headers) -> bool:
+    """Whether a browser says that the request is of a page of another site: forms of any site may be sent here."""
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
 
 
 class _Limited:

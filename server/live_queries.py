@@ -19,6 +19,16 @@ KEPT = 1000
 """Queries that have ended and are still told of."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What ran as part of a query."""
+
+    id: str
+    submitted: bool = False
+    """Whether it is a submitted query, whose answer is kept; else one that an app has begun in the pool, which has a
+    trace."""
+
+
 @dataclass(slots=True, eq=False)
 class LiveQuery:
     """One query: what happens to it, for everybody who may know."""
@@ -46,10 +56,22 @@ class LiveQuery:
     seconds: float | None = None
     models: dict[str, int] = field(default_factory=dict)
     """Requests by model."""
-    traces: list[str] = field(default_factory=list)
-    """Ids in the pool of queries that its apps have begun, beside its own."""
-    submitted: list[str] = field(default_factory=list)
-    """Ids of submitted queries that were run as part of it: their answers are kept."""
+    parts: list[Part] = field(default_factory=list)
+    """In the order in which they began."""
+
+    def ran(self, id: str, *, submitted: bool = False) -> None:
+        """Something begins as part of it."""
+        self.parts.append(Part(id, submitted))
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """Ids in the pool of queries that its apps have begun, beside its own."""
+        return tuple(part.id for part in self.parts if not part.submitted)
+
+    @property
+    def submitted(self) -> tuple[str, ...]:
+        """Ids of submitted queries that were run as part of it."""
+        return tuple(part.id for part in self.parts if part.submitted)
 
 
 class LiveQueries:
@@ -69,7 +91,7 @@ class LiveQueries:
 
     def begin(self, query: Query, ticket: Ticket, *, tenant: str, id: str, goal: float | None) -> LiveQuery:
         """`tenant`: whose it is, by whatever name the pool knows it. `id`: that of requests which join it; empty for a
-        query of one request."""
+        query of one request. It has begun when its request began to come."""
         run = self._pool.runtime.watch(query, joins=True)
         now = self._clock()
         made = LiveQuery(
@@ -79,8 +101,8 @@ class LiveQueries:
             run,
             run.id,
             ticket,
-            now,
-            self._wall(),
+            ticket.since,
+            self._wall() - (now - ticket.since),
             bool(id),
             goal,
             last=now,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter as TokensByApp
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from teola_plugin.engines.base import EngineLoad
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.server.kept_traces import Batch, batch_of
@@ -99,21 +102,33 @@ class _State:
 def _engines(service: Service) -> Iterator[Metric]:
     running = GaugeMetricFamily("teola_engine_running", "Requests at the engine", labels=["engine"])
     kv = GaugeMetricFamily("teola_engine_kv_used", "Share of its KV cache that is in use", labels=["engine"])
+    text = "Tokens in its KV cache that running generations hold; a prefix that several share counts for each"
+    held = GaugeMetricFamily("teola_engine_kv_tokens", text, labels=["engine", "app"])
     for name in service.pool.engine_names:
-        load = loads(service.pool.engine(name))
+        load = load_of(service.pool, name)
         if load is not None:
             running.add_metric([name], load.requests)
             kv.add_metric([name], load.kv_used)
+            for app, tokens in load.kv_tokens.items():
+                held.add_metric([name, app], tokens)
     yield running
     yield kv
+    yield held
 
 
-def loads(engine: Any) -> Any:
-    """Of the engine's (first) instance; None where it runs elsewhere and does not tell here."""
-    try:
-        return engine.load()
-    except Exception:
+def load_of(pool: EnginePool, name: str) -> EngineLoad | None:
+    """Of all instances of an engine; the share of the cache is their mean. None where it runs elsewhere and does not
+    tell here."""
+    found = []
+    for instance in pool.instances(name):
+        with suppress(Exception):
+            found.append(instance.load())
+    if not found:
         return None
+    tokens: TokensByApp[str] = TokensByApp()
+    for one in found:
+        tokens.update(one.kv_tokens)
+    return EngineLoad(sum(one.requests for one in found), sum(one.kv_used for one in found) / len(found), tokens)
 
 
 class _Primitives:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from teola_plugin.graph import Batching
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.server.live_queries import LiveQuery
-from teola_plugin.server.queries.records import Record
+from teola_plugin.server.queries.records import WAITING, Record
 from teola_plugin.server.service import Service
 
 MOST = 50
@@ -25,8 +26,10 @@ def sections(service: Service, query: LiveQuery, trace: QueryTrace, records: Seq
 
 
 def answers(records: Iterable[Record]) -> Iterable[tuple[str, str]]:
-    """Of submitted queries, with their sources."""
+    """Of submitted queries, with their sources; of one that waits for somebody, what it asks."""
     for record in records:
+        if record.status == WAITING:
+            yield f"{record.id} waits", _questions(record)
         if record.answer is not None:
             yield f"Answer of {record.id}", _pre(str(record.answer.get("text", "")))
             sources = record.answer.get("sources")
@@ -40,6 +43,14 @@ def answers(records: Iterable[Record]) -> Iterable[tuple[str, str]]:
                 )
         elif record.error is not None:
             yield f"Error of {record.id}", _pre(str(record.error.get("message", "")))
+
+
+def _questions(record: Record) -> str:
+    asked = (record.waiting or {}).get("interrupts") or ()
+    told = (
+        "".join(_pre(_plain(one.get("value"))) for one in asked[:MOST]) or "<p>It only waits to be told to go on.</p>"
+    )
+    return f'{told}<p><a href="/#query/{quote(record.id)}">Answer it</a></p>'
 
 
 def mates(service: Service, query: LiveQuery, trace: QueryTrace) -> Iterable[tuple[str, str]]:
@@ -70,4 +81,8 @@ def _pre(text: str) -> str:
 def _text(source: Any) -> str:
     if isinstance(source, Mapping) and isinstance(source.get("text"), str):
         return str(source["text"])
-    return source if isinstance(source, str) else json.dumps(source, ensure_ascii=False, indent=1)
+    return _plain(source)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,9 +58,24 @@ def address_of(settings: ServerSettings, bound: socket.socket) -> str:
 
 def run(service: Service, store: Store, bound: socket.socket, on_ready: Callable[[], object] = lambda: None) -> None:
     """Answers until SIGTERM or SIGINT; then takes nothing new, and gives what is under way `drain` seconds."""
-    server = server_of(service, store, on_ready)
-    with ending_well(server):
-        asyncio.run(serve(server, store, bound))
+
+    def ready() -> None:
+        _settle()
+        on_ready()
+
+    server = server_of(service, store, ready)
+    try:
+        with ending_well(server):
+            asyncio.run(serve(server, store, bound))
+    finally:
+        gc.unfreeze()
+
+
+def _settle() -> None:
+    """What is there once the server is up stays: modules of frameworks, apps, engines. The garbage collector does not
+    look through it any more: each whole look would hold up everybody whose request is under way."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
@@ -116,7 +132,7 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
         ssl_keyfile=settings.private_key or None,
     )
     config.load()
-    config.http_protocol_class = together(config.http_protocol_class)
+    config.http_protocol_class = together(config.http_protocol_class, service.clock)
     return Server(config)
 
 

@@ -109,7 +109,7 @@ class Service:
     async def forget(self, tenant: str) -> None:
         """Ends what this tenant has under way, and forgets what happened to it: traces, outputs to draft from, what
         apps keep. What caches still hold of it is found by nobody. Raises what stores raise."""
-        name = self.names.renewed(tenant)
+        name = await self.names.renewed(tenant)
         self.traces.forget(await self.live.forget(tenant))
         for one in self._apps:
             await one.forget(tenant)
@@ -143,11 +143,10 @@ class Service:
         name = self._app(told.app or model.name)
         deadline, goal = told.deadline_within(caller.key), told.goal or self._goal(model)
         wanted = min((s for s in (goal, deadline) if s is not None), default=None)
-        ticket = self.admission.ask(name, tokens, None if again else wanted)
+        ticket = self.admission.ask(name, tokens, None if again else wanted, told.since)
         if isinstance(ticket, Refused):
             raise _refused(ticket, wanted)
-        now = self.clock()
-        until = None if deadline is None else now + deadline
+        until = None if deadline is None else ticket.since + deadline
         query = Query(
             {"input": None}, app=name, tenant=self.names.of(caller.tenant), deadline=until, weight=caller.key.weight
         )
@@ -171,7 +170,7 @@ class Service:
 
     def _charge_later(self, visit: Visit, run: QueryRun) -> None:
         """What an app has cost stands in the trace of its query, which comes when that is over."""
-        loop, limits, known = asyncio.get_running_loop(), visit.caller.limits, visit.tokens
+        loop, limits, known = asyncio.get_running_loop(), visit.caller.limits, visit.tokens - visit.elsewhere
 
         def ended(trace: Future[QueryTrace | None]) -> None:
             found = None if trace.cancelled() or trace.exception() else trace.result()

@@ -38,6 +38,8 @@ class Visit:
     on_end: Callable[[Visit, str], None]
     tokens: int = 0
     """That it has cost so far."""
+    elsewhere: int = 0
+    """Those of them that models outside the pool have taken: no trace tells of these."""
     ended: bool = False
     kept: Kept | None = None
     """None for a request that waits for its answer."""
@@ -61,8 +63,10 @@ class Visit:
         with self.placed() as run, joined(run):
             yield run
 
-    def cost(self, tokens: int) -> None:
+    def cost(self, tokens: int, *, elsewhere: int = 0) -> None:
+        """`elsewhere`: those of `tokens` that models outside the pool have taken."""
         self.tokens += tokens
+        self.elsewhere += elsewhere
 
     def end(self, outcome: str) -> None:
         """done, failed or cancelled. Idempotent."""

@@ -246,9 +246,14 @@ class EnginePool:
 
     def engine(self, name: str) -> Engine:
         """The (first) instance of an engine. Raises `RegistrationError`."""
+        return self.instances(name)[0]
+
+    def instances(self, name: str) -> tuple[Engine, ...]:
+        """All instances of an engine in this process; of a shared pool, what stands for it here. Raises
+        `RegistrationError`."""
         if name not in self._engines:
             raise unknown_name("engine", name, list(self._engines))
-        return self._engines[name][0]
+        return self._engines[name]
 
     @property
     def engine_names(self) -> tuple[str, ...]:

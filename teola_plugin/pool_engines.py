@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, cast
 
 from teola_plugin.engines.base import Engine
@@ -17,7 +18,9 @@ from teola_plugin.scheduling import POLICIES, BatchPolicy
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-Engines = Mapping[str, Engine | Sequence[Engine]] | Iterable[Engine]
+_Listed = Sequence[Engine] | AbstractSet[Engine] | Iterator[Engine] | ValuesView[Engine]
+"""Any iterable; but a dict is one, too, of its keys, which would keep type checkers from telling what is in a dict."""
+Engines = Mapping[str, Engine | Sequence[Engine]] | _Listed
 """Engines (or instances of one) by name, or just engines, which have names of their own."""
 
 

@@ -55,8 +55,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """The last collection, which is pytest's, looks through everything."""
+    """The last collection, which is pytest's, looks through everything.
+
+    What tests have left goes before: plugins import modules at the end, and in Python 3.11 to parse one may fail where
+    loops and the like are collected meanwhile (*AST constructor recursion depth mismatch*).
+    """
+    gc.collect()
     gc.unfreeze()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.openai_stub import openai_stub
 
+from teola_plugin.cli.compare import measure
 from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST_ASYNC, FAST_SYNC, SYNC
 from teola_plugin.cli.main import main
 
@@ -280,11 +281,20 @@ def test_no_bindings_for_what_no_engine_serves(app: str, capfd: pytest.CaptureFi
 # ------------------------------------------------------------ what would spoil the figures
 
 
-def test_what_is_done_once_is_done_before_for_both(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_done_once_is_done_before_for_both(
+    app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It said 2 and more here, whoever came first: the first call of each input takes 200 ms, all others none."""
     inputs(*(f'{{"question": "{i}"}}' for i in range(4)))
+    before, as_ever = list[int](), measure.warm_up
+
+    def warm_up(*given: Any) -> None:
+        as_ever(*given)
+        before.append(sys.modules[app].looked_up.cache_info().misses)
+
+    monkeypatch.setattr(measure, "warm_up", warm_up)
     found = compared(capfd, f"{app}:costly_at_first", "--no-stream")
-    assert max(figures["max"] for figures in found["latency_s"].values()) < 0.2
+    assert before == [4] and sys.modules[app].looked_up.cache_info().misses == 4, "none in a call that is counted"
     assert found["speedup"]["verdict"] == "cannot tell"
 
 

@@ -14,24 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models import FakeListChatModel
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
 from support.documented import GENERATED
+from support.documents import DOCUMENTS, GIVEN, MADE, PYTHON, TAKEN, WITH_CODE, code
 
 from benchmarks import real_picture, themes
-from teola_plugin import EnginePool
 from teola_plugin import pool as pools
-from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.cli.main import main
 from teola_plugin.cluster.config import Autoscale, EngineConfig, PoolConfig
 from teola_plugin.engines.fake import FakeEngine, fake_engines
 from teola_plugin.engines.profiles import rtx3090
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-MADE = re.compile(r"(<!-- generated: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAME = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 
 
@@ -60,26 +53,10 @@ def fakes(name: str, given: str, drafts: Any = None) -> FakeEngine:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What the code blocks take for granted."""
     monkeypatch.setattr(pools, "default_engine", fakes)
-    prompt = ChatPromptTemplate.from_template("{question}")
-    with EnginePool.local(fake_engines(rtx3090())) as pool:
-        mine = FakeListChatModel(responses=["oats"])
-        yield {
-            "pool": pool,
-            "prompt": prompt,
-            "StrOutputParser": StrOutputParser,
-            "chain": prompt | ChatTeola(pool=pool, max_tokens=8) | StrOutputParser(),
-            "my_model": mine,
-            "my_other_model": FakeListChatModel(responses=["hay"]),
-            "my_chain": prompt | mine | StrOutputParser(),
-        }
-
-
-def code(document: Path) -> list[str]:
-    """The Python blocks of a document, except those taken from the examples, which are run there."""
-    return PYTHON.findall(MADE.sub("", document.read_text()))
-
-
-WITH_CODE = [path for path in DOCUMENTS if code(path)]
+    made: dict[str, Any] = {}
+    exec(GIVEN, made)
+    with made["pool"]:
+        yield {name: made[name] for name in TAKEN}
 
 
 @pytest.mark.parametrize("document", WITH_CODE, ids=lambda path: path.name)

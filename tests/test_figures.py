@@ -46,12 +46,15 @@ SENTENCES = {
         "is {drafts[nothing_to_copy]:.3f} times as fast where there is nothing to copy, and {drafts[misled]:.2f} times",
         "that misleads (load {drafts[environment][load_1m]:.1f})",
         "the least of all is {drafts[worst_at_load]:.2f} ({drafts[worst_is]})",
+        "the control, is {drafts[control_at_load][0]:.2f} to {drafts[control_at_load][1]:.2f} times as fast",
+        "(the median has {likeliest[chunks][upload]:.0f} chunks) or all of it ({likeliest[chunks][reference]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",
         "the worst of all is {apps[worst_ratio]:.2f}:",
         "There are {apps_simulated[queries_per_rate]} queries at each rate",
-        "{apps_simulated[worst_ratio][median]:.2f}: the 99th percentile of naive rag at "
+        "{apps_simulated[worst_ratio][median]:.2f}: the {apps_simulated[worst_ratio][of]} of contextual retrieval at "
         "{apps_simulated[worst_ratio][rate]} a second, over {apps_simulated[worst_ratio][baseline]} "
-        "({apps_simulated[worst_ratio][min]:.2f} to {apps_simulated[worst_ratio][max]:.2f} from seed to seed)",
+        "({apps_simulated[worst_ratio][min]:.2f} to {apps_simulated[worst_ratio][max]:.2f} from seed to seed). "
+        "Of {apps_simulated[ratios]} ratios {apps_simulated[behind]} have an interval",
         "at most {percent[worst_processor_share]:.2f} % of any application's latency by processor time, and "
         "{percent[worst_share][clock, process]:.2f} % by the clock",
         "Over Ray it is {percent[worst_share][clock, ray]:.1f} % by the clock where an upload",
@@ -67,6 +70,7 @@ GIVEN = {
         **dict.fromkeys(("2.09", "19.2", "1.2", "1.55"), "the paper's"),
         **dict.fromkeys(("0.35", "28.5", "0.164"), "the profile rtx3090"),
         "1.10": "what tests/benchmarks/test_single_query.py asserts",
+        "0.98": "benchmarks/apps/loaded.py: LEVEL",
         "0.25": "the default of --scale",
         "1.05": "what benchmarks/graphs.py takes for possible",
         **dict.fromkeys(("1.74", "2.31", "1.56", "1.25"), "Spec-Bench's"),

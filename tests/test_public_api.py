@@ -51,7 +51,9 @@ PUBLIC = {
     "teola_plugin.engines.base": ["Done", "Engine", "EngineLoad", "Failed", "Piece", "Request", "Result"],
     "teola_plugin.engines.conformance": ["EngineConformance"],
     "teola_plugin.engines.embedding": ["EmbeddingEngine"],
-    "teola_plugin.engines.fake": ["FakeEmbedder", "FakeLLM", "FakeReranker", "FakeStore", "Faults", "fake_engines"],
+    "teola_plugin.engines.fake": [
+        *("FakeEmbedder", "FakeLLM", "FakeReranker", "FakeStore", "Faults", "fake_engines", "own_score"),
+    ],
     "teola_plugin.engines.openai_api": ["OpenAIServer"],
     "teola_plugin.engines.payloads": ["EmbedText", "Generate", "ScorePair", "SearchVector"],
     "teola_plugin.engines.profiles": ["rtx3090"],

@@ -143,6 +143,42 @@ def test_whoever_has_llamaindex_needs_no_langchain(wheel: Path, tmp_path: Path) 
     assert "same answer: True, same passages: True" in run([str(python), "rag.py"], tmp_path)
 
 
+ALONE = {
+    "langgraph": """
+from typing import assert_type
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from teola_plugin import accelerate
+chain = ChatPromptTemplate.from_template("{question}") | FakeListChatModel(responses=["oats"]) | StrOutputParser()
+assert_type(accelerate(chain).invoke({"question": "?"}), str)
+accelerate("a chain")
+""",
+    "llamaindex": """
+from typing import assert_type
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import RESPONSE_TYPE
+from teola_plugin import accelerate
+def ask(engine: BaseQueryEngine) -> None:
+    assert_type(accelerate(engine).with_terms(tenant="acme").query("?"), RESPONSE_TYPE)
+    accelerate(engine).with_terms(deadline="soon")
+""",
+}
+"""Programs of who has one framework alone. The last line of each is wrong, and nothing else."""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not LONG, reason="mypy reads each framework anew (make test-all)")
+@pytest.mark.parametrize("extra", ALONE)
+def test_whoever_has_one_framework_has_its_types(wheel: Path, tmp_path: Path, extra: str) -> None:
+    python = environment(tmp_path / extra, wheel, extra)
+    (tmp_path / "app.py").write_text(ALONE[extra].lstrip())
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "app.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    errors = [line for line in done.stdout.splitlines() if " error: " in line]
+    assert len(errors) == 1 and errors[0].startswith(f"app.py:{ALONE[extra].count(chr(10)) - 1}:"), done.stdout
+
+
 def test_traces_become_a_page(bare: Path, tmp_path: Path) -> None:
     """Style and script of the page are files of the package."""
     code = "from teola_plugin.observe import QueryTrace, html_page; print(html_page([QueryTrace('q', 'a', 0.0, 1.0)]))"

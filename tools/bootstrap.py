@@ -11,6 +11,8 @@ Environment: TEOLA_FLAVOUR=cpu|cuda, TEOLA_PYTHON=/path/to/python, TEOLA_TORCH=a
 TEOLA_TORCH_INDEX=<url of a PyTorch CPU index>.
 """
 
+from __future__ import annotations
+
 import glob
 import os
 import shutil
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from typing import NoReturn
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH, UV = "2.13.0", "0.13.8"
@@ -26,36 +29,37 @@ DISK_GB = {"cpu": 5, "cuda": 14}
 CPU_INDEX = os.environ.get("TEOLA_TORCH_INDEX", "https://download.pytorch.org/whl/cpu").rstrip("/")
 
 
-def die(message):
+def die(message: str) -> NoReturn:
     sys.exit("setup: " + message)
 
 
-def say(message):
+def say(message: str) -> None:
     print("setup: " + message, flush=True)
 
 
-def python_version(exe):
+def python_version(exe: str) -> tuple[int, int] | None:
     """(major, minor) of a 64-bit Python with venv and ensurepip, else None."""
     code = "import sys, ensurepip, venv; assert sys.maxsize > 2**32; print(*sys.version_info[:2])"
     try:
         out = subprocess.run([exe, "-c", code], capture_output=True, text=True, timeout=30)
-        return tuple(int(n) for n in out.stdout.split()) if out.returncode == 0 else None
+        major, minor = map(int, out.stdout.split())
+        return (major, minor) if out.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 
-def wheel_folders():
+def wheel_folders() -> list[str]:
     named = " ".join(os.environ.get(k, "") for k in ("UV_FIND_LINKS", "PIP_FIND_LINKS"))
     return [d for d in [*named.replace(",", " ").split(), os.path.join(ROOT, "wheels")] if os.path.isdir(d)]
 
 
-def local_torch(version):
-    pattern = "torch-%s+cpu-cp%d%d-*x86_64.whl" % ((TORCH,) + version)
+def local_torch(version: tuple[int, int]) -> str | None:
+    pattern = "torch-%s+cpu-cp%d%d-*x86_64.whl" % (TORCH, *version)
     hits = [hit for d in wheel_folders() for hit in glob.glob(os.path.join(glob.escape(d), pattern))]
     return hits[0] if hits else None
 
 
-def reachable(url):
+def reachable(url: str) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
         return True
@@ -63,7 +67,7 @@ def reachable(url):
         return False
 
 
-def candidate_pythons():
+def candidate_pythons() -> list[str]:
     if os.environ.get("TEOLA_PYTHON"):
         return [os.environ["TEOLA_PYTHON"]]
     names = [sys.executable, "python3.11", "python3.12", "python3.13", "python3", "/usr/bin/python3"]
@@ -73,7 +77,7 @@ def candidate_pythons():
     return list(dict.fromkeys(found))
 
 
-def pick_python(flavour):
+def pick_python(flavour: str) -> tuple[str, tuple[int, int]]:
     seen = [(exe, python_version(exe)) for exe in candidate_pythons()]
     good = [(exe, v) for exe, v in seen if v and OLDEST <= v <= NEWEST]
     if not good:
@@ -87,7 +91,7 @@ def pick_python(flavour):
     return (fitting or good)[0]
 
 
-def pick_flavour():
+def pick_flavour() -> str:
     wanted = os.environ.get("TEOLA_FLAVOUR", "auto")
     if wanted in ("cpu", "cuda"):
         return wanted
@@ -101,7 +105,7 @@ def pick_flavour():
         return "cpu"
 
 
-def torch_source(version):
+def torch_source(version: tuple[int, int]) -> tuple[str, list[str]]:
     """(where from, in words; arguments for `uv pip install`)"""
     wanted = os.environ.get("TEOLA_TORCH", "auto")
     wheel = local_torch(version)
@@ -115,13 +119,12 @@ def torch_source(version):
         die(
             "no CPU build of torch %s for Python %d.%d: %s is unreachable and no wheel lies in %s.\n"
             "  Put torch-%s+cpu-cp%d%d-*.whl in ./wheels, use a Python that fits a wheel you have, "
-            "or set TEOLA_TORCH=pypi"
-            % ((TORCH,) + version + (CPU_INDEX, wheel_folders() or "./wheels", TORCH) + version)
+            "or set TEOLA_TORCH=pypi" % (TORCH, *version, CPU_INDEX, wheel_folders() or "./wheels", TORCH, *version)
         )
     return "the package index (CUDA build, about 2.5 GB more)", ["torch==" + TORCH]
 
 
-def uv_environment():
+def uv_environment() -> dict[str, str]:
     env = {
         k: v
         for k, v in os.environ.items()
@@ -133,11 +136,11 @@ def uv_environment():
     return env
 
 
-def install(venv, flavour, torch_args):
+def install(venv: str, flavour: str, torch_args: list[str]) -> None:
     vpy = os.path.join(venv, "bin", "python")
     env = uv_environment()
 
-    def run(*command):
+    def run(*command: str) -> None:
         if subprocess.run(command, env=env).returncode:
             die("this command failed; fix what it says above and run make again:\n  " + " ".join(command))
 
@@ -153,7 +156,7 @@ def install(venv, flavour, torch_args):
     run(vpy, "-c", "import torch, teola_plugin")
 
 
-def main():
+def main() -> None:
     started = time.time()
     os.chdir(ROOT)
     venv = sys.argv[1] if len(sys.argv) > 1 else ".venv"
@@ -166,7 +169,7 @@ def main():
     free = shutil.disk_usage(ROOT).free / 2**30
     if free < need:
         die("needs %d GB of free disk, %.1f GB are free" % (need, free))
-    say("Python %d.%d, %s build, torch from %s" % (version + (flavour, where)))
+    say("Python %d.%d, %s build, torch from %s" % (*version, flavour, where))
     if python_version(os.path.join(venv, "bin", "python")) != version:
         shutil.rmtree(venv, ignore_errors=True)
         subprocess.check_call([exe, "-m", "venv", venv])

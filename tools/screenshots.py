@@ -49,6 +49,8 @@ SHAPES = {
     "compare": shapes(620, 280),
     "queries": shapes(480, 480),
     "pool": shapes(640, 700),
+    "try": shapes(820, 844),
+    "waiting": shapes(700, 760),
     "demo": shapes(640, 844),
 }
 QUESTIONS = ["What do lambs eat?", "When are sheep shorn?", "Who counts them?"]
@@ -84,6 +86,7 @@ engines:
   llm: {kind: fake, options: {machine: rtx3090}}
   embedder: {kind: fake, options: {machine: rtx3090}}
   reranker: {kind: fake, options: {machine: rtx3090}}
+  store: {kind: fake, options: {machine: rtx3090}}
 server: {port: 0, store: memory, log: "off", joined_idle: 0.5}
 """
 ASKING = """
@@ -102,6 +105,43 @@ with QueryClient(base_url=sys.argv[1], timeout=60, trust_env=False) as client:
             ask("What do lambs eat?")
         ask("Who counts the sheep?", headers={"X-Teola-App": "support", "X-Teola-Goal": "5"})
 time.sleep(1.5)  # until the joined ones are over
+"""
+FARM = """
+from typing import TypedDict
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+from teola_plugin.workflow import PER_QUERY, Indexing, Searching, Synthesis, Workflow
+
+class State(TypedDict, total=False):
+    request: str
+    reply: str
+
+async def order(state: State) -> State:
+    leave = interrupt({"question": "Order two tons of oats?", "price": "412.00 EUR", "from": "Mill & Sons"})
+    return {"reply": f"Told: {leave}"}
+
+def desk():
+    made = StateGraph(State)
+    made.add_node("order", order)
+    made.add_edge(START, "order")
+    made.add_edge("order", END)
+    return made.compile()
+
+def reading():
+    found = Indexing("index", chunk_size=256, collection=PER_QUERY) >> Searching("found", k=4, collection=PER_QUERY)
+    return Workflow("reading", found >> Synthesis("answer", context="found", mode="compact", max_tokens=256))
+"""
+APPS = """
+apps:
+  reading: {object: "farm:reading", description: "answers from your documents", example: "What do lambs eat?"}
+  desk: {object: "farm:desk", input: request, output: reply, checkpoints: true}
+"""
+SUBMITTING = """
+import sys
+from teola_plugin.server.client import TeolaClient
+
+with TeolaClient(sys.argv[1], trust_env=False) as client:
+    print(client.wait(client.submit("desk", "Order oats for the winter.").id).id)
 """
 TERMINAL = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <style>:root { color-scheme: light dark } body { margin: 0; padding: 18px 22px; background: light-dark(#fff, #16181b) }
@@ -168,16 +208,30 @@ def pool(folder: Path) -> Path:
     return served(folder, "pool")
 
 
-def served(folder: Path, section: str) -> Path:
-    """A page of `teola serve` as a browser has put it together, in one file."""
-    (folder / "pool.yaml").write_text(POOL)
+def trying(folder: Path) -> Path:
+    """The page to try an app, its settings unfolded."""
+    page = served(folder, "try", asking="", apps=APPS)
+    page.write_text(page.read_text(encoding="utf-8").replace('id="settings"', 'id="settings" open'), encoding="utf-8")
+    return page
+
+
+def waiting(folder: Path) -> Path:
+    """A query that waits for somebody."""
+    return served(folder, "query", asking=SUBMITTING, apps=APPS)
+
+
+def served(folder: Path, section: str, *, asking: str = ASKING, apps: str = "") -> Path:
+    """A page of `teola serve` as a browser has put it together, in one file. `asking` is run before; what it prints
+    says more of the section."""
+    (folder / "pool.yaml").write_text(POOL + apps)
+    (folder / "farm.py").write_text(FARM)
     command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
     with subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().split()[-1]
-            python("-c", ASKING, url)
-            shown = dumped(folder, f"{url}/#{section}")
+            more = python("-c", asking, url).strip() if asking else ""
+            shown = dumped(folder, f"{url}/#{section}/{more}".rstrip("/"))
             with urlopen(f"{url}/pages/page.css") as answer:
                 style = answer.read().decode()
         finally:
@@ -221,6 +275,8 @@ PAGES: dict[str, Callable[[Path], Path]] = {
     "compare": compare,
     "queries": queries,
     "pool": pool,
+    "try": trying,
+    "waiting": waiting,
     "demo": demo,
 }
 

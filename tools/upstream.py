@@ -122,7 +122,8 @@ class Tests:
         name = (mode or "plain") + again
         report = self.suite.home / f"{name}.json"
         report.unlink(missing_ok=True)
-        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "upstream_plugin", "--tb=short"]
+        command = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "upstream_plugin"]
+        command += ["--tb=short"]
         command += [*self.suite.options, f"--timeout={TIMEOUT}", f"--teola-report={report}"]
         command += [f"--teola-route={self.suite.kind}:{mode}"] if mode else []
         path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH"))))

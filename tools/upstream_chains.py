@@ -115,7 +115,7 @@ class Routing:
 
         elif inspect.iscoroutinefunction(original):
 
-            async def made(chain: Any, *args: Any, **kwargs: Any) -> Any:
+            async def made(chain: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
                 if passes(chain):
                     return await original(chain, *args, **kwargs)
                 with self._marked() as begun:

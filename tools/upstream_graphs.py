@@ -46,7 +46,7 @@ class Routing:
         def compile(builder: Any, *args: Any, **kwargs: Any) -> Any:
             return self._accelerated(compiled(builder, *args, **kwargs))
 
-        StateGraph.compile = compile  # type: ignore[method-assign]
+        StateGraph.compile = compile  # type: ignore[method-assign, assignment]
         _construct(self._accelerated)
         self._count()
         _fail_on_fallback()
@@ -155,7 +155,8 @@ def _fail_on_fallback() -> None:
     def fail(error: Exception) -> None:
         raise error
 
-    importlib.import_module("teola_plugin.adapters.early_work").log_fallback = fail
+    early_work: Any = importlib.import_module("teola_plugin.adapters.early_work")
+    early_work.log_fallback = fail
     for name, module in list(sys.modules.items()):
         if name.startswith("teola_plugin.adapters") and hasattr(module, "log_fallback"):
             module.log_fallback = fail  # type: ignore[attr-defined]

@@ -142,7 +142,7 @@ def environment(suite: Suite, folder: Path) -> Path:
     if not stamp.exists() or stamp.read_text() != state:
         uv = [sys.executable, "-m", "uv"]
         _do(*uv, "venv", "-q", "--no-config", "--clear", "--python", sys.executable, venv)
-        install = [*uv, "pip", "install", "-q", "--no-config", "--python", python]
+        install: list[str | Path] = [*uv, "pip", "install", "-q", "--no-config", "--python", python]
         _do(*install, "--constraints", LOCK, *wanted)
         _do(*install, "--no-deps", "--no-build-isolation", "--editable", ROOT)
         stamp.write_text(state)

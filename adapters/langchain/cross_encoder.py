@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.cross_encoders import BaseCrossEncoder
 from pydantic import BaseModel, ConfigDict, Field
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import ScorePair
@@ -20,7 +20,7 @@ class TeolaCrossEncoder(BaseModel, BaseCrossEncoder):
     [pairs], higher is better. `bind=` puts one in the place of a `HuggingFaceCrossEncoder`.
     """
 
-    pool: Any = Field(exclude=True, repr=False)
+    pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
     engine: str = "reranker"
 

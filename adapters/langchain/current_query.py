@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -71,13 +71,15 @@ def config_scope(config: RunnableConfig | None) -> Iterator[None]:
 class ConfigScoped:
     """Stands before the framework's class in the order of methods: calls are made on the terms of their config."""
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with config_scope(config):
-            return super().invoke(input, config, **kwargs)  # type: ignore[misc]
+    if not TYPE_CHECKING:  # type checkers see those of the framework's class, and what they give
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with config_scope(config):
-            return await super().ainvoke(input, config, **kwargs)  # type: ignore[misc]
+        def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            with config_scope(config):
+                return super().invoke(input, config, **kwargs)
+
+        async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            with config_scope(config):
+                return await super().ainvoke(input, config, **kwargs)
 
 
 class ConfigScopedModel(ConfigScoped):
@@ -85,15 +87,17 @@ class ConfigScopedModel(ConfigScoped):
 
     pool: Any
 
-    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        chunks = super().stream(input, config, **kwargs)  # type: ignore[misc]
-        yield from streamed_in(*self._context(config), chunks)
+    if not TYPE_CHECKING:
 
-    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        chunks = super().astream(input, config, **kwargs)  # type: ignore[misc]
-        async with aclosing(astreamed_in(*self._context(config), chunks)) as found:
-            async for chunk in found:
-                yield chunk
+        def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+            chunks = super().stream(input, config, **kwargs)
+            yield from streamed_in(*self._context(config), chunks)
+
+        async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+            chunks = super().astream(input, config, **kwargs)
+            async with aclosing(astreamed_in(*self._context(config), chunks)) as found:
+                async for chunk in found:
+                    yield chunk
 
     def _context(self, config: RunnableConfig | None) -> CallContext:
         with config_scope(config):

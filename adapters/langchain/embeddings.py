@@ -8,7 +8,7 @@ from typing import Any, Literal
 from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field
 
-from teola_plugin.adapters.calls import check_engine, to_list
+from teola_plugin.adapters.calls import PoolField, check_engine, to_list
 from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText
@@ -25,7 +25,7 @@ class TeolaEmbeddings(BaseModel, Embeddings):
     the model's width.
     """
 
-    pool: Any = Field(exclude=True, repr=False)
+    pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
     engine: str = "embedder"
 

@@ -15,6 +15,7 @@ from teola_plugin.adapters.langchain.read_only import is_read_only
 from teola_plugin.engines.tools import Tool, ToolEngine, ToolRaised
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import CallTool
 from teola_plugin.runtime.handles import CallHandle
 
@@ -25,7 +26,7 @@ def tool_engine(tools: Iterable[BaseTool], name: str = "tools", **options: Any) 
     return ToolEngine(name, [Tool(tool.name, _function(tool), is_read_only(tool)) for tool in tools], **options)
 
 
-def on_engine(tools: Iterable[BaseTool], pool: Any, engine: str = "tools") -> list[BaseTool]:
+def on_engine(tools: Iterable[BaseTool], pool: EnginePool, engine: str = "tools") -> list[BaseTool]:
     """Copies of the tools whose functions are called by an engine of the pool that has them under their names: see
     `tool_engine`, or `kind: tools` in a pool's file.
 

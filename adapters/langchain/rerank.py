@@ -9,7 +9,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, Field
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -29,7 +29,7 @@ class TeolaRerank(BaseDocumentCompressor):
     chain by `as_runnable()`.
     """
 
-    pool: Any = Field(exclude=True, repr=False)
+    pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
     engine: str = "reranker"
     top_n: int | None = Field(default=3, ge=1)

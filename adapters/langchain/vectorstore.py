@@ -18,6 +18,7 @@ from teola_plugin.adapters.langchain.pipelined_write import LEAST_ROWS, Pipeline
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.works.remote_values import RemoteValue
@@ -40,7 +41,9 @@ class TeolaVectorStore(VectorStore):
     Filters are dicts of metadata keys and the values they must equal.
     """
 
-    def __init__(self, *, pool: Any, embedding: Embeddings, engine: str = "store", collection: str = "default") -> None:
+    def __init__(
+        self, *, pool: EnginePool, embedding: Embeddings, engine: str = "store", collection: str = "default"
+    ) -> None:
         check_engine(pool, engine)
         self.pool = pool
         self.engine = engine

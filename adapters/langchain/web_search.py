@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.rows import to_documents
 from teola_plugin.graph import PrimitiveKind
@@ -25,7 +25,7 @@ class TeolaWebSearch(ConfigScoped, BaseRetriever):
     """The `k` best results for a query, best first: documents whose `id` and `metadata["source"]` are the address, with
     `metadata["title"]`. For a tool of an agent: `create_retriever_tool(TeolaWebSearch(pool=pool), ...)`."""
 
-    pool: Any = Field(exclude=True, repr=False)
+    pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
     engine: str = "web"
     k: int = Field(default=4, ge=1)

@@ -20,6 +20,7 @@ from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.functions.believed import Believed
 from teola_plugin.tracer.functions.deciding import Decide
 from teola_plugin.tracer.functions.reading import Surroundings
 from teola_plugin.tracer.langgraph.decisions import Decided
@@ -43,6 +44,8 @@ class Plans:
         self.channels = () if self.shape is None else tuple(self.shape.updates)
         """Of the state."""
         self._known: dict[tuple[str, bool], Decided[Traced | None]] = {}
+        self._believed: dict[tuple[str, bool], Believed] = {}
+        """Data that the plans were made with."""
         self._making: set[tuple[str, bool]] = set()
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, Traced]] = {}
         """By the identity of the plan, which they keep."""
@@ -62,7 +65,11 @@ class Plans:
 
     def may_have(self, node: str, *, pushed: bool) -> bool:
         """Whether there is a plan for some state, as far as is known."""
-        return self.shape is not None and node in self.shape.nodes and not self._of(node, pushed).empty
+        if self.shape is None or node not in self.shape.nodes:
+            return False
+        if not self._rest_on(node, pushed).hold():
+            self._known.pop((node, pushed), None)
+        return not self._of(node, pushed).empty
 
     def traced(self, node: str, value: Any, *, pushed: bool) -> Traced | None:
         """For a template's input. None where nothing is gained."""
@@ -82,6 +89,9 @@ class Plans:
             found = self._known.setdefault((node, pushed), Decided(partial(self._traced, node, pushed)))
         return found
 
+    def _rest_on(self, node: str, pushed: bool) -> Believed:
+        return self._believed.setdefault((node, pushed), Believed())
+
     def _make(self, node: str, value: Any, pushed: bool) -> None:
         self.traced(node, value, pushed=pushed)
         self._making.discard((node, pushed))
@@ -90,7 +100,8 @@ class Plans:
         if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
-            found = lookahead(self.shape, node, pushed=pushed, decide=decide)
+            with self._rest_on(node, pushed).noting():
+                found = lookahead(self.shape, node, pushed=pushed, decide=decide)
             plan = self._plan(found)
         except Exception as error:
             log_fallback(error, None, f"the node {node!r}")

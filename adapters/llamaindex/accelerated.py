@@ -107,9 +107,14 @@ class Accelerated:
         return replace(told, served=served_section(self.__teola_session__.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
-        """The trace of the last call that was started on this object; None before the first one."""
-        last = self.__teola_session__.last
-        return None if last is None else last.trace.result(timeout)
+        """The trace of the last call that was started on this object; None before the first one.
+
+        Without a pool also None where nothing of that call began ahead.
+        """
+        session = self.__teola_session__
+        last = session.last
+        trace: QueryTrace | None = None if last is None else last.trace.result(timeout)
+        return trace if trace is None or session.pool is not None or trace.spans else None
 
     @property
     def shadow(self) -> ShadowReport:

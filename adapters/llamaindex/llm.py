@@ -111,9 +111,9 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         """What `complete` returns for a generation."""
         return replies.to_completion(generation, self.model_name)
 
-    def chat_of(self, generation: Generation) -> ChatResponse:
-        """What `chat` returns for a generation."""
-        return replies.to_chat(generation, self.model_name)
+    def chat_of(self, generation: Generation, **kwargs: Any) -> ChatResponse:
+        """What `chat` returns for a generation. `kwargs`: of the chat, which may tell of tools."""
+        return self._answered(generation, taken(kwargs)[1])
 
     def text_of(self, generation: Generation) -> str:
         """What `predict` returns for a generation."""
@@ -172,7 +172,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         return self.request(PrimitiveKind.PREFILLING, [asked], stream=stream)
 
     def _answered(self, generation: Generation, tools: Tools | None) -> ChatResponse:
-        plain = self.chat_of(generation)
+        plain = replies.to_chat(generation, self.model_name)
         return plain if tools is None else tools.response(plain)
 
     def _whole_chat(self, tools: Tools | None) -> Whole[ChatResponse]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, Field
 
-from teola_plugin.adapters.calls import check_engine
+from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.runtime.context import current_run
@@ -17,7 +17,7 @@ from teola_plugin.runtime.handles import CallHandle
 class PoolBacked(BaseModel):
     """Stands before LlamaIndex's class in the order of methods. Classes give `engine` a default."""
 
-    pool: Any = Field(exclude=True, repr=False)
+    pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
     engine: str
     """Name of the engine in the pool."""

@@ -22,6 +22,7 @@ from teola_plugin.adapters.early_work import ending, failing, joinable, log_fall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
+from teola_plugin.adapters.own_pool import watching_pool
 from teola_plugin.adapters.serving.serving import Serving
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -229,7 +230,7 @@ class Session:
         off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
         if self.pool is not None or off:
             return StartedCall(None, self.served, terms, deadline)
-        return self._begin_alone(entry, given, terms, deadline)
+        return self._begin_alone(entry, given, StartedCall(None, self.served, terms, deadline), runs)
 
     def _carried(self, run: Run, entry: str, given: Given | None) -> Beside | None:
         """What runs ahead of models that engines only carry: the graph begins nothing there."""
@@ -243,19 +244,37 @@ class Session:
             log_fallback(error, self.original, f"a call of `{entry}`")
             return None
 
-    def _begin_alone(
-        self, entry: str, given: Given | None, terms: Terms | None, deadline: Deadline | None
-    ) -> StartedCall:
-        """A sync call without a pool: with what runs ahead of the user's own models, or of parts that are called."""
+    def _begin_alone(self, entry: str, given: Given | None, plain: StartedCall, runs: Sequence[Any]) -> StartedCall:
+        """A sync call without a pool: with what runs ahead of the user's own models, or of parts that are called.
+
+        `plain`: without either. Where there is one, the call is traced."""
+        live: list[Run] = []
+
+        def watched() -> QueryRun:
+            live.append(self._watched(runs))
+            return live[0].whole
+
         try:
-            own = beside(self.served, entry, given, self.terms.threads, self._part)
+            own = beside(self.served, entry, given, self.terms.threads, self._part, watched)
             node = self.served if own is None else own.node
             if own is None and _has_gaining_parts(node, self.terms.threads):
                 node = with_parts(node, frozenset(), self._part)
+                _ = watched() if node is not self.served else None
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
-            own, node = None, self.served
-        return StartedCall(None, node, terms, deadline, own)
+            for run in live:
+                run.close()
+            return plain
+        self._last[:] = live or self._last
+        return plain._replace(run=live[0] if live else None, node=node, beside=own)
+
+    def _watched(self, runs: Sequence[Any]) -> Run:
+        """What a call without a pool is traced as: a query, or what belongs to the one around it."""
+        pool = watching_pool()
+        whole = joinable(context_of(self.terms.asked, runs, pool).run)
+        if whole is not None:
+            return Joined(whole)
+        return pool.runtime.watch(self.terms.of_query(None, runs, pool.runtime.time()), joins=True)
 
     def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
         whole = joinable(context_of(self.terms.asked, runs, pool).run)

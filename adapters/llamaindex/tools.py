@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -94,6 +94,9 @@ class Written:
 
 class CallsTools(FunctionCallingLLM):
     """An LLM whose `chat` and its like take `tools`, `tool_choice` and `parallel_tool_calls` as OpenAI spells them."""
+
+    __teola_writes_calls__: ClassVar[bool] = True
+    """A call is text of its answer, so what it holds is known while it is written."""
 
     is_function_calling_model: bool = False
     """Whether the model may be told of tools: its chat template must know of them."""

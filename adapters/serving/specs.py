@@ -149,19 +149,20 @@ def server_of(url: str, model: str, api_key: str | None, *, own: bool) -> Wanted
     return ServerSpec(model, own, shown, api_key)
 
 
+_NOT_THERE = "its model is not loaded yet, or the installed version keeps it elsewhere: use it once before accelerate()"
+
+
 def embedder_of(model: str, loaded: Any, *, normalize: bool, prompts: Mapping[str, str], own: bool) -> Wanted:
     """Of embeddings with that `SentenceTransformer`. `prompts`: what they put before texts, by role."""
     if loaded is None:
-        return "its model cannot be looked at in the installed version"
+        return _NOT_THERE
     said = prompts if any(prompts.values()) or any(loaded.prompts.values()) else {}
     return EmbedderSpec(model, own, loaded, normalize, said)
 
 
 def reranker_of(model: str, loaded: Any, *, own: bool) -> Wanted:
     """Of a reranker with that `CrossEncoder`."""
-    return (
-        "its model cannot be looked at in the installed version" if loaded is None else RerankerSpec(model, own, loaded)
-    )
+    return _NOT_THERE if loaded is None else RerankerSpec(model, own, loaded)
 
 
 def none_for(obj: Any) -> str:

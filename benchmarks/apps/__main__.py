@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.apps import load, real
 from benchmarks.apps.inputs import given
-from benchmarks.apps.loaded import SHARE, SLO, application
+from benchmarks.apps.loaded import LEVEL, SHARE, SLO, application
 from benchmarks.apps.real import RealPools
 from benchmarks.apps.schemes import APPS, SCHEMES, Ask, Scheme, Told, left_out
 from benchmarks.common import arguments, environment, report, summary
@@ -116,6 +116,9 @@ def loaded(options: argparse.Namespace) -> dict[str, Any]:
     apps = {name: application(cells, name) for name in APPS if options.only in name}
     return {
         "worst_ratio": min((app["worst_ratio"] for app in apps.values()), key=lambda one: one["median"]),
+        "ratios": sum(app["ratios"] for app in apps.values()),
+        "behind": sum(len(app["behind"]) for app in apps.values()),
+        "behind_is": f"ratios, of the mean or the 99th percentile, whose interval begins below {LEVEL:g}",
         "benchmark": "apps",
         "ground": options.ground,
         "load": "Poisson arrivals, the same for every scheme",
@@ -145,7 +148,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", type=int, default=0, help="of each scheme (3), simulated: of each run (400)")
     parser.add_argument("--scale", type=float, default=1.0, help="latencies, times this; 1 is an RTX 3090")
     parser.add_argument("--only", default="", help="only applications whose name contains this")
-    parser.add_argument("--seeds", type=int, default=5, help="simulated: runs at each rate")
+    parser.add_argument("--seeds", type=int, default=8, help="simulated: runs at each rate")
     parser.add_argument("--workers", type=int, default=3, help="simulated: processes")
     parser.add_argument(
         "--folder",

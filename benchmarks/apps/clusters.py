@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from examples.apps import agent
-from examples.apps.engines import PAGES, answer
+from examples.apps.engines import PAGES, answer, functions_of
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.fake import FakeLLM, FakeTools, FakeWebSearch
 from teola_plugin.engines.profiles import rtx3090, tools, web_search
@@ -29,7 +29,7 @@ def cluster(policy: str, *, caching: bool) -> Cluster:
 
 
 def _llm(name: str, profile: EngineProfile, number: int) -> Engine:
-    return FakeLLM(name, replace(profile, device=f"{name}{number}"), answer, tells_first=True)
+    return FakeLLM(name, replace(profile, device=f"{name}{number}"), answer)
 
 
 def _web(name: str, profile: EngineProfile, number: int) -> Engine:
@@ -37,4 +37,4 @@ def _web(name: str, profile: EngineProfile, number: int) -> Engine:
 
 
 def _tools(name: str, profile: EngineProfile, number: int) -> Engine:
-    return FakeTools(name, {tool.name: tool.func for tool in agent.TOOLS if getattr(tool, "func", None)}, profile)
+    return FakeTools(name, functions_of(agent.TOOLS), profile)

@@ -15,6 +15,8 @@ OWN = "accelerated"
 PLAIN = "object"
 SLO = 5.0
 """A query is well served within so many times what the plain object takes alone."""
+LEVEL = 0.98
+"""A ratio whose interval reaches below this is told: by the measurement alone the baseline may be sooner there."""
 SHARE = 0.95
 """Of all queries have to be well served at a rate that counts as goodput."""
 Cells = Mapping[Cell, Mapping[str, Any]]
@@ -31,13 +33,16 @@ def application(cells: Cells, app: str) -> dict[str, Any]:
     goal = SLO * _alone(found, PLAIN)
     baselines = sorted(name for name in found if name != OWN)
     low, *_, high = RATES[app]
+    ratios = [(app, *one) for one in _ratios(found, baselines)]
     return {
         "speedup_low": {name: _ratio(found, name, low, fmean) for name in baselines},
         "speedup_high": {name: _ratio(found, name, high, fmean) for name in baselines},
         "goodput": {name: _goodput(found[name], goal) for name in sorted(found)},
         "alone": {name: round(_alone(found, name), 4) for name in sorted(found)},
         "goal_seconds": round(goal, 4),
-        "worst_ratio": worst([(app, *one) for one in _ratios(found, baselines)]),
+        "worst_ratio": worst(ratios),
+        "ratios": len(ratios),
+        "behind": [_named(one) for one in ratios if one[-1]["interval"][0] < LEVEL],
         "rates": list(RATES[app]),
         "latency": {name: [_at(found[name][rate], rate, goal) for rate in RATES[app]] for name in sorted(found)},
     }
@@ -45,7 +50,11 @@ def application(cells: Cells, app: str) -> dict[str, Any]:
 
 def worst(ratios: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """The least of (app, baseline, rate, what, summary), by its median."""
-    app, name, rate, what, ratio = min(ratios, key=lambda one: one[-1]["median"])
+    return _named(min(ratios, key=lambda one: one[-1]["median"]))
+
+
+def _named(one: tuple[Any, ...]) -> dict[str, Any]:
+    app, name, rate, what, ratio = one
     return {**ratio, "app": app, "baseline": name, "rate": rate, "of": what}
 
 

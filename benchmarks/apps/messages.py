@@ -47,7 +47,9 @@ async def conversation(agents: dict[str, Speak], first: Said) -> dict[str, Any]:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return (ending if ending in done else done.pop()).result().known  # or raises what an agent has
+    if ending not in done:
+        done.pop().result()  # raises what an agent has
+    return ending.result().known
 
 
 async def search(kit: Kit, given: Given) -> Found:

@@ -57,7 +57,7 @@ def _of_object(app: App, made: Any) -> Ask:
     async def ask(given: Given) -> Told:
         result = await made.ainvoke(given)
         if app.name == "agent":
-            return result["answer"], tuple(message.content for message in agent.results(result["messages"]))
+            return result["answer"], tuple(str(message.content) for message in agent.results(result["messages"]))
         return result["answer"], _texts(result.get("sources", ()))
 
     return ask

@@ -24,7 +24,7 @@ from examples.apps import engines as answers
 from examples.apps import prompts, workflows
 from teola_plugin import EnginePool
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, FakeWebSearch
+from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, FakeWebSearch, own_score
 from teola_plugin.engines.profiles import drafting, rtx3090, scaled, web_search
 from teola_plugin.observe import QueryTrace
 from teola_plugin.observe.svg import family
@@ -72,7 +72,7 @@ class Ground:
             "llm": llms("llm"),
             "proxy": llms("proxy"),
             "embedder": [FakeEmbedder("embedder", machine["embedder"])],
-            "reranker": [FakeReranker("reranker", machine["reranker"])],
+            "reranker": [FakeReranker("reranker", machine["reranker"], own_score)],
             "store": [FakeStore("store", machine["store"])],
             "web": [FakeWebSearch("web", web_search(0.5 * self.scale), [page["text"] for page in answers.PAGES])],
         }
@@ -83,7 +83,8 @@ class Ground:
             return answers.answer(prompt, sampling)
         text, tokens = prompt.flat(), min(sampling.max_tokens, self.tokens)
         if EXPANDING in text:
-            return "\n".join(written(f"{text}{line}", ITEM_TOKENS, 0.0, answers.WORDS) for line in range(3))
+            words = answers.asked_words(text)
+            return "\n".join(written(f"{text}{line}", ITEM_TOKENS, 0.0, words) for line in range(3))
         found = COPIED.search(text)
         passage, earlier = (" ".join((part or "").split()) for part in found.groups()) if found else ("", "")
         marked = f"Passage: {passage}" + (f"\nAn answer without this passage: {earlier}" if earlier else "")

@@ -1,12 +1,11 @@
 """The objects that a cookbook's chain is made of, twice over: on a pool of fakes, and as the user's own.
 
-Both kinds answer alike, as a pure function of the prompt, and take as long as a profile says: the own models sleep (the
-async ones on the loop, the sync ones in their thread) and, like a hosted API, do not slow each other.
+Both kinds answer alike, as a pure function of the prompt, and take as long as a profile says: the own models sleep and,
+like a hosted API, do not slow each other.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -26,6 +25,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from pydantic import ConfigDict, Field
 
 from benchmarks.rag.apps import WORDS, tokens_of
+from benchmarks.replies import reply_after
 from teola_plugin import EnginePool
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
@@ -115,6 +115,7 @@ def pool_kit(machine: Machine) -> Kit:
         pool,
         fresh,
         web(machine),
+        concurrent=(Keywords,),
     )
 
 
@@ -180,7 +181,7 @@ class OwnChat(BaseChatModel):
 
     async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         seconds, result = self._said(messages)
-        await asyncio.sleep(seconds)
+        await reply_after(seconds)
         return result
 
 
@@ -197,11 +198,11 @@ class OwnEmbeddings(Embeddings):
         return list(embed_words(text))
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        await asyncio.sleep(self._slow.embed(len(texts)))
+        await reply_after(self._slow.embed(len(texts)))
         return [list(embed_words(text, "document")) for text in texts]
 
     async def aembed_query(self, text: str) -> list[float]:
-        await asyncio.sleep(self._slow.embed(1))
+        await reply_after(self._slow.embed(1))
         return list(embed_words(text))
 
 
@@ -224,7 +225,7 @@ class OwnReranker(BaseDocumentCompressor):
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
     ) -> list[Document]:
-        await asyncio.sleep(self.slow.rerank(len(documents)))
+        await reply_after(self.slow.rerank(len(documents)))
         return self._best(documents, query)
 
 
@@ -244,7 +245,7 @@ class Keywords(BaseRetriever):
         return self._best(query)
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        await asyncio.sleep(self.seconds)
+        await reply_after(self.seconds)
         return self._best(query)
 
 

@@ -82,12 +82,12 @@ def supervisor(kit: Kit) -> Any:
         return Command(goto=goto)
 
     def research_node(state: MessagesState) -> Command[Literal["supervisor"]]:
-        result = research_agent.invoke({"messages": state["messages"]})
+        result = research_agent.invoke({"messages": [*state["messages"]]})
         found = HumanMessage(content=result["messages"][-1].content, name="researcher")
         return Command(update={"messages": [found]}, goto="supervisor")
 
     def write_node(state: MessagesState) -> Command[Literal["supervisor"]]:
-        result = write_agent.invoke({"messages": state["messages"]})
+        result = write_agent.invoke({"messages": [*state["messages"]]})
         text = HumanMessage(content=result["messages"][-1].content, name="writer")
         return Command(update={"messages": [text]}, goto="supervisor")
 

@@ -5,7 +5,6 @@ They take as long as a profile says and, like a hosted API, do not slow each oth
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from pydantic import Field, PrivateAttr
 from benchmarks.llamaindex.answers import answer
 from benchmarks.llamaindex.ledger import Ledger
 from benchmarks.rag.apps import tokens_of
+from benchmarks.replies import reply_after
 from teola_plugin.engines.fake import bag_of_words, embed_words, split_tokens
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 
@@ -82,7 +82,7 @@ class OwnLLM(CustomLLM):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         seconds, text = self._said(prompt)
-        await asyncio.sleep(seconds)
+        await reply_after(seconds)
         return CompletionResponse(text=text)
 
     @llm_completion_callback()
@@ -100,7 +100,7 @@ class OwnLLM(CustomLLM):
         seconds, text = self._said(prompt)
 
         async def pieces() -> Any:
-            await asyncio.sleep(seconds)
+            await reply_after(seconds)
             for piece in _pieces(text):
                 yield piece
 
@@ -147,7 +147,7 @@ class OwnEmbedding(BaseEmbedding):
 
     async def _later(self, role: str, texts: list[str]) -> list[list[float]]:
         found = self._vectors(role, texts)
-        await asyncio.sleep(self._slow.embed(len(texts)))
+        await reply_after(self._slow.embed(len(texts)))
         return found
 
     def _get_query_embedding(self, query: str) -> list[float]:
@@ -189,7 +189,7 @@ class OwnStore(SimpleVectorStore):
         return super().query(query, **kwargs)
 
     async def aquery(self, query: Any, **kwargs: Any) -> Any:
-        await asyncio.sleep(self._searched())
+        await reply_after(self._searched())
         return super().query(query, **kwargs)
 
 
@@ -220,5 +220,5 @@ class OwnRerank(BaseNodePostprocessor):
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        await asyncio.sleep(self.slow.rerank(len(nodes)))
+        await reply_after(self.slow.rerank(len(nodes)))
         return self._best(nodes, query_bundle)

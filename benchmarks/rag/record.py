@@ -18,12 +18,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.common import environment
+from benchmarks.draft_cases import TOKENS, Case, ask, copying
 from benchmarks.draft_prompts import QUESTIONS, passages
-from benchmarks.drafts import TOKENS, Case, ask, cases
 from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.engines.vllm import VllmEngine
 
 Ids = Sequence[int]
+KINDS = ("answer", "refine")
 
 
 def runs(output: Ids, sources: Mapping[str, Ids]) -> list[tuple[str, int, int]]:
@@ -62,8 +63,9 @@ async def recorded() -> list[dict[str, Any]]:
     engine = VllmEngine("recorded", folder, cores="0", drafts="off")
     await engine.start()
     try:
-        asked = [case for case in await cases(engine) if case.kind != "nothing to copy"]
-        texts = [(await ask(engine, case, "plain", "recorded")).value.text for case in asked]
+        cases = await copying(engine)
+        asked = [(kind, cases[kind][i]) for i in range(len(QUESTIONS)) for kind in KINDS]
+        texts = [(await ask(engine, case, "plain", "recorded")).value.text for _, case in asked]
     finally:
         await engine.stop()
 
@@ -71,18 +73,18 @@ async def recorded() -> list[dict[str, Any]]:
         found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return found
 
-    def row(case: Case, text: str, topic: str, question: str) -> dict[str, Any]:
-        sources = {"question": ids(question), "passage": ids(passages(topic, question)[case.kind == "refine"])}
+    def row(kind: str, case: Case, text: str, topic: str, question: str) -> dict[str, Any]:
+        sources = {"question": ids(question), "passage": ids(passages(topic, question)[kind == "refine"])}
         if case.drafts:
             sources = {"answer": ids(case.drafts[0]), **sources}
-        return {"kind": case.kind, "topic": topic, "question": question, "text": text, "runs": runs(ids(text), sources)}
+        return {"kind": kind, "topic": topic, "question": question, "text": text, "runs": runs(ids(text), sources)}
 
-    questions = [pair for pair in QUESTIONS for _ in range(2)]
-    return [row(case, text, *pair) for case, text, pair in zip(asked, texts, questions, strict=True)]
+    questions = [pair for pair in QUESTIONS for _ in KINDS]
+    return [row(*one, text, *pair) for one, text, pair in zip(asked, texts, questions, strict=True)]
 
 
 if __name__ == "__main__":
-    result = {"max_tokens": TOKENS, "outputs": asyncio.run(recorded()), "environment": environment()}
-    lines = ",\n    ".join(json.dumps(one) for one in result.pop("outputs"))
+    result = {"max_tokens": TOKENS, "environment": environment()}
+    lines = ",\n    ".join(json.dumps(one) for one in asyncio.run(recorded()))
     head = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
     sys.stdout.write(f'{{\n  {head},\n  "outputs": [\n    {lines}\n  ]\n}}\n')

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_core.documents import Document
+from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
@@ -25,7 +26,7 @@ QUESTION = "What does an expression-less except clause match?"
 class Models:
     """Where an app asks; stock objects."""
 
-    chat: Any
+    chat: BaseChatModel
     """A `ChatOpenAI`."""
     chroma: VectorStore
     faiss: VectorStore
@@ -65,7 +66,7 @@ def independent(made: Models) -> Chain:
         return ChatPromptTemplate.from_template(said + "\n{question}") | made.chat | StrOutputParser()
 
     context = itemgetter("question") | made.faiss.as_retriever(search_kwargs={"k": 1}) | _joined
-    steps = RunnablePassthrough.assign(rewritten=told("Formulate an improved question:"))
+    steps: Chain = RunnablePassthrough.assign(rewritten=told("Formulate an improved question:"))
     steps = steps | RunnablePassthrough.assign(keywords=told("Write keywords to search with."))
     steps = steps | RunnablePassthrough.assign(general=told("Ask a more general question."), context=context)
     last = "Context:\n{context}\n\nQuestions: {rewritten} {general}\nKeywords: {keywords}\n\n{question}"

@@ -57,7 +57,7 @@ class State(MessagesState, total=False):
     answer: str
 
 
-def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> CompiledStateGraph:
+def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> CompiledStateGraph[State]:
     """Nothing in here knows of `accelerate`. Input: `messages`; output: `messages` and `answer`. Every node has a sync
     and an async form, for `invoke` and `ainvoke`."""
     llm, tools = ChatTeola(pool=pool, max_tokens=tokens), on_engine(TOOLS, pool)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool
 
 from teola_plugin import EnginePool
-from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, FakeTools, FakeWebSearch
+from teola_plugin.engines.fake import (
+    FakeEmbedder,
+    FakeLLM,
+    FakeReranker,
+    FakeStore,
+    FakeTools,
+    FakeWebSearch,
+    own_score,
+)
 from teola_plugin.engines.profiles import rtx3090, scaled, tools, web_search
 from teola_plugin.langchain import tool_engine
 from teola_plugin.requests.payloads import Prompt, Sampling
@@ -28,6 +37,8 @@ PAGES = [
 """What the search finds where there is no web."""
 LINES = "one on each line"
 """Is how LlamaIndex asks for several questions."""
+ASKED = re.compile(r"\b(?:Question|Query): *(\S.*)")
+"""What a prompt asks other questions about: those of LangChain's form and of workflows, and LlamaIndex's."""
 WORDS = ("oats", "ivy", "lambs", "hay", "spring", "walls", "june", "farm", "rain", "sheep", "barn", "grass", "seed")
 
 
@@ -66,6 +77,11 @@ def real_pool(
     return EnginePool.local(found, policy=policy)
 
 
+def functions_of(tools: Iterable[BaseTool]) -> dict[str, Callable[..., Any]]:
+    """By the tool's name; of sync tools alone."""
+    return {tool.name: tool.func for tool in tools if isinstance(tool, StructuredTool) and tool.func is not None}
+
+
 def fake_pool(
     functions: Iterable[BaseTool] = (),
     *,
@@ -78,14 +94,14 @@ def fake_pool(
     answer in words that depend on the prompt, so that a wrong prompt makes another answer. `llms`: of each so many."""
     machine = scaled(rtx3090(), factor)
     model = replace(machine["llm"], prefix_caching=prefix_caching)
-    by_name = {tool.name: tool.func for tool in functions if getattr(tool, "func", None)}
+    by_name = functions_of(functions)
     engines: dict[str, Any] = {
-        name: [FakeLLM(name, replace(model, device=f"{name}{n}"), answer, tells_first=True) for n in range(llms)]
+        name: [FakeLLM(name, replace(model, device=f"{name}{n}"), answer) for n in range(llms)]
         for name in ("llm", "proxy")
     }
     engines |= {
         "embedder": FakeEmbedder("embedder", machine["embedder"]),
-        "reranker": FakeReranker("reranker", machine["reranker"]),
+        "reranker": FakeReranker("reranker", machine["reranker"], own_score),
         "store": FakeStore("store", machine["store"]),
         "web": FakeWebSearch("web", web_search(0.5 * factor), [page["text"] for page in PAGES]),
         "tools": FakeTools("tools", by_name, tools(0.5 * factor)),
@@ -94,26 +110,31 @@ def fake_pool(
 
 
 def answer(prompt: Prompt, sampling: Sampling) -> str:
-    """Of a fake model: what its schema asks for, else words by the prompt."""
-    rng = random.Random(zlib.crc32(prompt.flat().encode()))
-    if not sampling.json_schema:
-        words = rng.choices(WORDS, k=min(sampling.max_tokens, 24))
-        return (
-            "\n".join(map(" ".join, (words[:8], words[8:16], words[16:])))
-            if LINES in prompt.flat()
-            else " ".join(words)
-        )
-    schema = json.loads(sampling.json_schema)
-    return json.dumps(_of_schema(schema, rng))
+    """Of a fake model: what its schema asks for, else words by the prompt. More questions are in words of the question:
+    so they find much of what that finds, as those of a model do."""
+    text = prompt.flat()
+    rng = random.Random(zlib.crc32(text.encode()))
+    if sampling.json_schema:
+        schema = json.loads(sampling.json_schema)
+        return json.dumps(_of_schema(schema, rng, asked_words(text) if schema.get("type") == "array" else WORDS))
+    lines = LINES in text
+    words = rng.choices(asked_words(text) if lines else WORDS, k=min(sampling.max_tokens, 24))
+    return "\n".join(map(" ".join, (words[:8], words[8:16], words[16:]))) if lines else " ".join(words)
 
 
-def _of_schema(schema: dict[str, Any], rng: random.Random) -> Any:
+def asked_words(prompt: str) -> Sequence[str]:
+    """Those of the question in a prompt that asks for others like it."""
+    found = ASKED.search(prompt)
+    return re.findall(r"\w+", found.group(1)) if found else WORDS
+
+
+def _of_schema(schema: dict[str, Any], rng: random.Random, words: Sequence[str]) -> Any:
     if "enum" in schema or "const" in schema:
         return rng.choice(schema.get("enum") or [schema["const"]])
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return _of_schema(rng.choice(choices), rng)
+        return _of_schema(rng.choice(choices), rng, words)
     if schema.get("type") == "array":
-        return [_of_schema(schema["items"], rng) for _ in range(schema.get("minItems", 1))]
+        return [_of_schema(schema["items"], rng, words) for _ in range(schema.get("minItems", 1))]
     if schema.get("type") == "object":
-        return {key: _of_schema(one, rng) for key, one in schema.get("properties", {}).items()}
-    return " ".join(rng.choices(WORDS, k=6))
+        return {key: _of_schema(one, rng, words) for key, one in schema.get("properties", {}).items()}
+    return " ".join(rng.choices(words, k=6))

@@ -164,7 +164,8 @@ def synthesizer(pool: EnginePool, mode: ResponseMode, **templates: ChatPromptTem
     llm = model(pool)
     limit = None if mode is ResponseMode.COMPACT else PASSAGE
     helper = PromptHelper(llm.metadata.context_window, llm.max_tokens, chunk_overlap_ratio=0.0, chunk_size_limit=limit)
-    return get_response_synthesizer(llm, helper, response_mode=mode, use_async=True, **templates)
+    given: dict[str, Any] = {"response_mode": mode, "use_async": True, **templates}
+    return get_response_synthesizer(llm, helper, **given)
 
 
 PASSAGE = 400

@@ -41,36 +41,36 @@ class State(TypedDict, total=False):
     answer: str
 
 
-def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> CompiledStateGraph:
+def app(pool: EnginePool, *, proxy: str = "llm", tokens: int = ANSWER_TOKENS) -> CompiledStateGraph[State]:
     """Nothing in here knows of `accelerate`. Input: `question`; output: `answer`, and `sources` if it has searched.
     Every node has a sync and an async form, for `invoke` and `ainvoke`."""
     small = ChatTeola(pool=pool, engine=proxy, max_tokens=GUESS_TOKENS)
     judge = small.with_structured_output(Verdict)
     core, web = ChatTeola(pool=pool, max_tokens=tokens), TeolaWebSearch(pool=pool, k=RESULTS)
 
-    def guess(state: State) -> State:
+    def guess(state: State) -> dict[str, Any]:
         return {"guess": small.invoke(for_guess(state["question"])).content}
 
-    async def aguess(state: State) -> State:
+    async def aguess(state: State) -> dict[str, Any]:
         return {"guess": (await small.ainvoke(for_guess(state["question"]))).content}
 
-    def decide(state: State) -> State:
+    def decide(state: State) -> dict[str, Any]:
         return {"alone": judge.invoke(for_verdict(state["question"], state["guess"])).alone}
 
-    async def adecide(state: State) -> State:
+    async def adecide(state: State) -> dict[str, Any]:
         return {"alone": (await judge.ainvoke(for_verdict(state["question"], state["guess"]))).alone}
 
-    def search(state: State) -> State:
+    def search(state: State) -> dict[str, Any]:
         return {"sources": web.invoke(state["question"])}
 
-    async def asearch(state: State) -> State:
+    async def asearch(state: State) -> dict[str, Any]:
         return {"sources": await web.ainvoke(state["question"])}
 
-    def answer(state: State) -> State:
+    def answer(state: State) -> dict[str, Any]:
         passages = [document.page_content for document in state.get("sources", [])]
         return {"answer": core.invoke(for_answer(state["question"], state["guess"], passages)).content}
 
-    async def aanswer(state: State) -> State:
+    async def aanswer(state: State) -> dict[str, Any]:
         passages = [document.page_content for document in state.get("sources", [])]
         return {"answer": (await core.ainvoke(for_answer(state["question"], state["guess"], passages))).content}
 

@@ -61,7 +61,7 @@ def by_characters(*, chunk_size: int, chunk_overlap: int) -> RecursiveCharacterT
 ANSWER = prompt(prompts.ANSWER, passage="context")
 REFINE = prompt(prompts.REFINE, passage="context", previous="answer")
 COMBINE = Prompt("Question: {question}\n\nPartial answers:\n{answers}\n\nAnswer:", prompt(prompts.COMBINE).system)
-TOKENS = {"max_tokens": naive_rag.ANSWER_TOKENS}
+ANSWERING: dict[str, Any] = {"max_tokens": naive_rag.ANSWER_TOKENS}
 
 
 def naive(proxy: str) -> Workflow:
@@ -70,7 +70,7 @@ def naive(proxy: str) -> Workflow:
         "naive_rag",
         Indexing("index", documents="document", splitter=by_characters, collection=PER_QUERY)
         >> Searching("found", k=3, collection=PER_QUERY)
-        >> Synthesis("answer", context="found", mode="tree", prompt=ANSWER, combine_prompt=COMBINE, **TOKENS),
+        >> Synthesis("answer", context="found", mode="tree", prompt=ANSWER, combine_prompt=COMBINE, **ANSWERING),
     )
 
 
@@ -82,7 +82,7 @@ def advanced(proxy: str) -> Workflow:
         >> QueryExpansion("queries", n=advanced_rag.EXPANSIONS, prompt=prompt(prompts.EXPAND), max_tokens=96)
         >> Searching("found", query="queries", k=advanced_rag.SEARCHED, collection=PER_QUERY)
         >> Reranking("best", passages="found", k=advanced_rag.TOP)
-        >> Synthesis("answer", context="best", mode="refine", prompt=ANSWER, refine_prompt=REFINE, **TOKENS),
+        >> Synthesis("answer", context="best", mode="refine", prompt=ANSWER, refine_prompt=REFINE, **ANSWERING),
     )
 
 
@@ -97,7 +97,7 @@ def contextual(proxy: str) -> Workflow:
         >> Function("situated", situated, pure=True)
         >> Indexing("index", documents="situated", chunk_size=10**6, collection=PER_QUERY)
         >> Searching("found", k=naive_rag.TOP, collection=PER_QUERY)
-        >> Synthesis("answer", context="found", mode="compact", prompt=ANSWER, **TOKENS),
+        >> Synthesis("answer", context="found", mode="compact", prompt=ANSWER, **ANSWERING),
     )
 
 
@@ -117,7 +117,7 @@ def search(proxy: str) -> Workflow:
         >> Condition("needed", value="verdict", test=lambda verdict: json.loads(verdict)["alone"] != "yes")
         >> Branch("found", condition="needed", then=WebSearch("web", k=search_engine.RESULTS))
         >> Function("known", known, pure=True)
-        >> Generation("answer", ANSWER, reads={"context": "known"}, **TOKENS),
+        >> Generation("answer", ANSWER, reads={"context": "known"}, **ANSWERING),
         sources="found",
     )
 
@@ -142,9 +142,9 @@ def agent_flow(proxy: str) -> Workflow:
     call = Prompt("Tools: {tools}\n\nRequest: {question}", prompts.CALL).with_(tools=tools)
     return Workflow(
         "agent",
-        Generation("choice", call, json_schema=schema, **TOKENS)
+        Generation("choice", call, json_schema=schema, **ANSWERING)
         >> Tool("told", called, reads={"call": "choice"})
-        >> Generation("answer", ANSWER, reads={"context": "told"}, **TOKENS),
+        >> Generation("answer", ANSWER, reads={"context": "told"}, **ANSWERING),
     )
 
 

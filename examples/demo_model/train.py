@@ -181,7 +181,8 @@ class Training:
 
 
 def train(training: Training, plan: Plan) -> None:
-    source, longest = iter(()), 0
+    source: Iterator[Batch] = iter(())
+    longest = 0
     seen: list[tuple[float, float]] = []
     began = saved = time.perf_counter()
     while (progress := plan.progress(training.step, began)) < 1:

@@ -97,6 +97,8 @@ class Ticket:
     tokens: int
     running: int
     began: float
+    since: float
+    """When the first byte of its request came: what its goal counts from."""
     goal: float | None
     ended: bool = False
 
@@ -129,20 +131,22 @@ class Admission:
     counts: dict[str, Counts] = field(default_factory=dict)
     _curves: dict[str, LatencyCurve] = field(default_factory=dict)
 
-    def ask(self, app: str, tokens: int, goal: float | None) -> Ticket | Refused:
-        """A query of so many tokens, to be answered within `goal` seconds (None: whenever)."""
-        counts = self.counts.setdefault(app, Counts())
-        refused = self._refusal(app, tokens, goal)
+    def ask(self, app: str, tokens: int, goal: float | None, since: float | None = None) -> Ticket | Refused:
+        """A query of so many tokens, to be answered within `goal` seconds (None: whenever). `since`: when its request
+        began to come, if that was earlier: reading it is a part of the time."""
+        counts, now = self.counts.setdefault(app, Counts()), self.clock()
+        since = now if since is None else since
+        refused = self._refusal(app, tokens, goal, now - since)
         if refused is not None:
             counts.refused += 1
             return refused
         counts.accepted += 1
-        ticket = Ticket(self, app, tokens, self.running, self.clock(), goal)
+        ticket = Ticket(self, app, tokens, self.running, now, since, goal)
         self.running += 1
         self.tokens += tokens
         return ticket
 
-    def _refusal(self, app: str, tokens: int, goal: float | None) -> Refused | None:
+    def _refusal(self, app: str, tokens: int, goal: float | None, gone: float) -> Refused | None:
         predicted = self.predicted(app)
         full = self.running >= self.most_requests or (self.running and self.tokens + tokens > self.most_tokens)
         if full:
@@ -151,9 +155,10 @@ class Admission:
             return None
         if predicted is None:
             return None if self.running < FIRST else Refused("goal", 1.0)
-        if predicted <= goal or not self.running:  # an idle pool is asked again: how else would it be known
+        whole = gone + predicted
+        if whole <= goal or not self.running:  # an idle pool is asked again: how else would it be known
             return None
-        return Refused("goal", predicted - goal, predicted)
+        return Refused("goal", whole - goal, whole)
 
     def predicted(self, app: str) -> float | None:
         """Seconds that a query of this app would take from now."""
@@ -166,8 +171,7 @@ class Admission:
         if not whole:
             return
         now = self.clock()
-        seconds = now - ticket.began
-        self._curves.setdefault(ticket.app, LatencyCurve()).learn(ticket.running, seconds, now)
+        self._curves.setdefault(ticket.app, LatencyCurve()).learn(ticket.running, now - ticket.began, now)
         counts = self.counts[ticket.app]
         counts.answered += 1
-        counts.within_goal += ticket.goal is None or seconds <= ticket.goal
+        counts.within_goal += ticket.goal is None or now - ticket.since <= ticket.goal

@@ -38,7 +38,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the headers say; None and empty for nothing. Seconds count from now."""
+    """What the headers say; None and empty for nothing. Seconds count from `since`."""
 
     query: str = ""
     """The query that the request joins."""
@@ -48,9 +48,11 @@ class Told:
     depth: int = 0
     """Requests of the query that are to come behind it, one after the other."""
     gang: str = ""
+    since: float | None = None
+    """When the first byte of the request came, on the server's clock: what its seconds count from. None: now."""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Told:
+    def of(cls, headers: Mapping[str, str], since: float | None = None) -> Told:
         """Raises `HttpError` for what makes no sense."""
         return cls(
             _name(headers, QUERY),
@@ -59,6 +61,7 @@ class Told:
             _seconds(headers, GOAL),
             _depth(headers),
             _name(headers, GANG),
+            since,
         )
 
     def deadline_within(self, key: KeySettings) -> float | None:

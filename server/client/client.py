@@ -212,8 +212,9 @@ class TeolaClient:
         """Ends it, and nothing of it is kept."""
         self._ask("DELETE", f"/v1/queries/{id}")
 
-    def latest(self, limit: int = 50) -> list[SubmittedQuery]:
-        return [_query(one) for one in self._ask("GET", "/v1/queries", params={"limit": limit})["data"]]
+    def latest(self, limit: int = 50, status: str = "") -> list[SubmittedQuery]:
+        """`status`: only those that are so, e.g. `waiting`."""
+        return [_query(one) for one in self._ask("GET", "/v1/queries", params=_asked(limit, status))["data"]]
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
         try:
@@ -294,8 +295,9 @@ class AsyncTeolaClient:
     async def forget(self, id: str) -> None:
         await self._ask("DELETE", f"/v1/queries/{id}")
 
-    async def latest(self, limit: int = 50) -> list[SubmittedQuery]:
-        return [_query(one) for one in (await self._ask("GET", "/v1/queries", params={"limit": limit}))["data"]]
+    async def latest(self, limit: int = 50, status: str = "") -> list[SubmittedQuery]:
+        """`status`: only those that are so, e.g. `waiting`."""
+        return [_query(one) for one in (await self._ask("GET", "/v1/queries", params=_asked(limit, status)))["data"]]
 
     async def _ask(self, method: str, path: str, **more: Any) -> Any:
         try:
@@ -311,6 +313,10 @@ class AsyncTeolaClient:
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         await self.close()
+
+
+def _asked(limit: int, status: str) -> dict[str, Any]:
+    return {"limit": limit, **({"status": status} if status else {})}
 
 
 def _from(last: str) -> dict[str, str]:

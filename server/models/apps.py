@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -66,7 +67,7 @@ class App:
         return text // 4 + 256
 
     async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked, tally = self._input(body, visit), Tally()
+        asked, tally = self._input(body, visit), counting()
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
                 with tallied(tally):
@@ -74,7 +75,7 @@ class App:
         return [_costing(answer, tally, visit)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, run, text, tally = self._input(body, visit), visit.run, "", Tally()
+        asked, run, text, tally = self._input(body, visit), visit.run, "", counting()
         fast = self.own.of(visit.caller.tenant)
         async with self._turn():
             pieces = astreamed_in(run, None, atallied(tally, self.way.stream(fast, asked, self.settings)))
@@ -119,7 +120,7 @@ class App:
             said.get(CONFIG),
             kept,
             told,
-            visit.query.traces.append,
+            visit.query.ran,
         )
 
     def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -170,11 +171,20 @@ class App:
         return waits(self.fast, stop, approved)
 
 
+def counting() -> Tally:
+    """Of an app's calls: of models outside the pool those that its framework tells of."""
+    if "langchain_core" not in sys.modules:
+        return Tally()
+    from teola_plugin.adapters.langchain.told_usage import listening_tally
+
+    return listening_tally()
+
+
 def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:
     """With the tokens of its calls."""
-    found, own = tally.tokens, answer.usage
+    found, own, outside = tally.tokens, answer.usage, tally.elsewhere
     usage = Usage(own.prompt + found.prompt, own.completion + found.completion, own.cached + found.cached)
-    visit.cost(usage.total)
+    visit.cost(usage.total, elsewhere=outside.prompt + outside.completion)
     return replace(answer, usage=usage)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 OPEN = ("queued", "running")
 WAITING = "waiting"
 """The graph has stopped to ask somebody."""
 UNFINISHED = (*OPEN, WAITING)
+Status = Literal["queued", "running", "waiting", "done", "failed", "cancelled", "interrupted"]
 ENDED = ("done", "failed", "cancelled", "interrupted")
 
 

@@ -141,7 +141,7 @@ class Queries:
             app=visit.query.app,
             body=dict(asked),
             variables=dict(variables),
-            created=time.time(),
+            created=time.time() - self._gone(told),
             goal=visit.query.goal,
             repeatable=repeatable,
             query=visit.query.id,
@@ -155,6 +155,10 @@ class Queries:
         self._begin(record, visit)
         return record
 
+    def _gone(self, told: Told) -> float:
+        """Seconds since its request began to come."""
+        return 0.0 if told.since is None else self._service.clock() - told.since
+
     async def resume(self, caller: Caller, told: Told, id: str, value: Any) -> Record:
         """A graph that has stopped to ask somebody is told the answer, and goes on. Raises `HttpError`."""
         record = await self.get(caller.tenant, id)
@@ -164,9 +168,10 @@ class Queries:
             raise HttpError(409, message, hint="resume one whose status is waiting", code="not_waiting")
         check_told(record, value)
         model = self._service.model(record.model, caller, "chat", "app")
-        told = Told(app=record.app, deadline=told.deadline, goal=told.goal)
+        told = Told(app=record.app, deadline=told.deadline, goal=told.goal, since=told.since)
         visit = self._service.visit(_request_id(), caller, told, model, 0)
         visit.kept = Kept(id, "told", value)
+        visit.query.ran(id, submitted=True)
         live.record = record.with_(status="running", expires=None, query=visit.query.id)  # nobody else resumes it
         live.task = asyncio.create_task(self._run(live, visit))
         return live.record
@@ -240,7 +245,7 @@ class Queries:
     # ------------------------------------------------------------ running
 
     def _begin(self, record: Record, visit: Visit) -> None:
-        visit.query.submitted.append(record.id)
+        visit.query.ran(record.id, submitted=True)
         live = Running(record)
         live.log.begin(record.attempt + 1)
         self._running[record.tenant, record.id] = live

@@ -1,4 +1,5 @@
-"""Where submitted queries are kept: in memory, or in PostgreSQL, from which a restarted server knows them."""
+"""Where submitted queries are kept, and names of tenants in the pool: in memory, or in PostgreSQL, from which a
+restarted server knows them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Store(Protocol):
 
     async def get(self, tenant: str, id: str) -> Record | None: ...
 
-    async def latest(self, tenant: str, limit: int) -> list[Record]: ...
+    async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
+        """`status`: only those that are so; empty for all."""
 
     async def unfinished(self) -> list[Record]: ...
 
@@ -46,6 +48,12 @@ class Store(Protocol):
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
         """One query, or all of a tenant."""
+
+    async def names(self) -> dict[str, str]:
+        """Tenants that were forgotten, and the names that they have in the pool since then."""
+
+    async def put_name(self, tenant: str, name: str) -> None:
+        """Kept once this returns, in place of an earlier one."""
 
 
 class MemoryStore:
@@ -56,6 +64,7 @@ class MemoryStore:
     def __init__(self, pool: str = "default") -> None:
         self.pool = pool
         self._kept: dict[tuple[str, str], Record] = {}
+        self._names: dict[str, str] = {}
 
     async def open(self) -> None: ...
 
@@ -67,8 +76,9 @@ class MemoryStore:
     async def get(self, tenant: str, id: str) -> Record | None:
         return self._kept.get((tenant, id))
 
-    async def latest(self, tenant: str, limit: int) -> list[Record]:
-        found = [record for record in self._kept.values() if record.tenant == tenant]
+    async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
+        mine = (record for record in self._kept.values() if record.tenant == tenant)
+        found = [record for record in mine if status in ("", record.status)]
         return sorted(found, key=lambda record: -record.created)[:limit]
 
     async def unfinished(self) -> list[Record]:
@@ -79,6 +89,12 @@ class MemoryStore:
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
         return self._drop([key for key in self._kept if key[0] == tenant and id in (None, key[1])])
+
+    async def names(self) -> dict[str, str]:
+        return dict(self._names)
+
+    async def put_name(self, tenant: str, name: str) -> None:
+        self._names[tenant] = name
 
     def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
         for key in keys:
@@ -93,7 +109,9 @@ CREATE TABLE IF NOT EXISTS teola_server_queries (
     PRIMARY KEY (pool, tenant, id));
 CREATE INDEX IF NOT EXISTS teola_server_queries_latest ON teola_server_queries (pool, tenant, created DESC);
 CREATE INDEX IF NOT EXISTS teola_server_queries_unfinished ON teola_server_queries (pool, status)
-    WHERE status IN ('queued', 'running', 'waiting')
+    WHERE status IN ('queued', 'running', 'waiting');
+CREATE TABLE IF NOT EXISTS teola_server_names (
+    pool text NOT NULL, tenant text NOT NULL, name text NOT NULL, PRIMARY KEY (pool, tenant))
 """
 _OWN = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
 _PATIENCE = 10.0
@@ -102,6 +120,10 @@ _PUT = """
 INSERT INTO teola_server_queries (pool, tenant, id, status, created, expires, record)
 VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (pool, tenant, id) DO UPDATE
 SET status = excluded.status, expires = excluded.expires, record = excluded.record
+"""
+_PUT_NAME = """
+INSERT INTO teola_server_names (pool, tenant, name) VALUES (%s, %s, %s)
+ON CONFLICT (pool, tenant) DO UPDATE SET name = excluded.name
 """
 
 
@@ -177,8 +199,9 @@ class PostgresStore:
         found = await self._read("tenant = %s AND id = %s", tenant, id)
         return found[0] if found else None
 
-    async def latest(self, tenant: str, limit: int) -> list[Record]:
-        return await self._read("tenant = %s ORDER BY created DESC LIMIT %s", tenant, limit)
+    async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
+        wanted, values = (" AND status = %s", [status]) if status else ("", [])
+        return await self._read(f"tenant = %s{wanted} ORDER BY created DESC LIMIT %s", tenant, *values, limit)
 
     async def unfinished(self) -> list[Record]:
         return await self._read("status IN ('queued', 'running', 'waiting') ORDER BY created")
@@ -190,6 +213,14 @@ class PostgresStore:
         one = "" if id is None else " AND id = %s"
         wanted = (self.pool, tenant) if id is None else (self.pool, tenant, id)
         return await self._run(f"DELETE FROM teola_server_queries WHERE pool = %s AND tenant = %s{one}", *wanted)
+
+    async def names(self) -> dict[str, str]:
+        text = "SELECT tenant, name FROM teola_server_names WHERE pool = %s"
+        async with self._open().connection() as connection:
+            return dict(await (await connection.execute(text.encode(), (self.pool,))).fetchall())
+
+    async def put_name(self, tenant: str, name: str) -> None:
+        await self._run(_PUT_NAME, self.pool, tenant, name)
 
     async def _read(self, where: str, *values: Any) -> list[Record]:
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.server.access.terms import Told
+from teola_plugin.server.access.terms import Caller, Told
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
@@ -32,10 +32,17 @@ def service_of(request: Request) -> Service:
     return found
 
 
+def caller_of(request: Request) -> Caller:
+    """Who asks: every key is looked at for it, once for a request. Raises `HttpError`."""
+    found: Caller | None = request.scope.get("teola.caller")
+    if found is None:
+        found = request.scope["teola.caller"] = service_of(request).caller(request.headers)
+    return found
+
+
 def model_of(request: Request, name: str, *kinds: str) -> Model:
     """The model that the request may ask. Raises `HttpError`."""
-    service = service_of(request)
-    return service.model(name, service.caller(request.headers), *kinds)
+    return service_of(request).model(name, caller_of(request), *kinds)
 
 
 async def with_documents_read(request: Request, model: Model, body: ChatRequest) -> ChatRequest:
@@ -43,15 +50,20 @@ async def with_documents_read(request: Request, model: Model, body: ChatRequest)
     if not has_files(body):
         return body
     documents: Documents = request.app.state.documents
-    caller = service_of(request).caller(request.headers)
+    caller = caller_of(request)
     carried = isinstance(model, CarriedEngine)
     return await while_connected(request, documents.read(caller.tenant, body, caller, carried=carried))
+
+
+def terms_of(request: Request) -> Told:
+    """What its headers ask for, in seconds from its first byte on. Raises `HttpError`."""
+    return Told.of(request.headers, request.scope["teola.began"])
 
 
 def begin(request: Request, model: Model, tokens: int) -> Visit:
     """The request has a place; end the visit. Raises `HttpError`."""
     service = service_of(request)
-    caller, told = service.caller(request.headers), Told.of(request.headers)
+    caller, told = caller_of(request), terms_of(request)
     visit = service.visit(request.scope["teola.request_id"], caller, told, model, tokens)
     request.scope["teola.visit"] = visit
     return visit
@@ -145,18 +157,32 @@ def told_of(visit: Visit) -> dict[str, str]:
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What the work gives. It is cancelled when the client leaves: `HttpError` with `CLIENT_GONE`."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    """What the work gives. It is cancelled when the client leaves: `HttpError` with `CLIENT_GONE`.
+
+    It runs in the task of the request: with one of its own, every answer would wait for more turns of the loop.
+    """
+    task, left = asyncio.current_task(), False
+    assert task is not None
+
+    def leave(_: object) -> None:
+        nonlocal left
+        left = True
+        task.cancel()
+
+    watching = asyncio.ensure_future(_left(request))
+    watching.add_done_callback(leave)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise HttpError(CLIENT_GONE, "the client has left.", code="cancelled")
+        found = await work
+    except BaseException:
+        if not left:
+            raise
     finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        watching.remove_done_callback(leave)
+        watching.cancel()
+    if left:
+        task.uncancel()
+        raise HttpError(CLIENT_GONE, "the client has left.", code="cancelled")
+    return found
 
 
 async def _left(request: Request) -> None:

@@ -16,7 +16,7 @@ from teola_plugin.graph import LLM_KINDS
 from teola_plugin.observe.html import html_page
 from teola_plugin.server.errors import HttpError, not_found
 from teola_plugin.server.live_queries import LiveQuery
-from teola_plugin.server.metrics import loads
+from teola_plugin.server.metrics import load_of
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.query_page import sections
 from teola_plugin.server.query_traces import whole_trace
@@ -25,8 +25,12 @@ from teola_plugin.server.routes.operations import operators_only
 from teola_plugin.server.service import Service
 
 router = APIRouter()
-_TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+_SCRIPTS = ("page.js", "asking.js", "settings.js", "try.js", "query.js")
+_TYPES = {"page.css": "text/css", **dict.fromkeys(_SCRIPTS, "text/javascript")}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'none'; base-uri 'none'"  # forms are sent by scripts, with the key of the tab: no other page can
+)
 _TRACE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; sandbox allow-scripts"
 _SECONDS = 60.0
 """For which a ticket is good."""
@@ -107,7 +111,7 @@ def _figures(service: Service) -> dict[str, Any]:
 
 
 def _engine(service: Service, name: str) -> dict[str, Any]:
-    load = loads(service.pool.engine(name))
+    load = load_of(service.pool, name)
     writes = service.pool.engine(name).kinds & LLM_KINDS
     return {
         "name": name,

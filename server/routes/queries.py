@@ -9,13 +9,14 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.access.terms import Caller
 from teola_plugin.server.documents.parts import FILE, with_documents
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.models.apps import CONFIG
+from teola_plugin.server.queries.records import Status
 from teola_plugin.server.queries.runner import Queries
-from teola_plugin.server.routes.answering import service_of, while_connected
+from teola_plugin.server.routes.answering import service_of, terms_of, while_connected
 from teola_plugin.server.routes.forms import submission_schema, submitted
 from teola_plugin.server.routes.pages import trace_page
 from teola_plugin.server.wire.answers import event
@@ -72,15 +73,19 @@ async def submit(request: Request) -> Response:
     """As JSON; or as a form, with the JSON in `query` and files in `documents`."""
     queries, caller = _of(request)
     body = await submitted(request, Submission)
-    taken = queries.submit(caller, Told.of(request.headers), body.as_chat(), body.variables)
+    taken = queries.submit(caller, terms_of(request), body.as_chat(), body.variables)
     record = await while_connected(request, taken)
     return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
 @router.get("/queries")
-async def latest(request: Request, limit: int = Query(50, ge=1, le=500)) -> dict[str, Any]:
+async def latest(
+    request: Request, limit: int = Query(50, ge=1, le=500), status: Status | None = None
+) -> dict[str, Any]:
+    """`status`: only those that are so, e.g. `waiting`."""
     queries, caller = _of(request)
-    return {"object": "list", "data": [one.told() for one in await queries.store.latest(caller.tenant, limit)]}
+    found = await queries.store.latest(caller.tenant, limit, status or "")
+    return {"object": "list", "data": [one.told() for one in found]}
 
 
 @router.get("/queries/{id}")
@@ -116,7 +121,7 @@ class Resumption(BaseModel):
 async def resume(request: Request, id: str, body: Resumption) -> Response:
     """A query that waits for somebody goes on."""
     queries, caller = _of(request)
-    record = await queries.resume(caller, Told.of(request.headers), id, body.value)
+    record = await queries.resume(caller, terms_of(request), id, body.value)
     return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 

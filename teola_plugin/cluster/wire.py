@@ -22,7 +22,7 @@ from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raise it whenever a message changes: clients and hosts of different versions refuse each other."""
 
 
@@ -52,7 +52,14 @@ class UpdateDepths:
     event: DepthChanged
 
 
-Order = Submit | Cancel | UpdateDepths
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Somebody reads the pieces of these requests from now on, and has heard so many characters of each."""
+
+    requests: tuple[tuple[str, int], ...]
+
+
+Order = Submit | Cancel | UpdateDepths | Listen
 
 
 # ---------------------------------------------------------------- engine host -> client
@@ -82,6 +89,8 @@ class RequestEnded:
     error: BaseException | None = None
     version: Version | None = None
     """SEARCHING: what it was true for (see `Done.version`)."""
+    cuts: tuple[int, ...] = ()
+    """See `Done.cuts`."""
 
 
 RequestEvent = RequestStarted | RequestPiece | RequestEnded
@@ -170,6 +179,7 @@ for _cls in (
     Submit,
     Cancel,
     UpdateDepths,
+    Listen,
     RequestStarted,
     RequestPiece,
     RequestEnded,

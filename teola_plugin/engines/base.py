@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
@@ -20,6 +20,9 @@ class EngineLoad:
     requests: int = 0
     kv_used: float = 0.0
     """Share of the KV cache in use, 0 to 1; 0 for engines without one."""
+    kv_tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """App -> tokens that its running generations hold there: of prompts, and those written so far. A prefix that
+    several share counts for each. Empty for engines that do not tell."""
 
 
 @runtime_checkable
@@ -32,6 +35,7 @@ class Engine(Protocol):
       raises for a request's sake: a bad request fails alone. Should it raise, every unfinished request failed.
     * `cancel` is idempotent, takes unknown ids, and makes `execute` end the request with `Failed(retryable=False)`. An
       engine that has not done so after 10 s counts as hanging (`runtime.watchdog.Patience`): it is started again.
+    * A request without `stream` need yield no piece but the first; see `listens`.
     * `start` and `stop` are idempotent; after `stop` no process, thread or file of the engine is left.
     * `execute` may be called again while an earlier call is running when `profile.batching` is CONTINUOUS.
     """
@@ -67,6 +71,23 @@ class Engine(Protocol):
     def versions(self) -> Mapping[str, str]:
         """Names and versions of what runs below, e.g. `{"vllm": "0.32.0", "model": "..."}`."""
         ...
+
+
+def listens(engine: Engine) -> bool:
+    """Whether an engine takes requests of live queries that nobody reads yet.
+
+    Such an engine has `listens = True` and `def listen(request_id: str) -> None`: somebody reads from now on. It then
+    yields pieces, first what was written meanwhile; ids that it does not know are ignored. Of a request that nobody
+    reads it yields the first piece at once all the same, for that one ends the prefilling. Any other engine is asked to
+    stream what may get a reader.
+    """
+    return bool(getattr(engine, "listens", False))
+
+
+def listen(engine: Engine, request_id: str) -> None:
+    """Tell an engine that a request has a reader now. One that does not listen streams it all the while."""
+    if listens(engine):
+        engine.listen(request_id)  # type: ignore[attr-defined]
 
 
 async def forget(engine: Engine, tenant: str) -> None:

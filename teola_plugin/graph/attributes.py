@@ -63,6 +63,8 @@ class Attributes:
     """Holders: plain code takes the items, or the arms, one after the other, and the graph side by side."""
     lookahead: bool | None = None
     """Work for a part that the plain object has yet to choose: whether it is sure to choose it."""
+    early_arms: tuple[str, ...] = ()
+    """BRANCH: arms, `then` or `else`, that only search, and may begin before it is known which one is taken."""
 
     forms: tuple[DraftText, ...] = ()
     """Generations: literals that the answer may be, or begin with: labels that its reader takes, keys of its JSON."""
@@ -95,7 +97,7 @@ class Attributes:
             if value != default:
                 if name == "forms":  # they are seen where they are used, among the drafts
                     continue
-                if name in ("stream_items", "drafts"):
+                if name in ("stream_items", "drafts", "early_arms"):
                     yield from ((name, holder) for holder in value)
                 else:
                     yield name, value

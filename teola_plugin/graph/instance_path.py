@@ -39,9 +39,9 @@ class InstancePath:
         """The holder's instance for an item or a round; `again` where one was made early for another value."""
         return f"{self.text}[{index}']" if again else f"{self.text}[{index}]"
 
-    def arm(self, taken: bool) -> str:
-        """A branch's only instance."""
-        return f"{self.text}.{'then' if taken else 'else'}"
+    def arm(self, taken: bool, *, again: bool = False) -> str:
+        """A branch's only instance; `again` where one was made early, and came to nothing."""
+        return f"{self.text}.{'then' if taken else 'else'}" + ("'" if again else "")
 
     def stage(self, index: int) -> str:
         """A slice of a batchable primitive, or an item of a decoding."""

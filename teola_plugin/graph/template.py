@@ -89,7 +89,7 @@ class WorkflowTemplate:
     name: str = "workflow"
     _names: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
     _ahead: frozenset[bool] = field(init=False, repr=False, compare=False, default=frozenset())
-    """Which values of `Attributes.lookahead` its components have, and those of their bodies."""
+    """Which values of `Attributes.lookahead` its components have, and those of their bodies; False for early arms."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.components]
@@ -98,6 +98,7 @@ class WorkflowTemplate:
             raise GraphError(f"two components share the name {twice!r}.", hint="rename one of them")
         object.__setattr__(self, "_names", frozenset(names))
         said = {c.attributes.lookahead for c in self.components}.union(*(body._ahead for body in self._bodies()))
+        said |= {False for c in self.components if c.attributes.early_arms}
         object.__setattr__(self, "_ahead", frozenset(value for value in said if value is not None))
         for pair in self.order:
             for name in pair:
@@ -147,7 +148,14 @@ class WorkflowTemplate:
             return None if body is None else body.looking_ahead(certain=certain, chosen=chosen)
 
         return self.with_components(
-            replace(c, body=kept(c.body), otherwise=kept(c.otherwise)) if c.body is not None else c
+            replace(
+                c,
+                body=kept(c.body),
+                otherwise=kept(c.otherwise),
+                attributes=c.attributes if chosen else c.attributes.with_(early_arms=()),
+            )
+            if c.body is not None
+            else c
             for c in self.components
             if c.attributes.lookahead not in unwanted
         )
@@ -156,7 +164,7 @@ class WorkflowTemplate:
         """Engines that work for parts which are yet to be chosen, if that is begun ahead."""
         if False not in self._ahead:
             return frozenset()
-        own = (c for c in self.components if c.attributes.lookahead is False)
+        own = (c for c in self.components if c.attributes.lookahead is False or c.attributes.early_arms)
         engines = {name for c in own for name in (c.engine, c.embedder, *_engines_in(c)) if name}
         return frozenset(engines).union(*(body.chosen_on() for body in self._bodies()))
 

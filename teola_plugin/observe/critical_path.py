@@ -176,7 +176,7 @@ class _Walk:
             self._ran(around, wait.asked)
             return
         self._ran(around, min(span.done, self._at))
-        self._engines(span)
+        self._engines(span, wait.asked)
 
     def _ran(self, around: _Around, since: float) -> None:
         """Code of that step ran since then; functions that the plan knows by name are named."""
@@ -215,8 +215,9 @@ class _Walk:
 
     # ------------------------------------------------------------ primitives
 
-    def _engines(self, span: Span | None) -> None:
-        """Back along what let each primitive begin, to where the plain object's code did."""
+    def _engines(self, span: Span | None, asked: float) -> None:
+        """Back along what let each primitive begin, to where the plain object's code did, which `asked` for the last.
+        What was queued after that, and did not wait for anything else then, is what it asked for."""
         while span is not None and id(span) not in self._seen:
             if span in self._code:  # the plain object ran it: its own code goes on from there
                 self._at = min(self._at, max(self._trace.started, span.done or self._at))
@@ -231,6 +232,9 @@ class _Walk:
             held.seconds += self._back_to(span.begin)
             held.waited = self._back_to(span.queued)
             before = self._before(span)
+            if before is not None and (before.done or asked) < asked <= span.queued:
+                held.idle = self._back_to(asked)
+                return
             if before is not None:
                 held.idle = self._back_to(min(self._at, before.done or self._at))
             span = before
@@ -247,7 +251,7 @@ class _Walk:
         A parent that outlasts it has streamed to it.
         """
         told = self._spans.get(span.cause)
-        if told is not None and _ran(told) and told.begin <= span.queued:
+        if told is not None and told is not span and _ran(told) and told.begin <= span.queued:
             return told
         parents = [self._spans[p] for p in span.parents if p in self._spans]
         ready = [p for p in parents if _ran(p) and p.begin <= span.queued and p is not span]

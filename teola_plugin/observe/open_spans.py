@@ -33,6 +33,14 @@ class OpenSpan:
         self.merged = False
         """Whether another span stands for it."""
 
+    def end_by(self, at: float) -> None:
+        """Nothing of it is later than that."""
+        if self.queued > at or (self.done is not None and self.done > at):
+            self.queued = min(self.queued, at)
+            self.started = None if self.started is None else min(self.started, at)
+            self.first = None if self.first is None else min(self.first, at)
+            self.done = None if self.done is None else min(self.done, at)
+
 
 class OpenQuery:
     """A query under way: its live spans by primitive, and all of them in the order they were queued. Of more than
@@ -83,7 +91,9 @@ def told(name: str, span: OpenSpan, began: float) -> str:
     return f"{name}{engine}: {span.outcome or 'not ended'} ({told})"
 
 
-def closed(query_id: str, app: str, primitive: str, span: OpenSpan) -> Span:
+def closed(query_id: str, app: str, primitive: str, span: OpenSpan, until: float) -> Span:
+    """As it was at that moment, the end of its query."""
+    span.end_by(until)
     _, _, scope, depth, size, tentative, parents, detail = span.about
     return Span(
         query_id=query_id,

@@ -212,7 +212,7 @@ class TraceRecorder:
         if span is None:
             return
         if span.done is None or (span.cut and outcome == "done"):
-            span.done = at
+            span.done, span.queued = at, min(span.queued, at)  # that it waited may be heard late
         span.cut = outcome == "cancelled"  # until it is known that others go on with it
         span.outcome = outcome
         span.tokens, span.cached = tokens or span.tokens, cached or span.cached
@@ -256,7 +256,8 @@ class TraceRecorder:
         steps: StepLog | None = None,
         waits: tuple[Wait, ...] | None = None,
     ) -> QueryTrace | None:
-        """The query ended: its trace, which is also kept. Spans still open count as cancelled.
+        """The query ended: its trace, which is also kept. Spans still open count as cancelled; what happened after `at`
+        is none of its time.
 
         None when the query is unknown or already finished.
         """
@@ -268,7 +269,7 @@ class TraceRecorder:
             query.app,
             query.started,
             at,
-            tuple(closed(query_id, query.app, name, span) for name, span in query.order if not span.merged),
+            tuple(closed(query_id, query.app, name, span, at) for name, span in query.order if not span.merged),
             query.graph_text,
             query.pgraph_text,
             query.passes,

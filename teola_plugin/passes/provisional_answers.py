@@ -1,4 +1,4 @@
-"""Provisional answers: while a reranker thinks, the answer begins on what it is likely to say."""
+"""Provisional answers: while questions are written and a reranker thinks, the answer begins on what is likely."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from teola_plugin.graph import (
     LLM_PREFILLS,
-    Fragment,
     Graph,
     GraphEdit,
     InstancePath,
@@ -20,63 +19,81 @@ from teola_plugin.graph import (
 )
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.estimate import ready_times
+from teola_plugin.passes.guessed_branch import CODE, MIN_GAP, cloned, may_begin
+from teola_plugin.passes.question_hits import question_branch, written_lists
 from teola_plugin.passes.stage_decomposition import list_inputs
 
 _K = PrimitiveKind
-_CODE = frozenset({_K.CALL, _K.AGGREGATE})
-"""What may stand between the guessed value and the prompt: code that is known to be pure, and runs at the client."""
 _HOLDERS = frozenset({_K.MAP, _K.LOOP})
 """Several prompts, or several rounds: the calls of the first round begin."""
-MIN_GAP = 0.005
-"""Seconds. An answer that could begin less than this before its place is not worth a request."""
 IN_ORDER = "in order"
 """The callable of a guess at scores: the order stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProvisionalAnswers:
-    """A prompt that waits for a reranker gets a second, provisional prefilling, on the order before reranking.
+    """A prompt that waits for a reranker gets a second, provisional prefilling: on the order before reranking or, where
+    an LLM still writes what is searched for, on what the question itself finds.
 
-    The code between the two is repeated for it. Nobody reads what it makes: the same prompt in the end is the same
+    What lies between is repeated for it. Nobody reads what it makes: the same prompt in the end is the same
     work, and is claimed; the text for another prompt is the draft of the real answer. Only at engines declared `own`,
-    which the reranker leaves idle.
+    which are idle meanwhile.
     """
 
     name: ClassVar[str] = "provisional-answers"
     once: ClassVar[bool] = True
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
-        if context.speculate == "off" or not any(p.kind is _K.RERANKING for p in graph):
+        if context.speculate == "off":
             return graph
-        edit: GraphEdit | None = None
-        ready = ready_times(graph, context)
-        for p in graph:
-            branch = _branch(p, graph, context, ready)
-            if branch:
-                edit = edit or GraphEdit(graph)
-                edit.add(*(made for made in branch if made.id not in edit))
-        return graph if edit is None else edit.freeze()
+        lists, rerankers = written_lists(graph), [p for p in graph if p.kind is _K.RERANKING]
+        if not lists and not rerankers:
+            return graph
+        asked = {p.id: made for p in graph if (made := _asked(p, graph, context))}
+        branches = {name: question_branch(graph[name], made, lists, graph, context) for name, made in asked.items()}
+        taken = {one.id for branch in branches.values() for one in branch}
+        ready = ready_times(graph, context) if asked else {}
+        for name in [name for name, branch in branches.items() if not branch]:
+            branch = _branch(graph[name], asked[name], rerankers, graph, context, ready)
+            if taken.isdisjoint(one.id for one in branch):  # of one reranker, one guess
+                branches[name] = branch
+        if not any(branches.values()):
+            return graph
+        edit = GraphEdit(graph)
+        for branch in branches.values():
+            edit.add(*(one for one in branch if one.id not in edit))
+        return edit.freeze()
 
 
-def _branch(p: Primitive, graph: Graph, context: PassContext, ready: dict[str, float]) -> list[Primitive]:
-    """The guess, the code behind it, and `p` on what that makes; nothing where `p` does not wait for a reranker, or
-    cannot begin before."""
-    asked = list(_asks(p))
-    if not asked or not all(_may_begin(one, context) for one in asked):
+def _asked(p: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
+    """The generations that `p` begins with, if all of them may begin on a guess, and none has been made."""
+    made = list(_asks(p))
+    if InstancePath(p.id).provisional() in graph:
         return []
-    rerankers = [r for r in graph if r.kind is _K.RERANKING and graph.above[p.id] & graph.bits[r.id]]
+    return made if all(may_begin(one, context) and not one.effects for one in made) else []
+
+
+def _branch(
+    p: Primitive,
+    asked: list[Primitive],
+    rerankers: list[Primitive],
+    graph: Graph,
+    context: PassContext,
+    ready: dict[str, float],
+) -> list[Primitive]:
+    """The guess, the code behind it, and `p` on what that makes; nothing where `p` waits for none of the rerankers,
+    or cannot begin before."""
+    rerankers = [r for r in rerankers if graph.above[p.id] & graph.bits[r.id]]
     guessed = [r for r in rerankers if not any(graph.above[r.id] & graph.bits[o.id] for o in rerankers)]
     if len(guessed) != len(rerankers) or not all(_idle_beside(r, asked, context) for r in guessed):
         return []  # two in a row: the order before the first says little of that behind the second
     between = [q for q in graph if graph.above[p.id] & graph.bits[q.id] and _behind(q, guessed, graph)]
-    if not guessed or not all(q.kind in _CODE and not q.effects and not q.tentative for q in between):
+    if not guessed or not all(q.kind in CODE and not q.effects and not q.tentative for q in between):
         return []
     replaced = {r.id: _guess(r) for r in guessed} | {q.id: q for q in between}
     if set(p.after) & set(replaced) or not _gains(p, replaced, guessed, graph, ready):
         return []
-    if InstancePath(p.id).provisional() in graph:  # this pass was here already
-        return []
-    return list(_clones(p, replaced, guessed[0].id, graph))
+    return list(cloned(p, replaced, guessed[0].id, graph))
 
 
 def _asks(p: Primitive) -> Iterator[Primitive]:
@@ -86,14 +103,6 @@ def _asks(p: Primitive) -> Iterator[Primitive]:
     elif p.kind in _HOLDERS and p.fragment is not None and not p.early and not is_impure(p):
         for q in p.fragment.graph:
             yield from _asks(q)
-
-
-def _may_begin(p: Primitive, context: PassContext) -> bool:
-    """At engines that are declared own, and are known, whatever `speculate` says of others."""
-    profile, said = context.profile(p.engine), p.attributes
-    if profile is None or not profile.own or p.tentative or p.effects:
-        return False
-    return not said.wrapped and not said.provisional and said.lookahead is not False
 
 
 def _idle_beside(r: Primitive, asked: list[Primitive], context: PassContext) -> bool:
@@ -124,21 +133,3 @@ def _texts(r: Primitive) -> list[Ref]:
 def _guess(r: Primitive) -> Primitive:
     """Scores that leave the texts as they are."""
     return Primitive(r.id, _K.CALL, inputs=named(texts=_texts(r)[0]), call=IN_ORDER, scope=r.scope)
-
-
-def _clones(p: Primitive, replaced: dict[str, Primitive], guess: str, graph: Graph) -> Iterator[Primitive]:
-    """Under names of their own, reading one another."""
-    names = {name: InstancePath(name).provisional() for name in (*replaced, p.id)}
-    for q in (*(replaced[q.id] for q in graph if q.id in replaced), p):
-        yield _marked(q, guess).rename(names, {})
-
-
-def _marked(p: Primitive, guess: str) -> Primitive:
-    """`p`, and what it holds, on a guess."""
-    held = p.fragment
-    if held is not None:
-        edit = GraphEdit(held.graph)
-        for q in held.graph:
-            edit.replace(_marked(q, guess))
-        held = Fragment(edit.freeze(), held.output)
-    return p.with_(tentative=True, fragment=held, attributes=p.attributes.with_(provisional=guess))

@@ -31,6 +31,7 @@ class ItemStream:
     markdown  `- item` or `* item`, one a line
     comma     comma-separated values, quoted where they hold commas
     choices   the numbers of JSON members `"choice": 2`, before what follows them is written
+    indices   the same of members `"index": 2`
     ========  =======================================================================
 
     Raises `RegistrationError` for another kind. Every chunking of a text gives the same items.
@@ -210,12 +211,13 @@ class _Json:
 
 
 class _Choices:
-    """Numbers behind the key `choice`, wherever in brackets it stands; it may lack its quotes, as YAML has it.
+    """Numbers behind a key, wherever in brackets it stands; it may lack its quotes, as YAML has it.
 
     A number is closed by what follows it, so that the reason for a choice need not be waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._depth = 0
         self._quoted = self._escaped = False
         self._word = self._number = ""
@@ -254,7 +256,7 @@ class _Choices:
                 return []
         closed = [int(self._number)] if self._number and (char.isspace() or char in ",}]") else []
         self._quoted = char == '"'
-        self._wanted = (char == ":" and self._word == "choice") or (self._wanted and self._quoted and not self._number)
+        self._wanted = (char == ":" and self._word == self._key) or (self._wanted and self._quoted and not self._number)
         self._number = ""
         if not char.isspace():
             self._word = self._word + char if char.isalnum() or char == "_" else ""
@@ -268,5 +270,6 @@ _READERS: dict[str, Callable[[], _Reader]] = {
     "numbered": lambda: _Pattern(r"\d+\.\s([^\n]+)"),
     "markdown": lambda: _Pattern(r"^\s*[-*]\s([^\n]+)$"),
     "comma": _Comma,
-    "choices": _Choices,
+    "choices": lambda: _Choices("choice"),
+    "indices": lambda: _Choices("index"),
 }

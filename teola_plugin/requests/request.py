@@ -22,7 +22,8 @@ class Request:
     priority: int = 0
     """Admission sequence number of the engine scheduler, lower is more urgent; later by a lag in a gang."""
     stream: bool = False
-    """Whether somebody reads the pieces; without a reader an engine may send only the end."""
+    """Whether somebody reads the pieces; without a reader an engine may send only the first one, and the end. A reader
+    that comes late is announced: see `engines.base.listen`."""
     background: bool = False
     """Work that must not delay others on the instance (a warm-up beside deeper decodings)."""
     keep_remote: bool = False
@@ -34,6 +35,10 @@ class Request:
     app: str = ""
     drafts: tuple[str, ...] = ()
     """Texts that the answer may repeat, likeliest first: never part of what decides the result."""
+    late: bool = False
+    """Whether somebody may come late to read its pieces, if it is sent without `stream`."""
+    unread: bool = False
+    """Whether it is streamed for its first piece alone: nobody will ever read the others, which may come as one."""
 
     def admitted(self, priority: int, depth: int, objective: str) -> Request:
         """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""
@@ -51,4 +56,6 @@ class Request:
             objective,
             self.app,
             self.drafts,
+            self.late,
+            self.unread,
         )

@@ -28,6 +28,9 @@ class Done:
     stats: Mapping[str, float] = field(default_factory=dict)
     version: Version | None = None
     """SEARCHING: of the collection, read in the search's own snapshot; None from a store that cannot tell."""
+    cuts: tuple[int, ...] = ()
+    """A generation that nobody read, and somebody may come late to read: characters of the pieces that its text would
+    have come in. Empty from an engine that does not know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,10 @@ class PlainCalls:
         if work.made and call.step:
             self._driver.trace.at_step(run, work, call.step)
         if not work.made and not run.claims:  # nobody can come to read its pieces
-            work.request = replace(work.request, stream=call.log is not None)
+            work.request = replace(work.request, stream=call.log is not None, late=False)
+            work.coarse = not work.request.stream
         if call.log is not None:
-            work.read_into(call.log)
+            engines.read(work, call.log)
         return work
 
     def _told(self, run: QueryRun, call: Call, wait: OpenWait) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes.provisional_answers import IN_ORDER
+from teola_plugin.passes.question_hits import QUESTION
 from teola_plugin.runtime.query_run import QueryRun
 
 
@@ -21,6 +22,8 @@ def computed(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
     if p.call == IN_ORDER:
         count = len(inputs["texts"])
         return [1 - i / count for i in range(count)]
+    if p.call == QUESTION:
+        return list(inputs.values())
     if p.call == "concat":
         return [item for part in inputs.values() for item in part]
     function = run.calls_of(p.id).get(p.call)

@@ -129,6 +129,21 @@ class RuntimeConformance:
             [made] = handle.result(_SECONDS)
             assert isinstance(made, Generation) and made.text == "".join(pieces)
 
+    def test_who_comes_late_reads_the_whole_text(self) -> None:
+        """Of early work that nobody has read: before it has ended, and after."""
+        lead = Primitive("lead", _K.PREFILLING, "llm", named(question=Ref("$input")), call="ask")
+        text = Primitive("text", _K.DECODING, "llm", named(prefilling=Ref("lead")))
+        asked = Generate(Prompt(text="what nobody reads"))
+        with self.pool() as pool:
+            graph = Graph([lead, text], Ref("text"))
+            run = pool.runtime.submit(Query({"input": ""}), graph, {"ask": lambda _: asked}, ahead=True)
+            handles = [run.call(_K.PREFILLING, "llm", [asked], stream=True)]
+            [made] = handles[0].result(_SECONDS)
+            handles.append(run.call(_K.PREFILLING, "llm", [asked], stream=True))
+            for handle in handles:
+                assert made.text == "".join(piece.text for piece in handle.pieces)
+            run.close()
+
     def test_equal_questions_have_equal_answers(self) -> None:
         with self.pool() as pool:
             answers = [pool.call(_K.PREFILLING, "llm", [_ask("again")]).result(_SECONDS)[0].text for _ in range(3)]

@@ -229,7 +229,7 @@ class LocalRuntime:
         query.check(graph)
         store, due = QueryStore(query.inputs), self._due(query)
         run = QueryRun(self, query, graph, calls, ahead, store, due=due, streamed=streamed, streamed_into=into)
-        self.loop.post(self._admit, run, graph, pgraph, passes)
+        self.loop.post(self._admit, run, graph, pgraph, passes, self.time())  # began now, however busy the loop is
         return run
 
     def watch(self, query: Query, *, joins: bool = False) -> QueryRun:
@@ -256,7 +256,7 @@ class LocalRuntime:
         graph: Graph,
         pgraph: Graph | None,
         passes: tuple[PassRun, ...],
-        began: float | None = None,
+        began: float,
     ) -> None:
         self._driver.admit(run, graph, began)
         before = "" if pgraph is None else _text(pgraph)
@@ -276,16 +276,16 @@ class LocalRuntime:
         (self.loop.tell if soon else self.loop.leave)(self._driver.turn, run, held, over)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
-        self.loop.tell(self._driver.observe, run, primitive, value)
+        self.loop.tell(self._driver.observe, run, primitive, value, self.time())
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
-            run.closed = True
+            run.closed, run.ended = True, self.time()  # now, however busy the loop is
             self.loop.tell(lambda: self._driver.post(Close(self._driver.now(), run.id)))
 
     def cancel_run(self, run: QueryRun) -> None:
         if not run.closed:
-            run.closed = True
+            run.closed, run.ended = True, self.time()
             self.loop.tell(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
 
     @property

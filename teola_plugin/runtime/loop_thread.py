@@ -35,7 +35,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._name = name
         self._thread: threading.Thread | None = None
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()  # what the garbage collector ends meanwhile, on this thread, may tell, too
         self._told: list[tuple[Context, Callable[..., Any], tuple[Any, ...]]] = []
         self._woken = False
         """Whether the loop is about to look at what it was told."""
@@ -89,7 +89,7 @@ class LoopThread:
 
     def forked(self) -> None:
         """In a child: the thread is not there, and the loop's selector is the parent's, too."""
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         if self._loop is not None:
             _of_parents.append(self._loop)
         if self._takes:

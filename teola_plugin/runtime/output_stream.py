@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.live_query import LiveQuery
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -21,8 +23,9 @@ def hands_on(call: _Call) -> _Call:
     return call
 
 
-def attach(run: QueryRun, query: LiveQuery | None) -> None:
-    """If the request that writes the streamed value of `run` is made by now, its pieces go there. Cheap otherwise."""
+def attach(run: QueryRun, query: LiveQuery | None, read: Callable[[Work, PieceLog], None]) -> None:
+    """If the request that writes the streamed value of `run` is made by now, its pieces go there, by `read`. Cheap
+    otherwise."""
     log = run.streamed_into
     if log is None or query is None:
         return
@@ -30,7 +33,7 @@ def attach(run: QueryRun, query: LiveQuery | None) -> None:
     live = next((one for one in run.primitives.values() if one.group is not None and _serves(one, name)), None)
     if live is not None and live.works:
         run.streamed_into = None
-        live.works[0].read_into(log)
+        read(live.works[0], log)
 
 
 def _serves(live: Any, name: str) -> bool:

@@ -128,6 +128,8 @@ class QueryRun:
     """The graph's output (queries that are not `ahead`)."""
     trace: Future[QueryTrace | None] = field(default_factory=Future)
     closed: bool = False
+    ended: float | None = None
+    """When the plain object had its answer, or gave up; None while neither is so."""
     claims: bool = True
     """Whether calls of the plain object may be served by what was asked for before; not when it is only watched."""
     due: float | None = None

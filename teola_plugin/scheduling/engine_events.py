@@ -151,7 +151,7 @@ class CacheUse(CacheEvent):
 class RunBatch(Instruction):
     """Execute these requests together on one instance. Of `priorities`, lower ones are more urgent.
 
-    They are admission sequence numbers, later by a lag for members of a gang.
+    They are places in the instance's line: the number of the admission, or of who is passed (see `lines`).
     """
 
     instance: str

@@ -37,6 +37,8 @@ class QueuedPrimitive:
     """Batches that left since its FIFO turn."""
     asked: tuple[QueuedRequest, ...] = ()
     """All its requests, in order: one that is to run again goes back to its place."""
+    came: int = 0
+    """Number of its query, in the order in which queries came to this engine."""
     least: float = field(init=False)
     """Size of the smallest request it came with."""
 
@@ -45,7 +47,7 @@ class QueuedPrimitive:
         self.least = found[0].size if len(found) == 1 else min([request.size for request in found], default=0.0)
 
     @staticmethod
-    def of(event: Enqueue, arrived: int) -> QueuedPrimitive:
+    def of(event: Enqueue, arrived: int, came: int = 0) -> QueuedPrimitive:
         return QueuedPrimitive(
             event.query,
             event.primitive,
@@ -62,6 +64,7 @@ class QueuedPrimitive:
             event.remaining,
             None if event.left is None else event.at + event.left,
             asked=event.requests,
+            came=came,
         )
 
     def put_back(self, request: str) -> None:
@@ -82,6 +85,8 @@ class RunningRequest:
     """Where it came from, and goes back to if it is to run again."""
     prefilling: bool = True
     """Its slots count against the tick until its first piece comes (LLMs)."""
+    number: int | None = None
+    """Its place in the line of its instance (see `lines`); None until it has one."""
 
     @staticmethod
     def of(queued: QueuedPrimitive, request: str, size: float, instance: str) -> RunningRequest:
@@ -127,6 +132,14 @@ class Slots:
         self.units -= size
         self.alone = False
         return True
+
+    def fits(self, queued: QueuedPrimitive) -> bool:
+        """Whether a batch that runs as one takes requests of this primitive: all of them, or, while it is not half
+        full, a part."""
+        if self.units > self.bulk / 2:
+            return True
+        least = 0.0 if len(queued.requests) > self.bulk else 1.0
+        return sum(max(least, request.size) for request in queued.requests) <= self.units
 
     @property
     def left(self) -> bool:
@@ -205,10 +218,11 @@ class Running:
         wait for a pause, or if the two would only take turns. And whether it would delay others by more than its own
         query can gain: each of them loses `interference` of the time that it takes."""
         beside = not profile.takes_turns and not warmup.when_idle
-        here = self.at(instance).requests.values()
-        if profile.interference and profile.interference * sum(r.query != warmup.query for r in here) >= 1:
+        here = self.at(instance).requests
+        own = sum(r.instance == instance for r in self._queries.get(warmup.query, {}).values())
+        if profile.interference and profile.interference * (len(here) - own) >= 1:
             return True
-        return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in here)
+        return any(r.depth > warmup.depth and (r.prefilling or not beside) for r in here.values())
 
     def slots(self, instance: str, profile: EngineProfile) -> Slots:
         here = self.at(instance)

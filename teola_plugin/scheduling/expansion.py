@@ -67,6 +67,12 @@ class Expansion:
             self._steps.release(query, (event.value,))
         self._begin_spliced(query)
 
+    def admitted(self, query: LiveQuery) -> None:
+        """A query with all that was planned of it."""
+        for live in query:
+            self._begin_arms(query, live)
+        self._begin_spliced(query)
+
     def part_ended(self, query: LiveQuery, event: PartEnded) -> None:
         """What is left of it is dropped."""
         self._discard_instance(query, event.name)
@@ -128,12 +134,29 @@ class Expansion:
         self._await_outputs(query, live, [carry])
 
     def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
-        p = live.primitive
-        arm = p.fragment if event.count else p.otherwise
-        name = InstancePath(p.id).arm(bool(event.count))
-        output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
+        p, taken = live.primitive, bool(event.count)
+        here, arm = InstancePath(p.id), p.fragment if taken else p.otherwise
+        output = _begun_arm(query, live, here.arm(taken))
+        if output is None:
+            lost = bool(query.within(here.arm(taken)))
+            name = here.arm(taken, again=lost)
+            output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
         assert output is not None
         self._await_outputs(query, live, [output])
+        if live.early:
+            self._discard_instance(query, here.arm(not taken))
+
+    def _begin_arms(self, query: LiveQuery, live: LivePrimitive) -> None:
+        """Arms of a branch that may begin before it is chosen: each primitive when what it reads is there."""
+        p = live.primitive
+        if not p.attributes.early_arms:
+            return
+        for which, arm in (("then", p.fragment), ("else", p.otherwise)):
+            if which in p.attributes.early_arms and arm is not None and live.status is Status.WAITING:
+                name = InstancePath(p.id).arm(which == "then")
+                output = self._instance(query, live, arm, name, {}, tentative=True)
+                live.early.append(output)
+                query.hold(live.id, [output])
 
     def _expand_loop(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         carry = live.outputs[-1].at("carry")
@@ -179,6 +202,8 @@ class Expansion:
 
     def _begin_spliced(self, query: LiveQuery) -> None:
         """Depths first, so that what starts now is queued with its own."""
+        for live in list(self._spliced):
+            self._begin_arms(query, live)
         spliced, self._spliced = self._spliced, []
         changed = query.redepth(spliced)
         if changed:
@@ -243,6 +268,13 @@ class Expansion:
         for live in query.within(name):
             self._steps.drop(query, live)
         self._steps.release(query, query.forget(name))
+
+
+def _begun_arm(query: LiveQuery, live: LivePrimitive, name: str) -> Ref | None:
+    """The output of the arm if it was begun, and has not come to nothing."""
+    found = next((ref for ref in live.early if InstancePath(ref.producer).inside(name) is not None), None)
+    made = None if found is None else query.get(found.producer)
+    return None if made is None or made.status in (Status.DROPPED, Status.FAILED) else found
 
 
 def _join_gang(spliced: list[LivePrimitive], event: PartBegun) -> None:

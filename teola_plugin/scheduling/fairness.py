@@ -44,18 +44,20 @@ class Served:
         return {app: self._had.get(app, self._now) for app in apps}
 
 
-def in_turn(turns: Mapping[str, Turn], had: dict[str, float]) -> Iterator[str]:
-    """Names of buckets in the order in which they are served; `had` is kept up to date.
+def in_turn(turns: Mapping[str, Turn], had: dict[str, float], apps: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Names of buckets in the order in which they are served; `had` is kept up to date. `apps`: whose each is, where
+    `turns` makes them when they are looked at.
 
     Next is always the first bucket of the app that had least, so an app of twice the weight gets twice the units.
     """
     waiting: dict[str, deque[str]] = {}
-    for name, turn in turns.items():
-        waiting.setdefault(turn.app, deque()).append(name)
+    for name, owner in ({name: turn.app for name, turn in turns.items()} if apps is None else apps).items():
+        waiting.setdefault(owner, deque()).append(name)
     while waiting:
         app = min(waiting, key=had.__getitem__)
         name = waiting[app].popleft()
+        turn = turns[name]  # before it is served
         yield name
-        had[app] += turns[name].units / max(turns[name].weight, LEAST_WEIGHT)
+        had[app] += turn.units / max(turn.weight, LEAST_WEIGHT)
         if not waiting[app]:
             del waiting[app]

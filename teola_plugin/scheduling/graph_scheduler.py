@@ -95,6 +95,7 @@ class GraphScheduler:
         for live in query:
             if not live.waits or laid_out_early(live):
                 self._start(query, live)
+        self._expansion.admitted(query)
         self._end_if_done(query)
 
     def _announce(self, deadline: float | None) -> None:

@@ -46,7 +46,8 @@ class LivePrimitive:
     predicted: list[Ref] = field(default_factory=list)
     """MAP: the items its early instances work on; kept until they have been compared with the real ones."""
     early: list[Ref] = field(default_factory=list)
-    """MAP: outputs of the instances made before the items were known, planned and grown."""
+    """MAP: outputs of the instances made before the items were known, planned and grown. BRANCH: of arms that began
+    before one was chosen."""
     instances: list[str] = field(default_factory=list)
     """Holders: names of the instances that were spliced in."""
     wanted: Wanted = SINK

@@ -29,7 +29,7 @@ class Objective(Enum):
     BACKGROUND = "background"
     """A warm-up: nobody waits for it."""
     PROVISIONAL = "provisional"
-    """An answer that is begun on a guess: it runs where nobody else does, and makes room for whoever comes."""
+    """What is done on a guess at a prompt: it begins where nobody else runs; answers make room for whoever comes."""
 
     # Identity: members are unique, and the hash of the name is slow.
     __hash__ = object.__hash__
@@ -47,12 +47,15 @@ class Wanted:
         instance's name before theirs."""
         if self.objective is Objective.LATENCY:
             return sink
+        if self.objective is Objective.PROVISIONAL:
+            return self
         return Wanted(self.objective, InstancePath(instance).child(self.gang) if self.gang else sink.gang)
 
 
 SINK = Wanted()
 """Of what somebody waits for."""
 WARM_UP = Wanted(Objective.BACKGROUND)
+GUESS = Wanted(Objective.PROVISIONAL)
 
 _Way = tuple[tuple[str, str], ...]
 """The gangs on the way to the output, outermost first: (who puts together, which member leads there)."""
@@ -109,8 +112,8 @@ def _deduced(graph: Graph) -> dict[str, Wanted]:
 
 
 def _wanted(p: Primitive, way: _Way) -> Wanted:
-    if p.prefills and p.attributes.provisional:
-        return Wanted(Objective.PROVISIONAL)
+    if p.on_engine and p.attributes.provisional:
+        return GUESS
     gang = way[-1][0] if way else ""
     if p.kind is _K.PARTIAL_PREFILLING:
         return Wanted(Objective.BACKGROUND, gang)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
 from teola_plugin.scheduling.engine_events import QueuedRequest
-from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
+from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, RunningRequest, Slots
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
 
@@ -26,6 +26,10 @@ class BatchPolicy(Protocol):
     """
 
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]: ...
+
+    def passes(self, coming: RunningRequest, other: RunningRequest) -> bool:
+        """Whether a request goes before another that its instance was given earlier and has not begun."""
+        ...
 
 
 def _take(queued: QueuedPrimitive, slots: FreeSlots, picked: list[Pick], already: set[str]) -> None:
@@ -61,6 +65,8 @@ class TopologyAware:
     `patience` bounds starvation: a primitive that this many batches have overtaken goes first.
     Fourth, where a batch runs as one (static engines), what is small goes along with the deeper level of its bucket: it
     makes the batch hardly longer, and its query would wait for it for a whole batch more.
+    Fifth, once such a batch is half full it takes only what it has room for as a whole: a part would hold up all others
+    in it, and its query would wait for the rest all the same.
     When several apps wait, the next bucket is the earliest of the app that had least for its weight.
     """
 
@@ -75,24 +81,35 @@ class TopologyAware:
                 return []
         buckets, starved, alike = self._sorted_out(queue)
         picked, already = _take_all(starved, slots)
-        levels = self._ordered({query: self._levels(bucket) for query, bucket in buckets.items()}, running, alike)
-        had_turn = {query for query, found in levels.items() if self._had_turn(query, found[0][0], running)}
+        levels = self._ordered(Buckets(buckets, self._levels), running, alike)
         apps = {bucket[0].app for bucket in buckets.values()}
         had = running.served.had(apps) if len(apps) > 1 else None
         first = True
-        while slots.left and any(levels.values()):
-            for query in levels if had is None else in_turn(_turns(levels), had):
+        while slots.left and any(levels[query] for query in levels):
+            for query in levels if had is None else in_turn(_Turns(levels), had, _apps(levels)):
                 remaining = levels[query]
-                if not remaining or (first and query in had_turn):
+                if not remaining or (first and self._had_turn(query, remaining[0][0], running)):
                     continue
                 for queued in self._next(remaining):
                     if not slots.left:
                         return picked
-                    _take(queued, slots, picked, already)
+                    if _fits(queued, slots):
+                        _take(queued, slots, picked, already)
                 for queued in _riders(remaining, slots):
                     _take(queued, slots, picked, already)
             first = False
         return picked
+
+    def passes(self, coming: RunningRequest, other: RunningRequest) -> bool:
+        """What somebody waits for passes members of gangs of younger queries, as it does in the queue. Of older ones
+        it does not, or the oldest queries would end last; nor of other apps, which have had their turn."""
+        own, others = coming.source, other.source
+        return (
+            own.objective is Objective.LATENCY
+            and others.objective is Objective.THROUGHPUT
+            and own.came < others.came
+            and own.app == others.app
+        )
 
     # What kindred policies decide otherwise (see `time_policies`).
 
@@ -100,7 +117,7 @@ class TopologyAware:
         """A bucket's primitives in the order in which they go, those that go together in one list. Never empty."""
         return _by_depth(bucket)
 
-    def _ordered(self, levels: dict[str, Levels], running: Running, alike: bool) -> dict[str, Levels]:
+    def _ordered(self, levels: Mapping[str, Levels], running: Running, alike: bool) -> Mapping[str, Levels]:
         """The buckets in the order of their turns. `alike`: somebody waits for each."""
         if len(levels) < 2 or alike:
             return levels
@@ -122,15 +139,19 @@ class TopologyAware:
         starved: list[QueuedPrimitive] = []
         alike = True
         for queued in queue:
-            bucket = buckets.get(queued.query)
-            if bucket is None:
-                bucket = buckets[queued.query] = []
-            bucket.append(queued)
+            if (bucket := buckets.get(queued.query)) is None:
+                buckets[queued.query] = [queued]
+            else:
+                bucket.append(queued)
             if queued.overtaken >= self.patience:
                 starved.append(queued)
             if queued.objective is not Objective.LATENCY:
                 alike = False
         return buckets, starved, alike
+
+
+def _fits(queued: QueuedPrimitive, slots: FreeSlots) -> bool:
+    return not isinstance(slots, Slots) or not slots.bulk or slots.fits(queued)
 
 
 def _riders(left: Levels, slots: FreeSlots) -> list[QueuedPrimitive]:
@@ -139,13 +160,53 @@ def _riders(left: Levels, slots: FreeSlots) -> list[QueuedPrimitive]:
     return [queued for level in left for queued in level if queued.least <= most and len(queued.requests) <= most]
 
 
-def _turns(levels: Mapping[str, Levels]) -> dict[str, Turn]:
-    """What each bucket's deepest level takes. A bucket is of one query, hence of one app and weight."""
-    return {
-        query: Turn(left[0][0].app, left[0][0].weight, sum(r.size for q in left[0] for r in q.requests))
-        for query, left in levels.items()
-        if left
-    }
+class Buckets(Mapping[str, Levels]):
+    """Levels by query, in the order of the buckets; made when they are looked at: a few buckets fill a batch."""
+
+    def __init__(self, buckets: Mapping[str, list[QueuedPrimitive]], sort: Callable[[list[QueuedPrimitive]], Levels]):
+        self._buckets, self._sort = buckets, sort
+        self._sorted: dict[str, Levels] = {}
+
+    def __getitem__(self, query: str) -> Levels:
+        found = self._sorted.get(query)
+        if found is None:
+            found = self._sorted[query] = self._sort(self._buckets[query])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        """Those that have something left."""
+        return (query for query in self._buckets if self._sorted.get(query, True))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def apps(self) -> dict[str, str]:
+        return {query: self._buckets[query][0].app for query in self}
+
+
+def _apps(levels: Mapping[str, Levels]) -> dict[str, str]:
+    """Whose bucket each is that has something left."""
+    if isinstance(levels, Buckets):
+        return levels.apps()
+    return {query: left[0][0].app for query, left in levels.items() if left}
+
+
+class _Turns(Mapping[str, Turn]):
+    """What each bucket's deepest level takes, by query, of those that have something left. A bucket is of one query,
+    hence of one app and weight."""
+
+    def __init__(self, levels: Mapping[str, Levels]) -> None:
+        self._levels = levels
+
+    def __getitem__(self, query: str) -> Turn:
+        level = self._levels[query][0]
+        return Turn(level[0].app, level[0].weight, sum(r.size for q in level for r in q.requests))
+
+    def __iter__(self) -> Iterator[str]:
+        return (query for query in self._levels if self._levels[query])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 _URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2, Objective.PROVISIONAL: 3}
@@ -174,6 +235,9 @@ class PerInvocation:
         picked, _ = _take_all(queue[:1], slots)
         return picked
 
+    def passes(self, coming: RunningRequest, other: RunningRequest) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ThroughputOriented:
@@ -182,3 +246,6 @@ class ThroughputOriented:
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]:
         picked, _ = _take_all(queue, slots)
         return picked
+
+    def passes(self, coming: RunningRequest, other: RunningRequest) -> bool:
+        return False

@@ -1,14 +1,20 @@
-"""Answers begun on a guess, at one engine: they run where nobody else does, and make room for whoever comes."""
+"""What is done on a guess, at one engine: it begins where nobody else runs; answers make room for whoever comes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from teola_plugin.graph import PrimitiveKind
+from teola_plugin.graph import LLM_KINDS, PrimitiveKind
 from teola_plugin.scheduling.engine_events import CancelRunning, DepthChanged
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running
 from teola_plugin.scheduling.events import Instructions
 from teola_plugin.scheduling.objectives import Objective
+
+RECENTLY = 5.0
+"""Seconds: how fast it is forgotten that an engine was busy."""
+BUSY = 0.5
+"""Share of the time lately, from which on what finds contexts for guesses does not begin."""
 
 
 class ProvisionalRequests:
@@ -18,14 +24,22 @@ class ProvisionalRequests:
         self.waiting: list[QueuedPrimitive] = []
         self._begun: set[str] = set()
         """Requests that have left; some of them may be over."""
+        self._busy = self._at = 0.0
+
+    def passed(self, at: float, *, busy: bool) -> None:
+        """Since the last call, the engine had something to do, or not."""
+        kept = math.exp((self._at - at) / RECENTLY) if at > self._at else 1.0
+        self._busy, self._at = self._busy * kept + busy * (1 - kept), max(at, self._at)
 
     def wait(self, queued: QueuedPrimitive) -> None:
         if queued.requests:
             self.waiting.append(queued)
 
     def next(self, queue: Sequence[QueuedPrimitive], running: Running) -> QueuedPrimitive | None:
-        """The first that may begin: nothing of another query waits or runs here, nor of its own but warm-ups."""
-        found = next((one for one in self.waiting if _alone(one, queue, running)), None)
+        """The first that may begin: nothing of another query waits or runs here, nor of its own but warm-ups. What
+        cannot be stopped begins only where that is so most of the time: whoever comes next waits for it."""
+        may = (one for one in self.waiting if one.kind in LLM_KINDS or self._busy < BUSY)
+        found = next((one for one in may if _alone(one, queue, running)), None)
         if found is not None:
             self.waiting.remove(found)
             self._begun.update(request.id for request in found.requests)
@@ -40,12 +54,14 @@ class ProvisionalRequests:
         return bool(left)
 
     def make_room(self, coming: QueuedPrimitive, running: Running) -> Instructions:
-        """Somebody else comes: what runs on a guess is stopped, unless it is a warm-up of the same query."""
+        """Somebody else comes: answers that run on a guess are stopped, unless it is a warm-up of the same query. What
+        finds their contexts is let end: a batch of an embedder or a reranker takes as long without one of its texts."""
         self._begun.intersection_update(running.by_id)
         lost: dict[str, list[str]] = {}
         for request in sorted(self._begun):
             found = running.by_id[request]
-            if found.source.objective is Objective.PROVISIONAL and not _beside(coming, found.query):
+            guess = found.source.objective is Objective.PROVISIONAL and found.source.kind in LLM_KINDS
+            if guess and not _beside(coming, found.query):
                 lost.setdefault(found.instance, []).append(request)
         return [CancelRunning(instance, tuple(requests)) for instance, requests in lost.items()]
 

@@ -73,6 +73,13 @@ class SharedSlots:
         self.admitted.setdefault(placed.instance, []).append((queued, request))
         return True
 
+    def may_run(self, queued: QueuedPrimitive) -> bool:
+        """Whether it has to wait for no more than a slot: warm-ups that every instance holds back are no policy's
+        concern."""
+        if queued.kind is not PrimitiveKind.PARTIAL_PREFILLING:
+            return True
+        return not all(self._running.holds_back(queued, instance, self._profile) for instance in self._open)
+
     def fits(self, instance: str, units: int) -> bool:
         """Whether the instance has a slot for the request that is being taken."""
         here = self._running.at(instance)

@@ -7,9 +7,10 @@ profiles of the engines, tells them apart. Where nobody knows it (calls that no 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.policies import Levels, PerInvocation, ThroughputOriented, TopologyAware, urgency
 
@@ -38,7 +39,7 @@ class ShortestRemaining(CriticalPath):
     """The query that is done soonest goes first, with all it has: least mean latency, at the cost of long queries,
     which `patience` bounds. Queries of which nobody knows how long they take go by arrival, after those."""
 
-    def _ordered(self, levels: dict[str, Levels], running: Running, alike: bool) -> dict[str, Levels]:
+    def _ordered(self, levels: Mapping[str, Levels], running: Running, alike: bool) -> Mapping[str, Levels]:
         def key(item: tuple[str, Levels]) -> tuple[int, float]:
             query, found = item
             way = max(found[0][0].remaining, running.longest(query))
@@ -54,6 +55,9 @@ class ShortestRemaining(CriticalPath):
         left.clear()
         return found
 
+    def passes(self, coming: RunningRequest, other: RunningRequest) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadline(ShortestRemaining):
@@ -61,7 +65,7 @@ class EarliestDeadline(ShortestRemaining):
     longest path fits before it is due. Then those that nobody set a time for, then those that are late in any case;
     both by arrival. Warm-ups go last."""
 
-    def _ordered(self, levels: dict[str, Levels], running: Running, alike: bool) -> dict[str, Levels]:
+    def _ordered(self, levels: Mapping[str, Levels], running: Running, alike: bool) -> Mapping[str, Levels]:
         def key(item: tuple[str, Levels]) -> tuple[bool, int, float]:
             level = item[1][0]
             first = level[0]

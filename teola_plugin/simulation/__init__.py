@@ -8,9 +8,10 @@ from teola_plugin.simulation.arrivals import Arrival, arriving, bursty, poisson,
 from teola_plugin.simulation.cluster import Cluster, SimulatedEngine, machine_named, mark
 from teola_plugin.simulation.figures import figures, quantile
 from teola_plugin.simulation.flows import Flow, FlowRequest, FlowWork, shared_blocks
+from teola_plugin.simulation.live_flows import FlowArrival
 from teola_plugin.simulation.meter import Served
 from teola_plugin.simulation.recording import record
-from teola_plugin.simulation.replay import FlowArrival, replay, replayed
+from teola_plugin.simulation.replay import replay, replayed
 from teola_plugin.simulation.run import Ask, Make, Run, alone, on_the_clock, simulate
 from teola_plugin.simulation.traces import read_trace
 

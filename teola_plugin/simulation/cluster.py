@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.engines import machines
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.calibration import from_json
-from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, FakeWebSearch, answer_words
+from teola_plugin.engines.fake import (
+    FakeEmbedder,
+    FakeLLM,
+    FakeReranker,
+    FakeStore,
+    FakeWebSearch,
+    answer_words,
+    own_score,
+)
 from teola_plugin.engines.fake.llm import default_answer
 from teola_plugin.engines.profiles import web_search
 from teola_plugin.errors import ConfigError, unknown_name
@@ -173,9 +181,14 @@ def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -
     return [_MAKERS[engine.like](name, profile) for _ in range(engine.instances)]
 
 
+def _reranker(name: str, profile: EngineProfile) -> FakeReranker:
+    """With a mind of its own, so that no guess at a context is right more often than on real engines."""
+    return FakeReranker(name, profile, own_score)
+
+
 _MAKERS: dict[str, Callable[[str, EngineProfile], Any]] = {
     "embedder": FakeEmbedder,
-    "reranker": FakeReranker,
+    "reranker": _reranker,
     "web": FakeWebSearch,
 }
 

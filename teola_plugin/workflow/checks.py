@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from teola_plugin.errors import GraphError
-from teola_plugin.graph import WorkflowTemplate, build_pgraph
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, WorkflowTemplate, build_pgraph
 from teola_plugin.workflow.flow import Flow
 
 
@@ -20,18 +20,33 @@ def check_names(flow: Flow) -> None:
 def check_order(template: WorkflowTemplate) -> None:
     """Raises `GraphError` for a component that reads what another one writes, where nothing says which comes first:
     a query would give one answer or the other."""
-    graph = build_pgraph(template)
+    _check(build_pgraph(template))
+
+
+def _check(graph: Graph) -> None:
     touching = [(p, e) for p in graph for e in p.effects if e.resource != "*"]
     for writer, written in touching:
         for reader, read in touching:
             if not written.writes or read.writes or written.resource != read.resource:
                 continue
-            if (
-                not graph.bits[writer.id] & graph.above[reader.id]
-                and not graph.bits[reader.id] & graph.above[writer.id]
-            ):
-                first, second = (p.id.partition(".")[0] for p in (writer, reader))
+            first, second = (p.id.partition(".")[0] for p in (writer, reader))
+            if writer.id == reader.id:
+                if writer.kind is PrimitiveKind.MAP:
+                    raise GraphError(
+                        f"items of {first} write {written.resource} and read it, side by side, so that what one finds "
+                        "depends on how far the others are.",
+                        hint=f"write all of it before {first}, or into a collection that it does not search",
+                    )
+            elif not _in_order(graph, writer, reader):
                 raise GraphError(
                     f"{first} writes {written.resource} and {second} reads it, and nothing says which comes first.",
                     hint=f"join them: {first} >> {second}",
                 )
+    for holder in graph:
+        for body in (holder.fragment, holder.otherwise):
+            if body is not None:
+                _check(body.graph)
+
+
+def _in_order(graph: Graph, one: Primitive, other: Primitive) -> bool:
+    return bool(graph.bits[one.id] & graph.above[other.id] or graph.bits[other.id] & graph.above[one.id])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.errors import GraphError, unknown_name
-from teola_plugin.graph import CARRY, ITEM, Ref, Role, named, on_loop, simple
+from teola_plugin.graph import CARRY, ITEM, Attributes, Ref, Role, named, on_loop, simple
 from teola_plugin.graph import Component as Part
 from teola_plugin.workflow.component import Component, check_name
 from teola_plugin.workflow.decomposition import Body, Decomposition, last_of
@@ -127,8 +127,11 @@ class Branch(Holding):
     def decompose(self, made: Decomposition) -> Value:
         assert isinstance(self.then, Flow)
         then, other = made.body(self.then), self._other(made)
-        kind = then.kind if then.kind is other.kind else Kind.ANY
-        ref = made.hold("", Role.BRANCH, named(condition=made.ref("condition")), then, otherwise=other)
+        kind, condition = then.kind if then.kind is other.kind else Kind.ANY, made.ref("condition")
+        arms = (("then", then), ("else", other))
+        early = tuple(name for name, arm in arms if arm.only_searches) if made.waits_for_engines(condition) else ()
+        said = Attributes(early_arms=early)
+        ref = made.hold("", Role.BRANCH, named(condition=condition), then, otherwise=other, attributes=said)
         return Value(ref, kind)
 
     def _other(self, made: Decomposition) -> Body:

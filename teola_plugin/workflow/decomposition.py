@@ -130,6 +130,14 @@ class Decomposition:
         """A name for a part of the component that no other has."""
         return self._scope.draft.name(f"{self.name}.{suffix}" if suffix else self.name, *DERIVED)
 
+    def waits_for_engines(self, ref: Ref) -> bool:
+        """Whether a value is there only when an engine, or code of the user's, has worked for it; False where that is
+        made elsewhere."""
+        part = self._scope.draft.components.get(ref.producer)
+        if part is None or part.role not in (Role.CALL, Role.CONDITION):
+            return part is not None
+        return any(self.waits_for_engines(read) for _, read in part.inputs)
+
     # ------------------------------------------------------------ parts
 
     def add(self, component: Component, call: Call | None = None, *, width: int | Estimate | None = None) -> Ref:
@@ -205,6 +213,16 @@ class Body:
     @property
     def kind(self) -> Kind:
         return self.output.kind
+
+    @property
+    def only_searches(self) -> bool:
+        """Whether all of it finds passages, or is pure code on them."""
+        parts = self.scope.draft.components.values()
+        kinds = all(part.role in _SEARCHES and not any(effect.writes for effect in part.effects) for part in parts)
+        return kinds and any(part.engine for part in parts)
+
+
+_SEARCHES = frozenset({Role.SEARCHING, Role.RETRIEVAL, Role.EMBEDDING, Role.RERANKING, Role.CALL})
 
 
 def last_of(flow: Flow, what: str = "the flow") -> str:

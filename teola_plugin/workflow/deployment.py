@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from teola_plugin.adapters.early_work import shape
 from teola_plugin.adapters.expectations import ended_trace
@@ -30,6 +30,15 @@ from teola_plugin.workflow.workflow import Lowered, Workflow
 
 log = logging.getLogger("teola_plugin")
 Given = Mapping[str, Any]
+
+
+class QueryTerms(TypedDict, total=False):
+    """See `Deployment`; None is as if it were not said."""
+
+    tenant: str | None
+    deadline_s: float | None
+    weight: float | None
+    app: str | None
 
 
 class Deployment:
@@ -59,7 +68,7 @@ class Deployment:
 
     # ------------------------------------------------------------ queries
 
-    def run(self, inputs: Given, config: Given | None = None, **terms: Any) -> Result:
+    def run(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Result:
         """The result of a query. `config` changes settings for it alone.
 
         Raises `RegistrationError` for inputs, settings or terms that cannot be, `QueryTimeout`, and what a component
@@ -67,21 +76,21 @@ class Deployment:
         """
         return self.submit(inputs, config, **terms).result()
 
-    async def arun(self, inputs: Given, config: Given | None = None, **terms: Any) -> Result:
+    async def arun(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Result:
         """`run` in a loop; who is cancelled cancels the query."""
         return await self._begin(inputs, config, terms)[0]
 
-    def submit(self, inputs: Given, config: Given | None = None, **terms: Any) -> Running:
+    def submit(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Running:
         """Begins a query: `.result()`, `await`, `.cancel()`."""
         self._need_thread()
         return self._begin(inputs, config, terms)[0]
 
-    def stream(self, inputs: Given, config: Given | None = None, **terms: Any) -> Stream:
+    def stream(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Stream:
         """Begins a query: iterate for its answer's text as it is written, then `.result()`."""
         self._need_thread()
         return self.astream(inputs, config, **terms)
 
-    def astream(self, inputs: Given, config: Given | None = None, **terms: Any) -> Stream:
+    def astream(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Stream:
         """`stream` in a loop: `async for`, then `await`."""
         pieces = PieceLog()
         running, live = self._begin(inputs, config, terms, pieces)

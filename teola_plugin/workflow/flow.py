@@ -11,17 +11,17 @@ from teola_plugin.errors import GraphError
 if TYPE_CHECKING:
     from teola_plugin.workflow.component import Component
 
-Joinable = Union["Component", "Flow", Sequence["Component | Flow"]]
+Joinable = Union["Joins", Sequence["Joins"]]
 """What can be joined: a component, a flow, or a list of those, which stand side by side."""
 
 
 class Joins:
     """`a >> b`: all of `a` before all of `b`; `a >> [b, c] >> d`: `b` and `c` side by side between the two."""
 
-    def __rshift__(self, other: Any) -> Flow:
+    def __rshift__(self, other: Joinable) -> Flow:
         return Flow.of(self).then(Flow.of(other))
 
-    def __rrshift__(self, other: Any) -> Flow:
+    def __rrshift__(self, other: Joinable) -> Flow:
         return Flow.of(other).then(Flow.of(self))
 
 

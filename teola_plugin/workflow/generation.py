@@ -16,7 +16,7 @@ from teola_plugin.runtime.output_stream import hands_on
 from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.decomposition import Decomposition
 from teola_plugin.workflow.prompts import Prompt
-from teola_plugin.workflow.settings import on_engine, reads, setting
+from teola_plugin.workflow.settings import PromptField, Setting, TextsField, kept_with, on_engine, reads, setting
 from teola_plugin.workflow.values import Kind, Value, text_of, text_size
 
 _K = PrimitiveKind
@@ -28,6 +28,9 @@ EXPANSION = Prompt(
     "words. Write one query on each line, and nothing else.\n\nQuestion: {question}\nQueries:\n"
 )
 
+QUESTION: Any = "{question}"
+_TOLD = Setting("prompt", "what the model is told", default=QUESTION)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(Component):
@@ -37,7 +40,7 @@ class Asking(Component):
     max_tokens: int = setting(256, "tokens that an answer may have", least=1)
     temperature: float = setting(0.0, "0 for the likeliest text, more for others", least=0.0)
     top_p: float = setting(1.0, "share of the likeliest tokens to choose from", least=0.0, most=1.0)
-    stop: tuple[str, ...] = setting((), "texts that end the answer")
+    stop: TextsField = setting((), "texts that end the answer", type="array")
 
     def ask(
         self,
@@ -97,7 +100,7 @@ class Generation(Asking):
     `numbered`, `markdown`, `comma`), of `expected` items; what works on each item begins as it closes (`splittable`).
     """
 
-    prompt: Prompt = setting("{question}", "what the model is told", type="prompt", positional=True)
+    prompt: PromptField = field(default=QUESTION, kw_only=False, metadata=kept_with(_TOLD))
     reads: Mapping[str, str] = field(default_factory=dict, hash=False)
     items: str = ""
     expected: int | None = None
@@ -142,7 +145,7 @@ class QueryExpansion(Asking):
 
     question: str = reads("question", Kind.TEXT)
     n: int = setting(3, "queries that are asked for", least=1)
-    prompt: Prompt = setting(EXPANSION, "what the model is told; has {question}, may have {n}")
+    prompt: PromptField = setting(EXPANSION, "what the model is told; has {question}, may have {n}", type="prompt")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.workflow.prompts import Prompt, as_prompt
 from teola_plugin.workflow.values import Kind
 
+Value = TypeVar("Value")
 _READS, _ENGINE, _SETTING = "reads", "engine", "setting"
 
 
@@ -129,21 +130,57 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 
 # ------------------------------------------------------------ fields
 
+if TYPE_CHECKING:
+    _Kept = TypeVar("_Kept", covariant=True)
+    _Given = TypeVar("_Given", contravariant=True)
 
-def reads(default: str = "", *kinds: Kind) -> Any:
+    class _Field(Generic[_Kept, _Given]):
+        """What type checkers take a field for that `check_settings` converts: given as one type, kept as another."""
+
+        def __get__(self, component: object, cls: Any = None) -> _Kept: ...  # type: ignore[empty-body]
+
+        def __set__(self, component: object, given: _Given) -> None: ...
+
+    PromptField = _Field[Prompt, Prompt | str | Mapping[str, str]]
+    TextsField = _Field[tuple[str, ...], tuple[str, ...] | list[str]]
+else:
+    PromptField, TextsField = Prompt, tuple[str, ...]
+
+
+def reads(default: str = "", *kinds: Kind) -> str:
     """A field with the name of the value that a component reads: an input of the workflow, or another component.
 
     `kinds`: what it may be. With a `default`, that name is read unless another one is given.
     """
     value: dict[str, Any] = {"default": default} if default else {}
-    return dataclasses.field(**value, metadata={_READS: kinds or (Kind.ANY,)})
+    made: str = dataclasses.field(**value, metadata={_READS: kinds or (Kind.ANY,)})
+    return made
 
 
-def on_engine(default: str, *kinds: PrimitiveKind) -> Any:
+def on_engine(default: str, *kinds: PrimitiveKind) -> str:
     """A field with the name of an engine of the pool, which has to do primitives of these kinds."""
     return dataclasses.field(default=default, metadata={_ENGINE: kinds})
 
 
+@overload
+def setting(
+    default: Value,
+    doc: str = "",
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+) -> Value: ...
+@overload
+def setting(
+    default: Any,
+    doc: str = "",
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+    type: str,
+) -> Any: ...
 def setting(
     default: Any,
     doc: str = "",
@@ -152,14 +189,17 @@ def setting(
     most: float | None = None,
     choices: Sequence[str] = (),
     type: str = "",
-    positional: bool = False,
 ) -> Any:
     """A field that a query's configuration may change. Its type is that of the default, unless one is given:
     `integer`, `number`, `string`, `boolean`, `array` (of texts) or `prompt`."""
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "array", Prompt: "prompt"}
     said = Setting(type or kinds[default.__class__], doc, least, most, tuple(choices), default)
-    more: dict[str, Any] = {"kw_only": False} if positional else {}
-    return dataclasses.field(default=default, metadata={_SETTING: said}, **more)
+    return dataclasses.field(default=default, metadata=kept_with(said))
+
+
+def kept_with(said: Setting) -> dict[str, Any]:
+    """`metadata` of a field that is a setting, for fields that type checkers have to see as they are."""
+    return {_SETTING: said}
 
 
 def ports_of(component: Any) -> dict[str, tuple[Kind, ...]]:

@@ -10,7 +10,7 @@ from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named, simple
 from teola_plugin.workflow.decomposition import Decomposition
 from teola_plugin.workflow.generation import Asking, check_variables
 from teola_plugin.workflow.prompts import Prompt
-from teola_plugin.workflow.settings import reads, setting
+from teola_plugin.workflow.settings import PromptField, reads, setting
 from teola_plugin.workflow.values import Kind, Value, text_of, text_size
 
 ANSWER = Prompt(
@@ -42,9 +42,13 @@ class Synthesis(Asking):
     question: str = reads("question", Kind.TEXT)
     context: str = reads("passages", Kind.PASSAGES, Kind.CHUNKS, Kind.TEXTS, Kind.LIST, Kind.TEXT, Kind.DOCUMENTS)
     mode: str = setting("compact", "how passages become an answer", choices=("refine", "compact", "tree"))
-    prompt: Prompt = setting(ANSWER, "to answer from passages; has {question} and {context}")
-    refine_prompt: Prompt = setting(REFINE, "to better an answer; has {question}, {answer} and {context}")
-    combine_prompt: Prompt = setting(COMBINE, "to make one of several answers; has {question} and {answers}")
+    prompt: PromptField = setting(ANSWER, "to answer from passages; has {question} and {context}", type="prompt")
+    refine_prompt: PromptField = setting(
+        REFINE, "to better an answer; has {question}, {answer} and {context}", type="prompt"
+    )
+    combine_prompt: PromptField = setting(
+        COMBINE, "to make one of several answers; has {question} and {answers}", type="prompt"
+    )
     context_tokens: int = setting(2048, "compact: about what the passages of one prompt may have", least=1)
     fanout: int = setting(8, "tree: answers that are put together at a time", least=2)
 

@@ -53,3 +53,19 @@ def test_ratios_goodput_and_the_worst_of_all(monkeypatch: pytest.MonkeyPatch) ->
     assert told["goodput"] == {"accelerated": 3, "object": pytest.approx(2.0, abs=0.1)}
     assert told["worst_ratio"]["of"] == "p99"
     assert [one["within_goal"] for one in told["latency"]["object"]] == [1.0, 1.0, 0.0]
+    assert told["ratios"] == 6 and not told["behind"]
+
+
+def test_ratios_whose_interval_begins_below_the_level_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded, "RATES", {"agent": (1, 2)})
+    monkeypatch.setattr(loaded, "INPUTS", 1)
+    found = {Cell("agent", name, ALONE, 0, 2): measured(1.0, 1.0) for name in ("accelerated", "object")}
+    for rate in (1, 2):
+        for seed, factor in enumerate((0.9, 1.1, 1.2), 1):
+            found[Cell("agent", "accelerated", rate, seed, 2)] = measured(1.0, 1.0)
+            found[Cell("agent", "object", rate, seed, 2)] = measured(*[factor if rate == 2 else 1.0] * 2)
+    behind = loaded.application(found, "agent")["behind"]
+    assert [(one["baseline"], one["rate"], one["of"], one["interval"][0]) for one in behind] == [
+        ("object", 2, "mean", 0.9),
+        ("object", 2, "p99", 0.9),
+    ]

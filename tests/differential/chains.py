@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -122,6 +123,31 @@ def reranked(p: Parts) -> Runnable[Any, Any]:
     )
 
 
+def expanded(p: Parts) -> Runnable[Any, Any]:
+    """Advanced RAG over an upload: the answer may begin on what the question itself finds."""
+    retriever = p.indexer.store.as_retriever(search_kwargs={"k": 3})
+    first = ask("{question} by {context}") | p.llm | StrOutputParser()
+    return (
+        RunnablePassthrough.assign(indexed=itemgetter("documents") | p.indexer)
+        | RunnablePassthrough.assign(
+            queries=ask("questions like {question}")
+            | p.llm.bind(json_schema=LIST, max_tokens=96)
+            | StrOutputParser()
+            | json.loads
+        )
+        | RunnablePassthrough.assign(found=itemgetter("queries") | retriever.map() | RunnableLambda(union))
+        | RunnablePassthrough.assign(
+            best={"query": itemgetter("question"), "documents": itemgetter("found")} | p.reranker.as_runnable()
+        )
+        | RunnablePassthrough.assign(context=itemgetter("best") | RunnableLambda(joined))
+        | RunnablePassthrough.assign(answer=first)
+    )
+
+
+def union(found: list[list[Document]]) -> list[Document]:
+    return list({document.page_content: document for documents in found for document in documents}.values())
+
+
 def rerank_in_a_lambda(p: Parts) -> Runnable[Any, Any]:
     return p.store.as_retriever() | RunnableLambda(lambda found: list(p.reranker.compress_documents(found, "lambda")))
 
@@ -192,6 +218,7 @@ CHAINS: dict[str, tuple[Any, Any]] = {
     "upload_nothing": (upload_and_refine, {"question": "x", "documents": []}),
     "upload_unicode": (upload_and_refine, {"question": "naïve?", "documents": ["naïve café " * 400, "日本語 " * 300]}),
     "reranked": (reranked, QUESTION),
+    "expanded": (expanded, UPLOAD),
     "rerank_in_a_lambda": (rerank_in_a_lambda, "what is class?"),
     "history": (history, {"question": "and?", "history": [HumanMessage("hello")]}),
     "no_history": (history, QUESTION),

@@ -22,6 +22,7 @@ from teola_plugin.engines.fake import (
     answer_words,
     embed_words,
     fake_engines,
+    own_score,
     split_tokens,
 )
 from teola_plugin.errors import EngineUnavailable, RequestTooLarge
@@ -56,8 +57,12 @@ def words(tokens: int, seed: str = "") -> str:
     return answer_words(f"prompt {seed}", tokens)
 
 
+QUIET: dict[str, Any] = {"tells_first": False}
+"""Most tests below look at ends alone."""
+
+
 def llm(tokens: int = 10, **options: Any) -> FakeLLM:
-    return FakeLLM("llm", MACHINE["llm"], lambda prompt, _: answer_words(prompt.flat(), tokens), **options)
+    return FakeLLM("llm", MACHINE["llm"], lambda prompt, _: answer_words(prompt.flat(), tokens), **QUIET | options)
 
 
 def generate(name: str, prompt: str, **options: Any) -> Request:
@@ -112,13 +117,13 @@ def test_without_a_reader_there_are_no_pieces_and_the_end_is_the_same() -> None:
 
 
 def test_it_tells_the_first_token_without_a_reader_where_that_is_wanted() -> None:
-    telling = FakeLLM("llm", MACHINE["llm"], lambda p, _: answer_words(p.flat(), 10), tells_first=True)
+    telling = FakeLLM("llm", MACHINE["llm"], lambda p, _: answer_words(p.flat(), 10))
     [found] = together(collect(telling, [generate("a", words(100))]))
     assert [at for at, _ in found] == pytest.approx([100 * PREFILL + DECODE, 100 * PREFILL + 10 * DECODE])
 
 
 def test_prefillings_take_turns_and_decodings_run_side_by_side() -> None:
-    calm = FakeLLM("llm", replace(MACHINE["llm"], interference=0.0), lambda p, _: answer_words(p.flat(), 10))
+    calm = FakeLLM("llm", replace(MACHINE["llm"], interference=0.0), lambda p, _: answer_words(p.flat(), 10), **QUIET)
     [found] = together(collect(calm, [generate(n, words(200, n)) for n in "abc"]))
     expected = [200 * PREFILL * (i + 1) + 10 * DECODE for i in range(3)]
     assert [at for at, _ in found] == pytest.approx(expected)
@@ -135,7 +140,7 @@ def test_prefilling_and_decoding_slow_each_other() -> None:
 
 
 def test_requests_beyond_the_limit_wait_for_a_slot() -> None:
-    narrow = FakeLLM("llm", replace(MACHINE["llm"], max_requests=1), lambda p, _: answer_words(p.flat(), 10))
+    narrow = FakeLLM("llm", replace(MACHINE["llm"], max_requests=1), lambda p, _: answer_words(p.flat(), 10), **QUIET)
     [found] = together(collect(narrow, [generate("a", words(100)), generate("b", words(100, "b"))]))
     assert [at for at, _ in found] == pytest.approx([0.035 + 0.285, 2 * (0.035 + 0.285)])
 
@@ -285,6 +290,18 @@ def test_reranking_prefers_shared_words() -> None:
     scores = [value(found, text) for text in texts]
     assert scores[0] > scores[1] >= scores[2] == 0.0
     assert found[0][0] == pytest.approx(0.03 + 0.0014 * 3)
+
+
+def test_a_mind_of_its_own_leans_to_the_embedder() -> None:
+    texts = [words(20, str(i)) for i in range(200)]
+    own = {text: own_score("what do lambs eat", text) for text in texts}
+    assert own == {text: own_score("what do lambs eat", text) for text in texts}, "a pure function"
+    assert all(0.0 <= score <= 1.0 for score in own.values())
+    query = embed_words("what do lambs eat")
+    alike = {text: sum(a * b for a, b in zip(query, embed_words(text, "document"), strict=True)) for text in texts}
+    [by_own, by_words] = [sorted(texts, key=scores.__getitem__, reverse=True) for scores in (own, alike)]
+    both = set(by_own[:50]) & set(by_words[:50])
+    assert by_own[:3] != by_words[:3] and len(both) > 1.5 * 50 * 50 / 200, "more than by chance"
 
 
 def row(name: str, text: str, **metadata: Any) -> Request:

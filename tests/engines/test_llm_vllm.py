@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -284,6 +285,31 @@ def test_the_load_shows_the_cache_in_use(session_llm: SessionLlm) -> None:
     # A caller that got no processor meanwhile hears only of the end, when the cache is free again.
     seen = [session_llm.run(busiest()) for _ in range(5)]
     assert 0.0 < max(seen) <= 1.0
+
+
+def test_the_load_tells_which_app_holds_the_cache(session_llm: SessionLlm) -> None:
+    prompt, engine = Prompt(text=random_text(random.Random(9), 300)), session_llm.engine
+
+    async def held() -> dict[str, int]:
+        """The most that each app was seen to hold at once."""
+        async with asyncio.timeout(5):  # what an earlier test has asked may still be told
+            while engine.load().kv_tokens:
+                await asyncio.sleep(0.05)
+        asked = generate(prompt, max_tokens=400, ignore_eos=True)
+        both = [replace(asked, id=f"{asked.id}-{app}", app=app) for app in ("farm", "desk")]
+        most, task = dict[str, int](), asyncio.create_task(results(session_llm, *both))
+        while not task.done():
+            most = {app: max(tokens, most.get(app, 0)) for app, tokens in {**most, **engine.load().kv_tokens}.items()}
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(5):
+            while engine.load().kv_tokens:
+                await asyncio.sleep(0.05)
+        return most
+
+    most = session_llm.run(held())
+    prompt_tokens = answer(session_llm, generate(prompt, max_tokens=1)).prompt_tokens
+    assert set(most) == {"farm", "desk"}
+    assert all(prompt_tokens < tokens <= prompt_tokens + 400 for tokens in most.values())
 
 
 def test_measuring_gives_rising_curves(session_llm: SessionLlm) -> None:

@@ -51,6 +51,7 @@ CHECKED = {
         "mend",
         "encoder",
     },
+    "streams": {"lacking", "seldom", "every_token", "texts"},
     "scheduler": {"tested", "lacking", "extra", "scheduler_class", "queue_class"},
 }
 """Functions of the shim that are called below or in `support.vllm_names`, all of them."""
@@ -129,6 +130,11 @@ def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -
         "sampled": [True, False],
         "told": [False, True],
     }
+
+
+def test_a_request_that_nobody_reads_is_told_of_again_when_somebody_does(found: Any) -> None:
+    """`RequestState` as vLLM makes it: its first token is an output, the next is none, then each of them is."""
+    assert found["streams"] == {"outputs": [True, False, True], "untold": [[13], []], "texts": True}
 
 
 def test_how_often_a_request_was_preempted(found: Any) -> None:

@@ -176,7 +176,8 @@ def graph_of(ops: Sequence[Op | None], draw: random.Random | None = None) -> Gue
         if op is not None:
             after = (made[-1].id,) if made and draw is not None and draw.random() < 0.3 else ()
             inputs[f"i{number}"] = op.text
-            made += _PRIMITIVES[op.do](f"p{number}", number, op, after, inputs, calls)
+            more = _PRIMITIVES[op.do](f"p{number}", number, op, after, inputs, calls)
+            made += [p for p in more if all(p.id != q.id for q in made)]  # a wrong guess may name a right one's step
     if not any(primitive.on_engine for primitive in made):
         inputs["i"] = "nothing"
         made.append(Primitive("p", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("i",)))))
@@ -190,7 +191,24 @@ _READS, _WRITES = (Effect(f"collection:store/{COLLECTION}"),), (Effect(f"collect
 
 
 def _embedding(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
-    return [Primitive(name, K.EMBEDDING, "embedder", named(texts=Ref("$input", (f"i{n}",))), after=after)]
+    made = Primitive(name, K.EMBEDDING, "embedder", named(texts=Ref("$input", (f"i{n}",))), after=after)
+    draw = random.Random(f"{op} {n}")  # its own, so that the cases stay what they were
+    if draw.random() < 0.5:
+        return [made]
+    inputs[f"g{n}"] = op.text if draw.random() < 0.6 else _text(draw, True)
+    return [*_guessed_search(name, Ref("$input", (f"g{n}",))), made]
+
+
+def _guessed_search(name: str, text: Ref) -> Made:
+    """What a guess at a prompt asks for: run where nobody else is, and claimed by whoever asks for the same."""
+    said = _SAID.with_(provisional=name)
+    embed = Primitive(
+        InstancePath(name).provisional(), K.EMBEDDING, "embedder", named(texts=text), tentative=True,
+        attributes=Attributes(provisional=name),
+    )  # fmt: skip
+    hits = InstancePath(f"{name}.hits").provisional()
+    needle = named(vectors=Ref(embed.id))
+    return [embed, Primitive(hits, K.SEARCHING, "store", needle, effects=_READS, tentative=True, attributes=said)]
 
 
 def _searching(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:

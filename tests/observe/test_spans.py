@@ -141,6 +141,26 @@ def test_a_streaming_parent_that_outlasts_its_child_did_not_hold_it_up() -> None
     assert [step.span.primitive for step in trace("stream", rows, tail=0.0).critical_path()] == ["decode", "last"]
 
 
+def test_what_the_plain_object_asked_for_before_the_pool_heard_of_its_parents_began_by_its_call() -> None:
+    """The pool hears late that `a` has its text; by then the plain object, which waited for `a`, has asked for `c`."""
+
+    def call(name: str, queued: float, done: float, *parents: str, engine: str = "own") -> Span:
+        kind = "GENERATION" if engine else "CALL"
+        return Span("q", "app", name, kind, queued, queued, None, done, engine=engine, parents=parents)
+
+    spans = (
+        call("a", 0.0, 4.0),
+        call("b", 0.0, 2.0),
+        call("b.parse", 2.0, 2.1, "b", engine=""),
+        call("a.parse", 5.0, 5.1, "a", engine=""),
+        call("c", 4.2, 6.0, "a.parse", "b.parse"),
+    )
+    waits = (Wait(0.0, 4.0, ("a",)), Wait(4.05, 4.1, ("b",)), Wait(4.2, 6.0, ("c",)))
+    path = QueryTrace("q", "app", 0.0, 6.0, spans, waits=waits).critical_path()
+    assert [step.span.primitive for step in path] == ["a", "your code", "c"]
+    assert [step.total for step in path] == pytest.approx([4.0, 0.2, 1.8])
+
+
 def test_unused_work_that_ends_last_is_not_on_the_critical_path() -> None:
     base = trace("plain", PLAIN)
     late = dataclasses.replace(base.spans[-1], primitive="guess", outcome="wasted", done=base.ended + 1, parents=())

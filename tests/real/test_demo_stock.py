@@ -54,7 +54,9 @@ def test_the_same_answer_by_every_entry_point(app: App, pool: EnginePool) -> Non
             pool.reset()
             assert ask(given) == plain
             trace = fast.last_trace()
-            assert trace is not None and cached_by_warmups(trace) > 0 and trace.wasted() == (0, 0)
+            assert trace is not None and cached_by_warmups(trace) > 0
+            lost = [s.primitive for s in trace.spans if s.unused and s.started is not None and s.engine]
+            assert all(".provisional" in name for name in lost), "nothing but what finds a guess's context"
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

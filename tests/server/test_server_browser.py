@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import CHROMIUM, Tab, browser
+from support.browser import CHROMIUM, Tab
 from support.service import Served, key, served, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -19,21 +19,6 @@ ONE = key("one", operator=True)
 def server() -> Iterator[Served]:
     with served() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
-@pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
-    """What its console tells as an error fails the test."""
-    one_tab.faults.clear()
-    one_tab.shape(1240, 900)
-    yield one_tab
-    assert one_tab.faults == []
 
 
 def asked(server: Served, secret: str = "", **more: Any) -> str:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from teola_plugin.cli.serve.command import commands
+from tests.support.service import until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/service/pool.yaml"
@@ -70,7 +71,12 @@ def test_what_is_printed_works(tmp_path: Path, open_folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert "Traceback" not in (tmp_path / "log").read_text()
-    assert [pid for pid in started if psutil.pid_exists(pid)] == []
+    _all_end(started)
+
+
+def _all_end(processes: list[int]) -> None:
+    """Those that watch their parent end a moment after it."""
+    until(lambda: not any(map(psutil.pid_exists, processes)), 15)
 
 
 def _run(command: str) -> str:
@@ -93,4 +99,4 @@ def test_told_to_stop_it_stops_what_it_has_started(tmp_path: Path, open_folder: 
         _, errors = process.communicate(timeout=60)
     assert process.returncode == (0 if end is signal.SIGTERM else 130)
     assert "Traceback" not in errors
-    assert [pid for pid in started if psutil.pid_exists(pid)] == []
+    _all_end(started)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +22,14 @@ import pytest
 from support.service import Served, asked_before_the_end, served, slow_llm, until
 
 from teola_plugin.cli.main import main
+from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.routes.answering import Whole
+from teola_plugin.server.errors import HttpError
+from teola_plugin.server.queries.store import MemoryStore
+from teola_plugin.server.routes.answering import Whole, while_connected
+from teola_plugin.server.run import listening, run
+from teola_plugin.server.service import Service
+from teola_plugin.server.settings import ServerSettings
 from teola_plugin.server.visits import Visit
 
 CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
@@ -96,6 +105,76 @@ def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
 
     asyncio.run(Whole(cast(Visit, Told()), {"answer": 1})({"type": "http"}, None, send))  # type: ignore[arg-type]
     assert told == ["http.response.start", "http.response.body", "done"]
+
+
+def test_a_client_that_leaves_ends_the_work_and_nobody_elses_request_to_stop_is_lost() -> None:
+    """The work runs in the task of the request, which is told to stop for either reason."""
+    gone, ended = asyncio.Event(), list[str]()
+
+    class Left:
+        async def receive(self) -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+    async def work(*, stubborn: bool) -> str:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            ended.append("told")
+            if not stubborn:
+                raise
+        return "an answer"
+
+    async def asked(*, stubborn: bool, leaves: bool) -> int | str:
+        task = asyncio.ensure_future(while_connected(cast(Any, Left()), work(stubborn=stubborn)))
+        await asyncio.sleep(0.01)
+        gone.set() if leaves else task.cancel()
+        try:
+            return await task
+        except HttpError as error:
+            return error.status
+        except asyncio.CancelledError:
+            return "cancelled"
+        finally:
+            gone.clear()
+
+    async def main() -> None:
+        assert await asked(stubborn=False, leaves=True) == 499
+        assert await asked(stubborn=True, leaves=True) == 499
+        assert await asked(stubborn=False, leaves=False) == "cancelled"
+        assert len(ended) == 3
+        await asyncio.sleep(0.01)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_what_a_query_costs_at_its_end_nobody_waits_for(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is on its way before the server closes the query, counts it and logs it."""
+    answered, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr(server.service.live, "on_end", lambda _: waited.append(answered.wait(10)))
+    with server.client() as http:
+        found = http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "x"}]})
+        answered.set()
+    assert found.status_code == 200
+    until(lambda: waited)
+    assert waited == [True]
+
+
+def test_the_garbage_collector_leaves_alone_what_is_there_from_the_start() -> None:
+    """A look through all that frameworks load takes as long as many answers, and everybody waits for it."""
+    seen: list[int] = []
+    settings = ServerSettings.model_validate({"port": 0, "log": "off"})
+
+    def ready() -> None:
+        seen.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = gc.get_freeze_count()
+    with EnginePool.local(fake_engines()) as pool, listening(settings) as bound:
+        run(Service(pool, settings, {}), MemoryStore(), bound, ready)
+    assert seen[0] > before + 10_000
+    assert gc.get_freeze_count() <= before
 
 
 def test_a_body_that_is_too_large(server: Served) -> None:

@@ -59,6 +59,34 @@ def test_figures_are_told_by_app() -> None:
     assert found["process_resident_memory_bytes"] > 1e6
 
 
+def test_what_is_held_in_the_cache_is_told_by_app() -> None:
+    with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
+        asked = {"model": "llm", "input": "hello farm", "parameters": {"max_tokens": 200}}
+        ids = [http.post("/v1/queries", json=asked, headers={"X-Teola-App": app}).json()["id"] for app in "aab"]
+        name = 'teola_engine_kv_tokens{{app="{}",engine="llm"}}'.format
+        until(lambda: figures(http).get(name("b"), 0) > 10)
+        found = figures(http)
+        assert found[name("a")] > 1.5 * found[name("b")] > 0
+        for id in ids:
+            http.delete(f"/v1/queries/{id}")
+        until(lambda: not any(key.startswith("teola_engine_kv_tokens{") for key in figures(http)))
+
+
+def test_figures_of_an_engine_are_those_of_all_its_instances() -> None:
+    with served(EnginePool.local({"llm": [slow_llm(0.01), slow_llm(0.01)]})) as server, server.client() as http:
+        asked = {"model": "llm", "input": "hello", "parameters": {"max_tokens": 200}}
+        ids = [http.post("/v1/queries", json=asked).json()["id"] for _ in range(4)]
+        engines = server.pool.instances("llm")
+        until(lambda: all(one.load().kv_tokens.get("llm", 0) > 40 for one in engines))
+        held = sum(one.load().kv_tokens["llm"] for one in engines)
+        found = figures(http)
+        assert found['teola_engine_running{engine="llm"}'] == 4
+        assert found['teola_engine_kv_tokens{app="llm",engine="llm"}'] >= held
+        assert http.get("/pages/pool").json()["engines"][0]["requests"] == 4
+        for id in ids:
+            http.delete(f"/v1/queries/{id}")
+
+
 def test_the_lag_of_the_loop_is_told() -> None:
     with served() as server, server.client() as http:
         assert server.loop is not None

@@ -49,7 +49,7 @@ def asked(server: Served, secret: str = "") -> str:
 def test_a_query_is_opened_by_a_ticket_that_is_good_once() -> None:
     with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as http:
         id = asked(server, ONE.secret)
-        for _ in range(100):
+        for _ in range(1000):
             if (made := http.post(f"/pages/tickets/{id}")).status_code == 200:
                 break
             time.sleep(0.02)
@@ -92,6 +92,55 @@ def test_sources_and_errors_stand_on_the_page_as_text() -> None:
     assert list(found) == ["Answer of q_1", "Sources", "Error of q_2"]
     assert found["Answer of q_1"] == "<pre>&lt;b&gt;</pre>" and found["Error of q_2"] == "<pre>&lt;b&gt; broke</pre>"
     assert found["Sources"].count("<details>") == 3 and "<script>" not in found["Sources"]
+
+
+def test_a_query_that_waits_is_found_and_its_page_leads_to_the_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of it, before and behind the answer, is a query with a page of its own."""
+    (tmp_path / "notes").touch()
+    monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
+    app = {"object": "support.stopping_graphs:asking", "input": "text", "output": "answer", "checkpoints": True}
+    with served(apps={"asking": app}) as server, server.client() as http:
+        id = http.post("/v1/queries", json={"model": "asking", "input": "<b>paint"}).json()["id"]
+        record = http.get(f"/v1/queries/{id}?wait=10").json()
+        assert [one["id"] for one in http.get("/v1/queries?status=waiting").json()["data"]] == [id]
+        page = page_of(server, http, record["query"])
+        assert f"{id} waits" in page and "may I?" in page and f'href="/#query/{id}"' in page
+        http.post(f"/v1/queries/{id}/resume", json={"value": "<i>yes"})
+        record = http.get(f"/v1/queries/{id}?wait=10").json()
+        assert record["status"] == "done"
+        assert http.get("/v1/queries?status=waiting").json()["data"] == []
+        assert [one["id"] for one in http.get("/v1/queries?status=done").json()["data"]] == [id]
+        page = page_of(server, http, record["query"])
+        assert f"Answer of {id}" in page and "&lt;b&gt;paint: &lt;i&gt;yes" in page and f"{id} waits" not in page
+        assert http.get("/v1/queries?status=nonsense").status_code == 400
+
+
+def test_pages_of_other_sites_cannot_ask_a_server_without_keys(server: Served) -> None:
+    """A form of any site is sent without asking, also to this machine: as text, or with files."""
+    chat = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
+    with server.client() as http:
+        before = len(http.get("/v1/activity").json()["data"])
+        for origin in (
+            "https://evil.example",
+            "http://127.0.0.1:1",
+            "null",
+            server.url.replace("127.0.0.1", "localhost"),
+        ):
+            for path, body in (
+                ("/v1/chat/completions", {"json": chat}),
+                ("/v1/queries", {"files": {"query": (None, '{"model": "llm", "input": "hello"}')}}),
+                ("/v1/queries/q_1/resume", {"json": {}}),
+                ("/v1/files", {"files": {"file": b"text"}}),
+            ):
+                found = http.post(path, headers={"Origin": origin}, **body)  # type: ignore[arg-type]
+                assert (found.status_code, found.json()["error"]["code"]) == (403, "cross_origin"), (origin, path)
+        assert len(http.get("/v1/activity").json()["data"]) == before
+        assert http.post("/v1/chat/completions", json=chat, headers={"Origin": server.url}).status_code == 200
+    with served(keys=[ONE.settings]) as guarded, guarded.client(ONE.secret) as http:
+        elsewhere = {"Origin": "https://app.example"}  # which has been given a key
+        assert http.post("/v1/chat/completions", json=chat, headers=elsewhere).status_code == 200
 
 
 def test_batch_mates_of_the_own_tenant_are_named_and_no_others() -> None:

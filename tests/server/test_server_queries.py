@@ -175,6 +175,15 @@ def test_submissions_that_make_no_sense(http: httpx.Client, body: Any, status: i
     assert told in found.json()["error"]["message"]
 
 
+def test_a_parameter_that_makes_no_sense_says_where_it_is_told_of(http: httpx.Client) -> None:
+    """OpenAI's reference knows nothing of addresses that its protocol has not."""
+    own = http.get("/v1/queries", params={"status": "bogus"})
+    theirs = http.post("/v1/embeddings", json={"model": "llm", "input": "x", "encoding_format": "bogus"})
+    assert own.status_code == theirs.status_code == 400
+    assert own.json()["error"]["message"].endswith("see /openapi.json for what this address takes")
+    assert "see OpenAI's reference" in theirs.json()["error"]["message"]
+
+
 def test_tenants_do_not_meet(http: httpx.Client, server: Served) -> None:
     id = submit(http, "mine")
     waited(http, id)
@@ -205,7 +214,7 @@ def test_the_page_of_a_query(http: httpx.Client) -> None:
         "/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "private"}]}
     )
     id, found = made.headers["x-teola-query"], None
-    for _ in range(100):  # the pool tells of its end a moment later
+    for _ in range(1000):  # the pool tells of its end a moment later
         found = http.get(f"/v1/activity/{id}")
         if found.status_code == 200:
             break

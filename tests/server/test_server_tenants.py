@@ -285,6 +285,32 @@ def test_caches_and_drafts_are_apart() -> None:
 
 
 @pytest.mark.parametrize("kept", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_what_was_cached_before_is_not_met_again_after_a_restart(kept: str, request: pytest.FixtureRequest) -> None:
+    """The engine stays, as that of a shared pool does; the server and its connections are new ones."""
+    engine, store, name = llm("on"), MemoryStore(), f"pool-{time.monotonic_ns()}"
+    keys, mark = [ONE.settings, OTHER.settings], "the same " * 30
+
+    def opened() -> Store:
+        return store if kept == "memory" else PostgresStore(request.getfixturevalue("postgres_dsn"), name)
+
+    def cached(*, forget: bool = False) -> dict[str, bool]:
+        """Whose prompt was met in the cache."""
+        with served(EnginePool.local([engine]), keys=keys, store=opened()) as server:
+            clients = {one.settings["name"]: server.client(one.secret) for one in (ONE, OTHER)}
+            usages = {who: Tenant(http, mark).chat(temperature=0)["usage"] for who, http in clients.items()}
+            if forget:
+                assert clients["one"].delete("/v1/tenant").status_code == 200
+            for http in clients.values():
+                http.close()
+            return {who: usage["prompt_tokens_details"]["cached_tokens"] > 0 for who, usage in usages.items()}
+
+    assert cached() == {"one": False, "other": False}
+    assert cached(forget=True) == {"one": True, "other": True}
+    assert cached() == {"one": False, "other": True}
+    assert cached() == {"one": True, "other": True}  # under the name that it has since then
+
+
+@pytest.mark.parametrize("kept", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
 def test_nothing_is_left_of_a_tenant(kept: str, request: pytest.FixtureRequest) -> None:
     """Neither in what its key can ask for, nor in rows, nor anywhere in the process that the server leads to."""
     store: Store = MemoryStore()

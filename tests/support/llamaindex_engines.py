@@ -19,10 +19,15 @@ from llama_index.core.query_engine import (
     TransformQueryEngine,
 )
 from llama_index.core.question_gen import LLMQuestionGenerator
-from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
 from llama_index.core.schema import TextNode
-from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
-from llama_index.core.tools import QueryEngineTool
+from llama_index.core.selectors import (
+    LLMMultiSelector,
+    LLMSingleSelector,
+    PydanticMultiSelector,
+    PydanticSingleSelector,
+)
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM, TeolaRerank, TeolaVectorStore
 from teola_plugin.pool import EnginePool
@@ -35,10 +40,18 @@ SUB_QUESTIONS = """```json
  {"sub_question": "what is old", "tool_name": "farm"}]}
 ```"""
 
+CALLS = {
+    "SingleSelection": '{"name": "SingleSelection", "arguments": {"index": 2, "reason": "a"}}',
+    "MultiSelection": '{"name": "MultiSelection", "arguments": {"selections": '
+    '[{"index": 1, "reason": "a"}, {"index": 2, "reason": "b"}]}}',
+}
+
 
 def reply(asked: Generate) -> str:
     """What the model says: lists where lists are asked for, else something that depends on the prompt alone."""
     text = asked.prompt.flat()
+    if asked.prompt.tools:
+        return CALLS["MultiSelection" if "MultiSelection" in asked.prompt.tools else "SingleSelection"]
     if "search queries" in text:
         return "what grows\nwhat sails\nwhat is old"
     if "sub_question" in text:
@@ -78,6 +91,20 @@ class Library:
             QueryEngineTool.from_defaults(self.rag(), name="farm", description="what grows"),
             QueryEngineTool.from_defaults(self.rag("tree_summarize", 5), name="port", description="what sails"),
         ]
+
+    @property
+    def calling(self) -> TeolaLLM:
+        """The LLM, told of functions."""
+        return self.llm.model_copy(update={"is_function_calling_model": True})
+
+    def router_by_call(self, *, several: bool = False) -> RouterQueryEngine:
+        kind = PydanticMultiSelector if several else PydanticSingleSelector
+        return RouterQueryEngine(kind.from_defaults(llm=self.calling), self.tools(), llm=self.llm)  # type: ignore[arg-type]
+
+    def searching_router(self, selector: Any = None, *makers: Any) -> RouterRetriever:
+        found = [make() for make in makers] or [self.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
+        tools = [RetrieverTool.from_defaults(one, description=f"the {i}th") for i, one in enumerate(found)]
+        return RouterRetriever(selector or LLMSingleSelector.from_defaults(self.llm), tools, llm=self.llm)
 
 
 def library(pool: EnginePool, collection: str, passages: int = 12) -> Library:

@@ -21,6 +21,8 @@ from teola_plugin.engines import profiles
 
 ANSWER_S = 0.06
 """How long the model takes for any prompt."""
+PATIENCE_S = 10.0
+"""How long a held call waits for others."""
 
 
 @dataclass
@@ -30,6 +32,12 @@ class Watched:
     kit: Kit
     starts: list[tuple[float, str, str]] = field(default_factory=list)
     """When, on which thread, with which prompt."""
+    _most: int = 0
+    """Calls that were held at once."""
+    _held: int = 0
+    _wanted: int = 1
+    _lone: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
     def prompts(self) -> list[str]:
@@ -42,17 +50,31 @@ class Watched:
     def together(self) -> int:
         """The most calls that were under way at once."""
         times = [at for at, _, _ in self.starts]
-        return max((sum(at <= other < at + ANSWER_S for other in times) for at in times), default=0)
+        return max(max((sum(at <= other < at + ANSWER_S for other in times) for at in times), default=0), self._most)
 
-    def fresh(self) -> None:
+    def fresh(self, *, wanted: int = 1, lone: int = 0) -> None:
+        """`wanted`: no call ends before so many are under way, however late a busy machine begins them; but for the
+        first `lone` ones, which the others need."""
         self.kit.fresh()
         self.starts.clear()
+        self._most, self._wanted, self._lone = 0, wanted, lone
+
+    def took(self) -> float:
+        """Called where an answer begins: how long it takes from when it may."""
+        with self._changed:
+            if self._wanted > 1 and len(self.starts) > self._lone:
+                self._held += 1
+                self._most = max(self._most, self._held)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._most >= self._wanted, PATIENCE_S)
+                self._held -= 1
+        return ANSWER_S
 
 
 def watched(manager: CallbackManager | None = None) -> Watched:
     made = Watched(own_kit(profiles.noop(), Sizes(chunks=14, chunk_tokens=30, answer=8), manager))
     slow, noted = made.kit.llm.slow, made.kit.ledger.asked  # type: ignore[attr-defined]
-    slow.generate, slow.embed, slow.search = (lambda *_: ANSWER_S), (lambda _: 0.002), (lambda: 0.002)
+    slow.generate, slow.embed, slow.search = (lambda *_: made.took()), (lambda _: 0.002), (lambda: 0.002)
 
     def asked(prompt: str) -> None:
         made.starts.append((time.perf_counter(), threading.current_thread().name, prompt))

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from llama_index.core import Settings, SummaryIndex
+from llama_index.core.base.base_selector import SingleSelection
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.output_parsers.selection import SelectionOutputParser
 from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
+from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import (
     CitationQueryEngine,
@@ -35,7 +37,7 @@ from llama_index.core.response_synthesizers import (
 from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import MetadataMode, TextNode
-from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.selectors import LLMSingleSelector, PydanticSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
@@ -163,6 +165,17 @@ def selector(x: Library) -> Made:
     return LLMSingleSelector(**given), given
 
 
+def selector_by_call(x: Library) -> Made:
+    made = PydanticSingleSelector.from_defaults(llm=x.calling)  # type: ignore[arg-type]
+    return made, {"program": made._selector_program}
+
+
+def program(x: Library) -> Made:
+    given = {"output_cls": SingleSelection, "llm": x.calling, "prompt": QA, "tool_choice": None}
+    made = FunctionCallingProgram(**given)
+    return made, {**given, "allow_parallel_tool_calls": False}
+
+
 def question_generator(x: Library) -> Made:
     given = {"llm": x.llm, "prompt": PARSED}
     return LLMQuestionGenerator(**given), given
@@ -226,6 +239,8 @@ MADE: dict[Kind, Callable[[Library], Made]] = {
     queries.HyDEQueryTransformParts: hyde,
     queries.DecomposeQueryTransformParts: decompose,
     queries.LLMSelectorParts: selector,
+    queries.PydanticSelectorParts: selector_by_call,
+    queries.FunctionCallingProgramParts: program,
     queries.LLMQuestionGeneratorParts: question_generator,
     postprocessors.PostprocessorParts: lambda x: (SimilarityPostprocessor(), {}),
     postprocessors.LLMRerankParts: reranker,

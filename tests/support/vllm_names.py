@@ -15,7 +15,7 @@ from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.vllm import scheduler as ours
 from teola_plugin.engines.vllm.drafts.worker import PROPOSER, WORKER
 from teola_plugin.errors import TeolaError
-from teola_plugin.shims.vllm import drafts, kv_events, llm, processes, scheduler, stats, versions
+from teola_plugin.shims.vllm import drafts, kv_events, llm, processes, scheduler, stats, streams, versions
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
         **_prompts(),
         **_events(),
         **_stats(),
+        **_streams(),
         **_scheduler(),
         **_drafts(),
         **_when_missing(),
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def _lacking() -> list[str]:
-    return [name for part in (kv_events, stats, processes, scheduler, drafts) for name in part.lacking()]
+    return [name for part in (kv_events, stats, processes, scheduler, drafts, streams) for name in part.lacking()]
 
 
 def _config() -> dict[str, Any]:
@@ -85,6 +86,39 @@ def _stats() -> dict[str, Any]:
     made.log_engine_initialized()
     output = type("Output", (), {"metrics": RequestStateStats(num_preemptions=3)})()
     return {"kv_use": told, "preemptions": [stats.preemptions(output), stats.preemptions(object())]}
+
+
+def _streams() -> dict[str, Any]:
+    """A request as vLLM's output processor keeps it, which writes three tokens."""
+    from types import SimpleNamespace
+
+    from transformers import AutoTokenizer
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    tokenizer = AutoTokenizer.from_pretrained(str(llama.make()))
+    processor = OutputProcessor(tokenizer, log_stats=False)
+    params = SamplingParams(max_tokens=8, output_kind=RequestOutputKind.DELTA)
+    streams.seldom(params)
+    given = {"mm_features": None, "pooling_params": None, "arrival_time": 0.0, "lora_request": None, "cache_salt": None}
+    asked = EngineCoreRequest(
+        request_id="inner", prompt_token_ids=[5, 6], sampling_params=params, data_parallel_rank=None, **given
+    )
+    asked.external_req_id = "outer"
+    queue: list[Any] = []
+    processor.add_request(asked, None, queue=SimpleNamespace(put=queue.append))
+    told, untold = [], []
+    for token in (12, 13, 14):
+        processor.process_outputs([EngineCoreOutput("inner", [token])])
+        told.append(bool(queue))
+        queue.clear()
+        if token == 13:
+            llm_ = SimpleNamespace(output_processor=processor)
+            untold = [streams.every_token(llm_, "outer"), streams.every_token(llm_, "other")]
+    whole = "".join(streams.texts(tokenizer, [5, 6], params, [12, 13, 14]))
+    same = processor.request_states["inner"].detokenizer.output_text == whole
+    return {"streams": {"outputs": told, "untold": untold, "texts": same}}
 
 
 def _request(name: str, query: str, depth: int, priority: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from teola_plugin import EnginePool
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import GraphError
-from teola_plugin.workflow import Flow, Function, Generation, Indexing, Map, Searching, Workflow
+from teola_plugin.workflow import Branch, Flow, Function, Generation, Indexing, Loop, Map, Searching, Workflow
 
 
 def step(name: str, *reads: str) -> Function:
@@ -102,6 +103,31 @@ def test_a_read_and_a_write_side_by_side() -> None:
     assert error.value.hint == "join them: index >> found"
     for flow in (index >> found, found >> index, [index, Searching("found", collection="others")]):
         assert Workflow("w", flow, output="found")
+
+
+def written_and_searched() -> Flow:
+    return Indexing("rows") >> Searching("found")
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        lambda: Branch("way", condition="question", then=written_and_searched()),
+        lambda: Branch("way", condition="question", then=Searching("other"), otherwise=written_and_searched()),
+        lambda: Loop("way", init="question", flow=written_and_searched() >> Generation("said", "{draft} {found}")),
+    ],
+)
+def test_what_a_body_writes_it_may_search_behind_that(holder: Callable[[], Any]) -> None:
+    assert [one.name for one in Workflow("w", holder()).inputs] == ["question", "documents"]
+
+
+def test_a_read_and_a_write_side_by_side_in_a_body() -> None:
+    flow = [Indexing("rows"), Searching("found")] >> Generation("said", "{found}")
+    with pytest.raises(GraphError, match=r"rows writes .* and found reads it.*rows >> found"):
+        Workflow("w", Branch("way", condition="question", then=flow))
+    each = Indexing("rows", documents="item") >> Searching("found")
+    with pytest.raises(GraphError, match=r"items of way write .* side by side"):
+        Workflow("w", Map("way", over="texts", flow=each))
 
 
 def test_a_value_of_another_kind() -> None:

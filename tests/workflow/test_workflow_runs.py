@@ -102,7 +102,7 @@ def test_what_a_query_uploads_is_seen_by_no_other(pool: EnginePool) -> None:
     [one, other] = [app.run({**GIVEN, "documents": f"Only {word} is written here."}) for word in ("hay", "oats")]
     assert [hit.text for hit in one.sources] == ["Only hay is written here."]
     assert [hit.text for hit in other.sources] == ["Only oats is written here."]
-    for _ in range(100):
+    for _ in range(1000):
         if not pool.admin("store", "collections").result(5):
             return
         time.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from teola_plugin.tracer.functions.calls import CHANGES
+from teola_plugin.tracer.functions.in_place import changed, root, targets
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.values import UNKNOWN_VALUE
 
@@ -16,11 +16,14 @@ def assigned(nodes: Sequence[ast.AST]) -> set[str]:
     for one in (inner for node in nodes for inner in ast.walk(node)):
         if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
             found.add(one.id)
-        elif isinstance(one, (ast.Subscript, ast.Attribute)) and not isinstance(one.ctx, ast.Load):
-            found |= root(one)
-        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in CHANGES:
-            found |= root(one.func)
+        else:
+            found |= targets(one)
     return found
+
+
+def assigned_around(node: ast.AST) -> set[str]:
+    """Names of the functions around it that code in a function or class assigns to."""
+    return {name for one in ast.walk(node) if isinstance(one, ast.Nonlocal) for name in one.names}
 
 
 def names_read(nodes: Sequence[ast.AST]) -> set[str]:
@@ -40,15 +43,10 @@ def carried(body: Sequence[ast.stmt]) -> list[str]:
     return list(found)
 
 
-def root(node: ast.expr) -> set[str]:
-    """The name in `name.a[0].b`."""
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        node = node.value
-    return {node.id} if isinstance(node, ast.Name) else set()
-
-
 def forget(walk: Walker, nodes: Sequence[ast.AST]) -> None:
     """What they assign is not known any more."""
+    for name in changed(nodes):
+        walk.in_place.add(walk.frame.read(name))
     for name in assigned(nodes):
         walk.frame.names[name] = UNKNOWN_VALUE
 

@@ -16,6 +16,7 @@ from teola_plugin.tracer.functions import texts
 from teola_plugin.tracer.functions.arguments import Arguments
 from teola_plugin.tracer.functions.building import built
 from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
+from teola_plugin.tracer.functions.in_place import CHANGES, changed
 from teola_plugin.tracer.functions.machine import Walker
 from teola_plugin.tracer.functions.pure import proven
 from teola_plugin.tracer.functions.reading import is_a
@@ -24,6 +25,7 @@ from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Coming,
     Computed,
+    Defined,
     Fields,
     Known,
     Series,
@@ -35,6 +37,7 @@ from teola_plugin.tracer.functions.values import (
     words,
 )
 from teola_plugin.tracer.purity.calls import CALLABLES, METHODS
+from teola_plugin.tracer.purity.purity import known_purity
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _HARMLESS = words(
@@ -50,7 +53,10 @@ def call(walk: Walker, node: ast.expr) -> Symbol:
     if isinstance(node.func, ast.Attribute):
         owner = walk.evaluate(node.func.value)
         if not isinstance(owner, (Known, Unknown)) or (isinstance(owner, Known) and _is_data(owner.value)):
-            return _method(walk, node, node.func, owner)
+            made = _method(walk, node, node.func, owner)
+            if node.func.attr in CHANGES:
+                walk.in_place.add(owner)
+            return made
         if isinstance(owner, Unknown) and node.func.attr in (*METHODS, *CHANGES):
             Arguments.of(walk, node)
             return UNKNOWN_VALUE
@@ -58,7 +64,19 @@ def call(walk: Walker, node: ast.expr) -> Symbol:
     else:
         what = walk.evaluate(node.func)
     arguments = Arguments.of(walk, node)
+    _may_change(walk, what, arguments)
     return _called(walk, what, arguments)
+
+
+def _may_change(walk: Walker, what: Symbol, arguments: Arguments) -> None:
+    """What is not looked into may change an argument in place, or call a function that does."""
+    if isinstance(what, Known) and getattr(what.value, "__name__", "") in _CHANGE_THEIR_FIRST:
+        for one in arguments.given[:1]:
+            walk.in_place.add(one.of if isinstance(one, Spread) else one)
+    for one in (*arguments.given, *arguments.named.values()):
+        if isinstance(one, Defined):
+            for name in changed([one.definition]):
+                walk.in_place.add(one.read(name))
 
 
 def _is_data(value: object) -> bool:
@@ -119,8 +137,8 @@ def _only_reads(walk: Walker, func: ast.expr) -> bool:
     return isinstance(what, Known) and (_is_harmless(what.value) or any(what.value is one for one in CALLABLES))
 
 
-CHANGES = words("add append clear extend insert pop popitem remove reverse setdefault sort update")
-"""Methods that change a list, a dictionary or a set."""
+_CHANGE_THEIR_FIRST = words("delattr delitem iadd iconcat imul ior setattr setitem shuffle")
+"""Functions of the standard library that change what they are given first."""
 
 
 def _is_harmless(func: Any) -> bool:
@@ -217,6 +235,8 @@ def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) ->
         return UNKNOWN_VALUE
     if isinstance(func.value, ast.Name):
         walk.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
+    if isinstance(owner, Fields | Series):
+        walk.in_place.add(owner)
     walk.user_code()
     return UNKNOWN_VALUE
 
@@ -244,8 +264,32 @@ def _extended(walk: Walker, name: str, owner: Symbol, items: Sequence[Symbol | S
 # ------------------------------------------------------------ the user's own functions
 
 
+def _read_in_part(walk: Walker, func: FunctionType, arguments: Arguments) -> Symbol | None:
+    """What a pure function makes of a record whose values come one by one, such as the state of a graph ahead of nodes.
+
+    Computed as a whole it would wait for all of them, also for those that it does not read. None where it is handed
+    none, or not all of it is understood.
+    """
+    given = arguments.single if arguments.whole else None
+    if given is None or not any(_is_record(one) for one in (*given, *arguments.named.values())):
+        return None
+    if known_purity(func) is None:
+        return walk.call_function(func, given, arguments.named)  # no expression holds a call of it
+    trial = walk.trial(set(walk.draft.names))
+    made = trial.call_function(func, given, arguments.named)
+    if made is None or isinstance(made, Unknown | Coming) or trial.left_out or trial.runs_user_code:
+        return None
+    return walk.call_function(func, given, arguments.named)
+
+
+def _is_record(symbol: Symbol) -> bool:
+    return isinstance(symbol, Fields) and symbol.base is None and len(symbol.items) > 1
+
+
 def _users_own(walk: Walker, what: Symbol, func: Any, arguments: Arguments) -> Symbol:
     if type(func) is FunctionType:
+        if (read := _read_in_part(walk, func, arguments)) is not None:
+            return read
         made = _pure(walk, what, arguments)
         if isinstance(made, Computed):
             try:
@@ -257,4 +301,7 @@ def _users_own(walk: Walker, what: Symbol, func: Any, arguments: Arguments) -> S
     if given is not None and (returned := walk.call_function(func, given, arguments.named)) is not None:
         return returned
     walk.user_code()
+    for one in (*arguments.given, *arguments.named.values()):
+        if isinstance(one, Fields | Series):  # it may do anything with them
+            walk.in_place.add(one)
     return UNKNOWN_VALUE

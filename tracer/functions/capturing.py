@@ -35,7 +35,12 @@ class Captures:
         return self.outer.body(self._read)
 
     def _read(self, name: str) -> Symbol:
-        return self._captured(self.outer.frame.read(name))
+        symbol = self.outer.frame.read(name)
+        return UNKNOWN_VALUE if self.outer.in_place.has(symbol) else self._captured(symbol)
+
+    def changed_in(self, body: Walker) -> bool:
+        """What the body changes in place of what it reads is not known here any more. Whether it changes its item."""
+        return any([True for _ in self.outer.in_place.of_body(body.in_place, self.inputs)])
 
     def _captured(self, symbol: Symbol) -> Symbol:
         """The symbol, as a body reads it."""

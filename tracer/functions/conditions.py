@@ -28,6 +28,19 @@ def both_ways(walk: Walker, test: Symbol, ways: tuple[Statements, Statements], n
     """Walks through both ways. `names` are assigned on one of them; both end the function, or neither does."""
     taken = set(walk.draft.names)
     tried = [_tried(walk, statements, taken) for statements in ways]
+    flow = _taken(walk, test, ways, names, tried)
+    for trial, _ in tried:
+        walk.in_place.update(trial.in_place)
+    return flow
+
+
+def _taken(
+    walk: Walker,
+    test: Symbol,
+    ways: tuple[Statements, Statements],
+    names: set[str],
+    tried: Sequence[tuple[Walker, Flow]],
+) -> Flow:
     flow = _together([flow for _, flow in tried])
     if not any(asks(c) for trial, _ in tried for c in trial.draft.components.values()):
         return _merged(walk, test, [trial for trial, _ in tried], flow, names)

@@ -141,6 +141,8 @@ def _compared(walk: Walker, node: ast.expr) -> Symbol:
         other = others[0]
         if isinstance(left, Known) and isinstance(other, Known):
             return Known((left.value is other.value) == isinstance(node.ops[0], ast.Is))
+        if not isinstance(left, Known) and not isinstance(other, Known):
+            return UNKNOWN_VALUE  # of two that are made anew nobody can tell whether they are one object
     return composed(walk, node, {"left": left, "comparators": others})
 
 

@@ -60,6 +60,8 @@ class Items:
         if output is not None:
             found = self._component(output[0], beside=beside)
             found = found if output[1] else UNKNOWN_VALUE
+        if self.captures.changed_in(self.body):
+            self.outer.in_place.add(self.items)
         if self.body.runs_user_code:
             self.outer.user_code()
         return found

@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.draft import Draft, Span
+from teola_plugin.tracer.functions.in_place import InPlace
 from teola_plugin.tracer.functions.reading import Surroundings
 from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Computed, Symbol
 from teola_plugin.tracer.leaf import EmbeddingLeaf
@@ -44,8 +45,12 @@ class Frame:
     outer: Callable[[str], Symbol] | None = None
     """Of a body, and of a function inside a function: reads the names around it."""
     code: CodeType | None = None
+    elsewhere: set[str] = field(default_factory=set)
+    """Names that functions inside of it assign to."""
 
     def read(self, name: str) -> Symbol:
+        if name in self.elsewhere:
+            return UNKNOWN_VALUE
         if name in self.names:
             return self.names[name]
         if self.outer is not None and name not in self.local:
@@ -67,6 +72,8 @@ class Walker(Protocol):
     """Of all components so far."""
     changed: dict[tuple[int, str], Symbol]
     """What attributes were set to, by the object's id."""
+    in_place: InPlace
+    """What was changed in place: no expression gives it as it was."""
     left_out: bool
     """Whether something was not looked into."""
     runs_user_code: bool

@@ -5,8 +5,9 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import (
+    CellType,
     ClassMethodDescriptorType,
     FunctionType,
     MemberDescriptorType,
@@ -16,6 +17,7 @@ from types import (
 )
 from typing import Any
 
+from teola_plugin.tracer.functions.believed import believed
 from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Known, Symbol
 
 _FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
@@ -37,6 +39,18 @@ def is_a(value: object, kind: type) -> bool:
 
 def attribute(owner: Any, name: str) -> Symbol:
     """`owner.name`; unknown for what a property, or any code, would give."""
+    found = _attribute(owner, name)
+    if isinstance(found, Known) and not believed(owner, name, found.value, lambda: _again(owner, name)):
+        return UNKNOWN_VALUE
+    return found
+
+
+def _again(owner: Any, name: str) -> Any:
+    found = _attribute(owner, name)
+    return found.value if isinstance(found, Known) else found
+
+
+def _attribute(owner: Any, name: str) -> Symbol:
     if is_a(owner, ModuleType):
         found = vars(owner).get(name, _NOTHING)
         return UNKNOWN_VALUE if found is _NOTHING else Known(found)
@@ -91,26 +105,33 @@ class Surroundings:
 
     cells: Mapping[str, Any]
     globals: Mapping[str, Any]
+    held: Mapping[str, CellType] = field(default_factory=dict)
+    """The cells themselves."""
 
     @staticmethod
     def of(func: FunctionType) -> Surroundings:
         cells: dict[str, Any] = {}
-        for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        held = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
+        for name, cell in held.items():
             try:
                 cells[name] = cell.cell_contents
             except ValueError:  # not there yet
                 continue
-        return Surroundings(cells, func.__globals__)
+        return Surroundings(cells, func.__globals__, held)
 
     def has(self, *names: str) -> bool:
         """Whether all of them are there."""
         return all(any(name in found for found in (self.cells, self.globals, vars(builtins))) for name in names)
 
     def read(self, name: str) -> Symbol:
-        for names in (self.cells, self.globals, vars(builtins)):
-            if name in names:
-                return Known(names[name])
-        return UNKNOWN_VALUE
+        if name in self.cells:
+            cell, value = self.held.get(name), self.cells[name]
+            sure = cell is None or believed(cell, name, value, lambda: cell.cell_contents)
+            return Known(value) if sure else UNKNOWN_VALUE
+        if name in self.globals:
+            value = self.globals[name]
+            return Known(value) if believed(self.globals, name, value, lambda: self.globals[name]) else UNKNOWN_VALUE
+        return Known(vars(builtins)[name]) if name in vars(builtins) else UNKNOWN_VALUE
 
 
 NOWHERE = Surroundings({}, {})

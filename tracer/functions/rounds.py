@@ -136,6 +136,8 @@ def _folded(walk: Walker, node: ast.For | ast.AsyncFor, items: Symbol, before: M
     body.frame.names |= dict.fromkeys(assigned(node.body), UNKNOWN_VALUE) | {name: Ref(CARRY)}
     bind(body, node.target, Ref(ITEM))
     flow = body.block(node.body)
+    if captures.changed_in(body):
+        walk.in_place.add(items)
     try:
         made = body.ref(body.frame.names[name])
         inputs = {"items": walk.ref(listed(items)), "init": walk.ref(before.get(name, UNKNOWN_VALUE))}

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from teola_plugin.tracer.functions.assigning import assigned, forget, inside, root
+from teola_plugin.tracer.functions.assigning import assigned, assigned_around, forget, inside
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.composing import bind
 from teola_plugin.tracer.functions.conditions import both_ways
 from teola_plugin.tracer.functions.defining import defined
+from teola_plugin.tracer.functions.in_place import grows, root
 from teola_plugin.tracer.functions.machine import Flow, Walker
 from teola_plugin.tracer.functions.reading import attribute
 from teola_plugin.tracer.functions.rounds import for_each, while_true
@@ -76,11 +77,15 @@ def _annotated(walk: Walker, node: ast.stmt) -> Flow:
 def _augmented(walk: Walker, node: ast.stmt) -> Flow:
     assert isinstance(node, ast.AugAssign)
     if isinstance(node.target, ast.Name):
-        before = ast.Name(node.target.id, ast.Load())
-        made = walk.evaluate(ast.BinOp(before, node.op, node.value))
+        name = ast.Name(node.target.id, ast.Load())
+        before = walk.evaluate(name)
+        made = walk.evaluate(ast.BinOp(name, node.op, node.value))
+        if grows(before) or grows(made):
+            walk.in_place.add(before)
     else:
         made = UNKNOWN_VALUE
         walk.evaluate(node.value)
+        walk.in_place.add(walk.evaluate(_loaded(node.target)))
     _set(walk, node.target, made)
     return Flow.NEXT
 
@@ -88,10 +93,16 @@ def _augmented(walk: Walker, node: ast.stmt) -> Flow:
 def _set(walk: Walker, target: ast.expr, value: Symbol) -> None:
     if isinstance(target, (ast.Name, ast.Tuple, ast.List)):
         bind(walk, target, value)
+        for one in ast.walk(target):
+            if isinstance(one, (ast.Subscript, ast.Attribute)) and not isinstance(one.ctx, ast.Load):
+                _set(walk, one, UNKNOWN_VALUE)
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         _set_key(walk, target, target.value.id, value)
+    elif isinstance(target, ast.Subscript):
+        walk.in_place.add(walk.evaluate(target.value))
     elif isinstance(target, ast.Attribute):
         owner = walk.evaluate(target.value)
+        walk.in_place.add(owner)
         if isinstance(owner, Known):
             walk.changed[id(owner.value), target.attr] = value
         for name in root(target) if not isinstance(owner, Known) else ():
@@ -99,14 +110,24 @@ def _set(walk: Walker, target: ast.expr, value: Symbol) -> None:
 
 
 def _set_key(walk: Walker, target: ast.Subscript, name: str, value: Symbol) -> None:
-    of, (known, key) = walk.frame.read(name), known_object(walk.evaluate(target.slice))
+    of, (known, key) = walk.evaluate(target.value), known_object(walk.evaluate(target.slice))
+    walk.in_place.add(of)
     if isinstance(of, Fields) and known and type(key) is str:
         walk.frame.names[name] = replace(of, items={**of.items, key: value})
     else:
         walk.frame.names[name] = UNKNOWN_VALUE
 
 
+def _loaded(target: ast.expr) -> ast.expr:
+    """What is there before it is assigned to."""
+    return ast.fix_missing_locations(ast.parse(ast.unparse(target), mode="eval").body)
+
+
 def _delete(walk: Walker, node: ast.stmt) -> Flow:
+    assert isinstance(node, ast.Delete)
+    for target in node.targets:
+        if isinstance(target, (ast.Subscript, ast.Attribute)):
+            walk.in_place.add(walk.evaluate(target.value))
     forget(walk, [node])
     return Flow.NEXT
 
@@ -154,6 +175,7 @@ def _import(walk: Walker, node: ast.stmt) -> Flow:
 
 def _define(walk: Walker, node: ast.stmt) -> Flow:
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    walk.frame.elsewhere |= assigned_around(node)
     walk.frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else defined(walk, node)
     return Flow.NEXT
 

@@ -14,6 +14,7 @@ from teola_plugin.tracer.draft import Draft, Span, Traced
 from teola_plugin.tracer.functions.deciding import Decide
 from teola_plugin.tracer.functions.entering import entered, unbound
 from teola_plugin.tracer.functions.exporting import exported, producers
+from teola_plugin.tracer.functions.in_place import InPlace
 from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
 from teola_plugin.tracer.functions.machine import Flow, Frame
 from teola_plugin.tracer.functions.reading import NOWHERE
@@ -53,6 +54,8 @@ class FunctionWalk:
     """Whether code runs that may do anything."""
     span: Span = field(default_factory=Span)
     """Of its components in the draft."""
+    in_place: InPlace = field(default_factory=InPlace)
+    """What it changes in place."""
 
     @property
     def asks(self) -> bool:
@@ -152,6 +155,7 @@ def _settled(walk: Walk, flow: Flow, draft: Draft) -> FunctionWalk:
         flow is not Flow.STOPPED and not walk.left_out,
         walk.runs_user_code,
         span,
+        walk.in_place,
     )
 
 

@@ -20,6 +20,7 @@ from teola_plugin.tracer.functions.deciding import Decide, decided
 from teola_plugin.tracer.functions.entering import called
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.filling import Filling, as_prompt, as_text
+from teola_plugin.tracer.functions.in_place import InPlace
 from teola_plugin.tracer.functions.live import alive
 from teola_plugin.tracer.functions.machine import Flow, Frame, Stopped, Walker
 from teola_plugin.tracer.functions.pure import MADE, constant, field_of, is_small, proven
@@ -80,6 +81,7 @@ class Walk:
     line: int = 0
     span: Span = field(default_factory=Span)
     changed: dict[tuple[int, str], Symbol] = field(default_factory=dict)
+    in_place: InPlace = field(default_factory=InPlace)
     left_out: bool = False
     runs_user_code: bool = False
     is_body: bool = False
@@ -97,7 +99,8 @@ class Walk:
         self.shared.fuel -= 1
         if self.shared.fuel < 0:
             raise Stopped
-        return evaluate(self, node)
+        made = evaluate(self, node)
+        return UNKNOWN_VALUE if self.in_place.has(made) else made
 
     def truth(self, test: Symbol) -> bool | None:
         known = truth(test)
@@ -206,6 +209,8 @@ class Walk:
     def ref(self, symbol: Symbol) -> Ref:
         if isinstance(symbol, Ref):
             return symbol
+        if isinstance(symbol, Fields) and self.in_place.inside(symbol):
+            raise NotUnderstood("a value that was changed in place")
         if isinstance(symbol, Prompted):
             return self.draft.real(symbol, self.name, ())
         if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
@@ -332,7 +337,8 @@ class Walk:
     def trial(self, taken: set[str]) -> Walker:
         names, draft = dict(self.frame.names), Draft(names=taken)
         trial = replace(self, draft=draft, frame=replace(self.frame, names=names), span=Span(), nested=self.nested + 1)
-        trial.changed, trial.left_out, trial.runs_user_code = dict(self.changed), False, False
+        trial.changed, trial.in_place = dict(self.changed), self.in_place.copy()
+        trial.left_out, trial.runs_user_code = False, False
         return trial
 
     def finished(self, output: Ref | None) -> tuple[Ref, bool] | None:

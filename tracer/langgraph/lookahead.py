@@ -177,7 +177,7 @@ class _Lookahead:
         late = state.late or made.opaque
         if made.updates is None:
             return _State({}, late)
-        values = dict(state.values)
+        values = {name: UNKNOWN_VALUE if made.in_place.inside(one) else one for name, one in state.values.items()}
         for name, new in made.updates.items():
             how = self.shape.updates.get(name)
             if how is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
 from teola_plugin.tracer.functions.deciding import Decide
+from teola_plugin.tracer.functions.in_place import InPlace
 from teola_plugin.tracer.functions.live import NO_SPAN
 from teola_plugin.tracer.functions.values import symbol_of
 from teola_plugin.tracer.langchain.trace import walk_into
@@ -33,6 +34,8 @@ class Visited:
     """What it sends to nodes, one task for each item of a list."""
     opaque: bool = False
     """Whether it runs code that nobody knows, and that may take long."""
+    in_place: InPlace = field(default_factory=InPlace)
+    """What it changes in place: channels hold that, too."""
 
 
 NOTHING = Visited()
@@ -53,7 +56,8 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, dec
     if walked is None:
         return Visited(opaque=True)
     sent = (walked.value,) if isinstance(walked.value, Sent) else ()
-    return Visited(walked.span, walked.updates, walked.goto, sent, walked.runs_user_code and not walked.asks)
+    opaque = walked.runs_user_code and not walked.asks
+    return Visited(walked.span, walked.updates, walked.goto, sent, opaque, walked.in_place)
 
 
 def unknown(draft: Draft) -> Ref:

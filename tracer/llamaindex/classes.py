@@ -25,6 +25,7 @@ _BUILT = (
     ".chat_engine",
     ".selector",
     ".question_gen",
+    ".program",
     ".indices",
     ".tools",
     ".query_transform",

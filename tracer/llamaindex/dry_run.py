@@ -73,7 +73,7 @@ def _answering_llm(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
         complete=lambda prompt, formatted=False, **kwargs: llm.completion_of(
             reply(llm.payload_of_prompt(prompt, formatted, **kwargs))
         ),
-        chat=lambda messages, **kwargs: llm.chat_of(reply(llm.payload_of_messages(messages, **kwargs))),
+        chat=lambda messages, **kwargs: llm.chat_of(reply(llm.payload_of_messages(messages, **kwargs)), **kwargs),
     )
 
 

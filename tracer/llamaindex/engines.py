@@ -17,7 +17,6 @@ from llama_index.core.query_engine import (
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index.core.response_synthesizers import TreeSummarize
 from llama_index.core.schema import NodeWithScore
-from llama_index.core.selectors import LLMMultiSelector
 
 from teola_plugin.graph import ITEM, Attributes, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
@@ -38,7 +37,7 @@ from teola_plugin.tracer.llamaindex.dry_run import own_nodes
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retries import judge_answer
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
-from teola_plugin.tracer.llamaindex.selectors import questions, selected
+from teola_plugin.tracer.llamaindex.selectors import numbered, questions, selected, takes_several
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize, tree
 from teola_plugin.tracer.llamaindex.transforms import transformed
 from teola_plugin.tracer.llamaindex.walk import SymbolicAnswer, SymbolicQuery, Value, Walk
@@ -174,7 +173,7 @@ def _router(walk: Walk, engine: RouterQueryEngine, asked: SymbolicQuery, path: s
     body, engines, where = walk.body(), parts.query_engines, parts.path(path, "query_engines")
     answers: dict[str, Ref] = {}
     for i, one in enumerate(engines):
-        chosen = body.call(f"chosen{i}", _numbered(i, len(engines)), choice=Ref(ITEM))
+        chosen = body.call(f"chosen{i}", numbered(i, len(engines)), choice=Ref(ITEM))
         answer = _arm(body, one, chosen, QUERY, f"{where}[{i}]", f"engine{i}")
         if answer is not None:
             answers[f"engine{i}"] = answer
@@ -182,18 +181,13 @@ def _router(walk: Walk, engine: RouterQueryEngine, asked: SymbolicQuery, path: s
         walk.draft.nodes += body.draft.nodes
         return SymbolicAnswer()
     output = body.call("answered", _the_one, **answers)
-    several = Attributes(beside=isinstance(parts.selector, LLMMultiSelector))
+    several = Attributes(beside=takes_several(parts.selector))
     each = named(items=choices, query=asked.text)
     answered = walk.hold("answers", Role.MAP, each, body, output, attributes=several)
     if len(answers) < len(engines):
         return SymbolicAnswer()
     taken = walk.call("taken", _taken, answers=answered)
     return SymbolicAnswer(_summary(walk, parts, asked.text, taken, path), taken.at("nodes"))
-
-
-def _numbered(index: int, count: int) -> Callable[..., bool]:
-    """Whether a number, from 1, is that engine's; 0 is the last one's, as Python counts."""
-    return lambda choice: choice - 1 in (index, index - count)
 
 
 def _the_one(**answers: Any) -> Any:

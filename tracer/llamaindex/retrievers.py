@@ -9,7 +9,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.retrievers import QueryFusionRetriever, TransformRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
@@ -17,6 +17,7 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.graph import ITEM, Attributes, Component, Effect, Ref, Role, named
 from teola_plugin.shims.llamaindex.retrievers import (
     QueryFusionRetrieverParts,
+    RouterRetrieverParts,
     SummaryIndexRetrieverParts,
     TransformRetrieverParts,
     VectorIndexRetrieverParts,
@@ -31,6 +32,7 @@ from teola_plugin.shims.llamaindex.retrievers import (
 from teola_plugin.tracer.draft import DERIVED
 from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.dry_run import own_nodes
+from teola_plugin.tracer.llamaindex.selectors import numbered, selected, takes_several
 from teola_plugin.tracer.llamaindex.transforms import transformed
 from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -242,6 +244,48 @@ def _each(walk: Walk, parts: QueryFusionRetrieverParts, queries: Ref, where: str
     return found if whole else None
 
 
+# ------------------------------------------------------------ chosen at run time
+
+
+def _router(walk: Walk, r: RouterRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
+    """Each chosen retriever searches from when its number is written."""
+    parts = walk.parts(RouterRetrieverParts, r)
+    choices = selected(walk, parts.selector, parts.metadatas, asked.text, parts.path(path, "selector"))
+    if choices is None or asked.texts != (asked.text,):
+        return None
+    body, inner, where = walk.body(), parts.retrievers, parts.path(path, "retrievers")
+    found: dict[str, Ref] = {}
+    for i, one in enumerate(inner):
+        chosen = body.call(f"chosen{i}", numbered(i, len(inner)), choice=Ref(ITEM))
+        nodes = _arm(body, one, chosen, f"{where}[{i}]", f"retriever{i}")
+        if nodes is not None:
+            found[f"retriever{i}"] = nodes
+    if not found:
+        walk.draft.nodes += body.draft.nodes
+        return None
+    output = body.call("searched", lambda **found: next(filter(None, found.values()), None), **found)
+    beside = Attributes(beside=takes_several(parts.selector))
+    each = named(items=choices, query=asked.text)
+    lists = walk.hold(f"{name}.found", Role.MAP, each, body, output, attributes=beside)
+    return walk.call(f"{name}.routed", _each_once, lists=lists) if len(found) == len(inner) else None
+
+
+def _arm(walk: Walk, retriever: BaseRetriever, chosen: Ref, path: str, name: str) -> Value:
+    """What it finds, `{"nodes"}`, where it is chosen; a false value otherwise."""
+    body, before, query = walk.body(), set(walk.lowered), Ref("$query")
+    nodes = retrieve(body, retriever, SymbolicQuery(query, (query,)), path, "retrieve")
+    if nodes is None:
+        walk.draft.nodes += body.draft.nodes
+        walk.forget(before)
+        return None
+    output = body.call("nodes", lambda nodes: {"nodes": nodes}, nodes=nodes)
+    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=query), body, output)
+
+
+def _each_once(lists: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]:
+    return list({n.node.node_id: n for one in lists for n in one["nodes"]}.values())
+
+
 # ------------------------------------------------------------ another query
 
 
@@ -261,4 +305,5 @@ _RULES: dict[type, Callable[..., Value]] = {
     SummaryIndexRetriever: _listed,
     QueryFusionRetriever: _fusion,
     TransformRetriever: _transform,
+    RouterRetriever: _router,
 }

@@ -83,8 +83,13 @@ class _Walk:
 
 
 def eligible(node: Any) -> bool:
+    """Of the user's own objects: whether its call is the same call ahead of its place."""
+    return not is_pool_backed(node) and may_be_early(node)
+
+
+def may_be_early(node: Any) -> bool:
     """Whether its call is the same call ahead of its place: no handlers, printing or cache of its own."""
-    if is_pool_backed(node) or isinstance(node, _STATEFUL) or {"invoke", "ainvoke"} & vars(node).keys():
+    if isinstance(node, _STATEFUL) or {"invoke", "ainvoke"} & vars(node).keys():
         return False
     return not (getattr(node, "callbacks", None) or getattr(node, "verbose", False) or getattr(node, "cache", None))
 

@@ -262,7 +262,8 @@ class SyncCallTable(CallTable):
             call.end(outcome)
             return outcome.get()
         replay.deliver(call.log, config or {}, site.tags)
-        outcome = call.outcome.result()
+        with replay.breaking_off(call.log, config or {}, site.tags):
+            outcome = call.outcome.result()
         replay.deliver(call.log, config or {}, site.tags)
         return (self._once_more(call, input) if call.spoilt else outcome).get()
 

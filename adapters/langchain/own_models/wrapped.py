@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.langchain.own_models.call_table import open_tables
+from teola_plugin.adapters.own_pool import OwnPool
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
@@ -89,19 +89,8 @@ class WrappedEngine:
         return {}
 
 
-class WrappedPool(EnginePool):
-    """Nothing but the user's own objects. One serves all chains of the process that have no pool."""
-
-    @property
-    def profiles(self) -> Mapping[str, EngineProfile]:
-        """None: what is not known is left alone."""
-        return {}
-
-    def forked(self) -> None:
-        """In a child process it begins anew, with its first query: the objects themselves are there, too."""
-        super().forked()
-        self._started = False
-        self.runtime.renew()
+class WrappedPool(OwnPool):
+    """One serves all chains of the process that have no pool."""
 
 
 _shared: list[WrappedPool] = []
@@ -120,10 +109,6 @@ def shared_pool() -> WrappedPool:
 def ensure_engine(pool: EnginePool) -> None:
     """Make sure that the pool's runtime has the engine of wrapped objects. Raises `EngineUnavailable`."""
     if isinstance(pool, WrappedPool):
-        with _lock.here:
-            if not pool._started:
-                pool.start()
-                atexit.unregister(pool.close)  # of a parent process
-                atexit.register(pool.close)
+        pool.running_now()
     else:
         pool.runtime.attach(WrappedEngine())

@@ -19,13 +19,13 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.vectorstores import VectorStoreRetriever
 
+from teola_plugin.adapters.langchain.current_query import active_run
 from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall
 from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
 from teola_plugin.adapters.langchain.side_by_side.workers import workers
 from teola_plugin.adapters.own_calls import Outcome, State, outcome_of
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
-from teola_plugin.runtime.context import current_run
 
 MOST = min(32, (os.cpu_count() or 1) + 4)
 """Calls at once, of one composite: as many as `batch` makes where nothing else is said."""
@@ -84,7 +84,7 @@ class Siblings:
     def __init__(self, ask: Ask, calls: Sequence[LeafCall], config: RunnableConfig) -> None:
         self._ask, self._calls, self._config = ask, calls, config
         self._waiting = deque(calls[1:])
-        self._context, self._run = copy_context(), current_run.get()
+        self._context, self._run = copy_context(), active_run(config.get("callbacks"))
         self._lock = threading.Lock()
         workers().run(self._work, min(len(self._waiting), MOST - 1))
 
@@ -128,7 +128,8 @@ class Siblings:
             return make(input, config)
         told = ensure_config(config)
         replay.deliver(call.log, told, call.site.tags)
-        outcome = call.outcome.result()
+        with replay.breaking_off(call.log, told, call.site.tags):
+            outcome = call.outcome.result()
         replay.deliver(call.log, told, call.site.tags)
         return outcome.get()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,13 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from teola_plugin.adapters.langchain.own_models.call_sites import eligible, sites_of
+from teola_plugin.adapters.langchain.own_models.call_sites import eligible, may_be_early, sites_of
 from teola_plugin.adapters.langchain.own_models.routed import lowered
 from teola_plugin.adapters.langchain.side_by_side import classes
+from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
-from teola_plugin.tracer.langchain.classes import is_pool_backed, pool_backed_inside
+from teola_plugin.tracer.langchain.classes import changed, is_pool_backed, leaf_of, pool_backed_inside
+from teola_plugin.tracer.leaf import GenerationLeaf, RerankingLeaf, RetrievalLeaf, TextSearchLeaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class Threads:
     def allow(self, part: Any) -> bool:
         """Whether several threads may call the part at once. Runs no user code.
 
-        Not what has handlers of its own, or prints: who hears of a call must not hear of it early. Nor what belongs to
-        a pool: its requests are made ahead by the graph.
+        Not what has handlers of its own, or prints: who hears of a call must not hear of it early. What asks engines of
+        a pool may, unless it writes: the graph makes its requests ahead only where it knows the composite.
         """
         if isinstance(part, BaseRetriever):
             return self._retriever(part)
@@ -37,13 +39,15 @@ class Threads:
         return isinstance(part, Runnable) and self._chain(part)
 
     def model(self, node: Any) -> bool:
+        if is_pool_backed(node):
+            return may_be_early(node) and isinstance(leaf_of(node, {}), GenerationLeaf)
         return eligible(node) and self.safety.allows(node, HTTP_CLIENTS)
 
     def embeddings(self, node: Any) -> bool:
         return is_pool_backed(node) or self.safety.allows(node, HTTP_CLIENTS)
 
     def _retriever(self, node: Any) -> bool:
-        if not eligible(node):
+        if not may_be_early(node):
             return False
         if self.safety.told_of(node):
             return True
@@ -51,8 +55,17 @@ class Threads:
             return self._store(node.vectorstore)
         if getattr(type(node), "__teola_embeds_on_engine__", False):  # and searches its store by vector
             return self.safety.told_of(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
+        if is_pool_backed(node):
+            return self._searches_engines(node)
         parts = classes.parts_of(node)
         return bool(parts) and all(self._part(one) for one in parts)
+
+    def _searches_engines(self, node: Any) -> bool:
+        if isinstance(leaf_of(node, {}), RetrievalLeaf | TextSearchLeaf):
+            return True
+        store = getattr(node, "vectorstore", None)
+        known = isinstance(node, TeolaRetriever) and not changed(node, TeolaRetriever)
+        return known and type(store) is TeolaVectorStore and self.embeddings(store.embeddings)
 
     def unnamed(self, part: Any) -> tuple[Any, ...]:
         """What `concurrent=` would have to name for `allow(part)`; empty where it holds already, or cannot."""
@@ -81,15 +94,20 @@ class Threads:
         """Of a retriever: another, a chain, or what is done with documents."""
         if isinstance(part, Runnable):
             return self.allow(part)
+        if isinstance(leaf_of(part, {}), RerankingLeaf):
+            return True
         parts = classes.parts_of(part)
         return self.safety.told_of(part) or (bool(parts) and all(self._part(one) for one in parts))
 
     def _chain(self, node: Any) -> bool:
         """LCEL: all of it is understood, so it has no code of the user's that might do anything."""
-        leaves = [site.leaf for site in sites_of(node, mapped=True).values()]
-        if not leaves or any(True for _ in pool_backed_inside(node, "")):
+        own = (site.leaf for site in sites_of(node, mapped=True).values())
+        leaves = [*own, *(one for _, one in pool_backed_inside(node, ""))]
+        if not leaves:
             return False
-        return all(self.allow(leaf) for leaf in leaves) and lowered(node, mapped=True)
+        return all(self._leaf(leaf) for leaf in leaves) and lowered(node, mapped=True)
 
-
-Known = Callable[[Any], bool]
+    def _leaf(self, node: Any) -> bool:
+        if isinstance(node, BaseRetriever | BaseLanguageModel):
+            return self.allow(node)
+        return isinstance(leaf_of(node, {}), RerankingLeaf)

@@ -59,7 +59,8 @@ class ToolWork:
     def begin(self, run: QueryRun, args: Mapping[str, Any]) -> PartRun:
         """It joins a live query. Raises what `value` raises."""
         value = self.value(args)
-        return run.part(self.planner.plan(self.traced, value).graph, self.traced.calls, value)
+        graph = self.planner.plan(self.traced, value).graph
+        return run.part(graph, self.traced.calls, value, lookahead=True)  # the tool may call what is accelerated, too
 
 
 def work_of(tool: BaseTool, planner: Planner) -> ToolWork | None:

@@ -102,7 +102,7 @@ class _ServedAhead(_Served):
         own: Any = self
         return self.payload_of_messages(messages_of(own, template, prompt_args))
 
-    def chat_of(self, generation: Generation) -> ChatResponse:
+    def chat_of(self, generation: Generation, **_: Any) -> ChatResponse:
         """What `chat` returns for a generation."""
         from llama_index.core.base.llms.types import ChatResponse
         from llama_index.llms.openai.utils import from_openai_message

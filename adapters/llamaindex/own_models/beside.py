@@ -24,6 +24,7 @@ from teola_plugin.adapters.llamaindex.own_models.retrievers import retrieving
 from teola_plugin.adapters.llamaindex.own_models.synthesizers import responding
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, replaced
 from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.engines import AnsweringParts, RetrieverQueryEngineParts
 from teola_plugin.shims.llamaindex.own_calls import leaf_of, warm
 from teola_plugin.tracer.llamaindex.classes import as_made
@@ -90,8 +91,16 @@ class Beside:
                 self._stop()
 
 
-def beside(served: Any, entry: str, given: Given | None, threads: ThreadSafety, part: Accelerate) -> Beside | None:
-    """The `Beside` of a call of a sync entry; None where nothing can start sooner.
+def beside(
+    served: Any,
+    entry: str,
+    given: Given | None,
+    threads: ThreadSafety,
+    part: Accelerate,
+    watched: Callable[[], QueryRun | None] = lambda: None,
+) -> Beside | None:
+    """The `Beside` of a call of a sync entry; None where nothing can start sooner. `watched`: the query that is told of
+    its calls, asked for where there is something to tell.
 
     Async entries need none: LlamaIndex's own code makes the calls of a list side by side there.
     """
@@ -104,7 +113,7 @@ def beside(served: Any, entry: str, given: Given | None, threads: ThreadSafety, 
         return None
     if not _pays(plan):
         return None
-    table = CallTable(plan.permission, plan.leaves.values())
+    table = CallTable(plan.permission, plan.leaves.values(), watched())
     return Beside(_with_leaves(served, plan, part), step, table)
 
 

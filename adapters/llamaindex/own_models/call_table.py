@@ -18,8 +18,10 @@ from typing import Any
 
 from teola_plugin.adapters.llamaindex.own_models.calls import Asked, Call, Turns
 from teola_plugin.adapters.llamaindex.own_models.permission import Permission
+from teola_plugin.adapters.llamaindex.own_models.telling import Telling
 from teola_plugin.adapters.own_calls import Outcome, State, aoutcome_of, outcome_of
 from teola_plugin.adapters.snapshots import NotCopied
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.own_calls import EMBED, SEARCH, AsksAnother, below
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -35,8 +37,10 @@ current_table: ContextVar[CallTable | None] = ContextVar("teola_own_calls", defa
 class CallTable:
     """Used by the plain object, by what runs ahead of it and by the early calls, each on threads of its own."""
 
-    def __init__(self, permission: Permission, leaves: Iterable[Any]) -> None:
+    def __init__(self, permission: Permission, leaves: Iterable[Any], run: QueryRun | None = None) -> None:
+        """`run`: the query that is told of the calls."""
         self._permission = permission
+        self._telling = Telling(run)
         self._leaves = {_identity(leaf): leaf for leaf in leaves}
         self._context = copy_context()
         self._lock = threading.Lock()
@@ -91,7 +95,7 @@ class CallTable:
             equal = self._equal(leaf, name, asked)
             call = next((one for one in equal if name in _REPEATABLE or not one.for_ahead), None)
             if call is None:
-                call = Call(leaf, name, asked, State.WAITING)
+                call = Call(leaf, name, asked, State.WAITING, self._telling.asked(leaf, name))
                 self._calls.setdefault((id(leaf), name), []).append(call)
                 equal_first = [one for one in equal if one.state is not State.DROPPED]
                 starts = lead and not equal_first  # equal calls come one after the other
@@ -121,7 +125,7 @@ class CallTable:
         def make() -> Any:
             args, kwargs = call.asked.given()
             body = below(call.leaf, call.name)
-            with _turn(self._permission.turns(call.leaf), early=True):
+            with _turn(self._permission.turns(call.leaf), early=True), self._telling.running(call.told):
                 return outcome_of(lambda: body(*args, **kwargs))
 
         made = outcome_of(make)
@@ -141,25 +145,37 @@ class CallTable:
         """What the plain object's call gives: made ahead, or now by `make`."""
         call = self._claim(leaf, name, args, kwargs)
         if call is not None and call.state is State.EARLY:
-            outcome = call.outcome.result()
+            with self._telling.waiting(call.told):
+                outcome = call.outcome.result()
             if not isinstance(outcome.error, AsksAnother):
                 return outcome.get()
             call = None  # it was not made after all
-        with _turn(self._permission.turns(leaf), early=False):
+        with _turn(self._permission.turns(leaf), early=False), self._here(call):
             outcome = outcome_of(make)
         if call is not None:
             call.end(outcome)
         return outcome.get()
 
+    @contextlib.contextmanager
+    def _here(self, call: Call | None) -> Iterator[None]:
+        """The plain object makes the call in the body; for the trace."""
+        if call is None:
+            yield
+            return
+        with self._telling.waiting(call.told), self._telling.running(call.told):
+            yield
+
     async def aclaimed(self, leaf: Any, name: str, args: Any, kwargs: Any, make: Callable[[], Awaitable[Any]]) -> Any:
         """`claimed` in a loop."""
         call = self._claim(leaf, name, args, kwargs)
         if call is not None and call.state is State.EARLY:
-            outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
+            with self._telling.waiting(call.told):
+                outcome = await asyncio.shield(asyncio.wrap_future(call.outcome))
             if not isinstance(outcome.error, AsksAnother):
                 return outcome.get()
             call = None
-        outcome = await aoutcome_of(make())
+        with self._here(call):
+            outcome = await aoutcome_of(make())
         if call is not None:
             call.end(outcome)
         return outcome.get()
@@ -175,7 +191,7 @@ class CallTable:
                 return None
             call = next((one for one in self._equal(leaf, name, asked) if not one.for_plain), None)
             if call is None:
-                call = Call(leaf, name, asked, State.PLAIN)
+                call = Call(leaf, name, asked, State.PLAIN, self._telling.asked(leaf, name))
                 self._calls.setdefault((id(leaf), name), []).append(call)
             elif call.state is State.WAITING:
                 call.state = State.PLAIN

@@ -13,6 +13,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 
 from teola_plugin.adapters.own_calls import Outcome, State
 from teola_plugin.adapters.snapshots import exactly, snapshot
+from teola_plugin.observe.waits import OwnCall
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
@@ -60,6 +61,8 @@ class Call:
     name: str
     asked: Asked
     state: State
+    told: OwnCall
+    """What the trace says of it."""
     for_plain: bool = False
     for_ahead: bool = False
     outcome: Future[Outcome] = field(default_factory=Future)

@@ -133,7 +133,8 @@ def run_case(
         served = [_served(fast.chain, given, pool, prepare) for _ in range(min(repeats, 3))]
         runs["plain"] = [replace(run, trace=trace) for run, trace in zip(runs["plain"], cycle(served), strict=False)]
     plain, accelerated, as_shipped = (tuple(runs.get(which, ())) for which in ("plain", "accelerated", "shipped"))
-    return Case(name, plain, accelerated, fast.explain(given, details=True), plans.fired, as_shipped)
+    fired = plans.fired if plans is not None else ()
+    return Case(name, plain, accelerated, fast.explain(given, details=True), fired, as_shipped)
 
 
 def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:

@@ -25,6 +25,7 @@ _TOLD = (
     "prefix_caching",
     "joins",
     "carries_openai",
+    "listens",
 )
 """Attributes of engines that objects of frameworks ask for, above all those in `bind=`, which compare themselves."""
 _ROLES = ("query", "document")

@@ -18,6 +18,7 @@ from teola_plugin.cluster.wire import (
     Cancel,
     EngineFacts,
     Hello,
+    Listen,
     Order,
     RequestEnded,
     RequestEvent,
@@ -147,6 +148,13 @@ class SharedPort(ForwardingPort):
             entry.cancelled = True
         self._link.send(Cancel(tuple(entry.request.id for entry in entries)))
 
+    @property
+    def listens(self) -> bool:
+        return bool(self._engine.facts.settings.get("listens"))
+
+    def listen(self, entries: Sequence[Work]) -> None:
+        self._link.send(Listen(tuple((entry.request.id, len(entry.text)) for entry in entries)))
+
     def depths(self, event: DepthChanged) -> None:
         self._unfinished.changed(event)
         self._link.send(UpdateDepths(event))
@@ -193,7 +201,7 @@ class SharedPort(ForwardingPort):
     def _on_end(self, entry: Work, news: RequestEnded) -> None:
         try:
             entry.agree(news.value)
-            entry.found_version = news.version
+            entry.found_version, entry.cuts = news.version, news.cuts
         except EngineError as differs:
             self._end(entry, None, differs)
         else:

@@ -27,6 +27,7 @@ from teola_plugin.cluster.wire import (
     Cancel,
     EngineFacts,
     Hello,
+    Listen,
     Order,
     Parcel,
     RequestEnded,
@@ -253,10 +254,24 @@ class EngineHost:
             self._queue(sender, order)
         elif isinstance(order, Cancel):
             self._cancel(sender, order)
+        elif isinstance(order, Listen):
+            self._listen(sender, order)
         elif isinstance(order, UpdateDepths) and self._port is not None:
             event = order.event
             wanted = {name: (said, sender.own_group(gang)) for name, (said, gang) in event.wanted.items()}
             self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths, wanted))
+
+    def _listen(self, sender: Client, order: Listen) -> None:
+        """What was written meanwhile goes out now, and from now on can no more be taken back."""
+        for request, heard in order.requests:
+            entry = sender.entries.get(request)
+            if entry is None or entry.request.stream:
+                continue
+            entry.request, entry.passed_on = replace(entry.request, stream=True), True
+            if len(entry.text) > heard:
+                sender.tell(RequestPiece(request, Piece(request, entry.text[heard:])))
+            if self._port is not None:
+                self._port.listen([entry])
 
     def _cancel(self, sender: Client, order: Cancel) -> None:
         self._followers.cancel(sender.id, order.requests)
@@ -320,8 +335,11 @@ class EngineHost:
 
     def _said(self, entry: Work, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
-        if sender is not None:
-            sender.tell(RequestPiece(request, replace(piece, request_id=request)))
+        if sender is None:
+            return
+        told = replace(piece, request_id=request)
+        # That there is a first piece is told in any case: it ends the prefilling. What nobody reads stays here.
+        sender.tell(RequestPiece(request, told if entry.request.stream else replace(told, text="")))
 
     def _ended(self, entry: Work, value: Any, error: BaseException | None) -> None:
         entry.resolve(value, error)
@@ -329,7 +347,7 @@ class EngineHost:
         if sender is None:
             return
         sender.let_go(request)
-        sender.tell(RequestEnded(request, value, error, entry.found_version))
+        sender.tell(RequestEnded(request, value, error, entry.found_version, entry.cuts))
         self._followers.ended(sender.id, request, value, error)
 
     # ------------------------------------------------------------ instances

@@ -14,7 +14,7 @@ from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.host.cache_reports import CacheReport, CacheReports
 from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
-from teola_plugin.engines.base import Engine, forget
+from teola_plugin.engines.base import Engine, forget, listen
 from teola_plugin.engines.calibration import calibrate
 from teola_plugin.errors import EngineError
 from teola_plugin.graph.device import on_host
@@ -34,6 +34,8 @@ class InstanceHost:
         self.instance = instance
         self.engine: Engine = build_engine(spec, int(instance))
         self._reports = CacheReports(self.engine)
+        self._read: dict[str, bool] = {}
+        """Requests under way, and whether somebody reads them."""
 
     async def start(self) -> EngineFacts:
         """Start and calibrate the engine. Idempotent. Raises `EngineUnavailable`."""
@@ -82,7 +84,17 @@ class InstanceHost:
             yield pack([*results, *self._reports.take()])
 
     async def _results(self, asked: list[Request]) -> AsyncIterator[Result]:
+        self._read.update({request.id: request.stream for request in asked})
+        try:
+            async for result in self._results_of(asked):
+                yield result
+        finally:
+            for request in asked:
+                self._read.pop(request.id, None)
+
+    async def _results_of(self, asked: list[Request]) -> AsyncIterator[Result]:
         batch, lost = await fetch_inputs(asked)
+        batch = [r if r.stream == self._read.get(r.id, r.stream) else replace(r, stream=True) for r in batch]
         for failed in lost:
             yield failed
         limit = self.engine.profile.max_request_size
@@ -100,6 +112,12 @@ class InstanceHost:
         if fitting:
             async for result in self.engine.execute(fitting):
                 yield _portable(result)
+
+    async def listen(self, request: str) -> None:
+        """Somebody reads its pieces from now on."""
+        if request in self._read:
+            self._read[request] = True
+            listen(self.engine, request)
 
     async def cancel(self, requests: list[str]) -> None:
         await asyncio.gather(*(self.engine.cancel(request) for request in requests))

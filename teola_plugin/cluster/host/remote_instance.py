@@ -142,7 +142,19 @@ class RemoteInstance:
         if self._profile.batching is Batching.STATIC:
             return True
         kinds = {request.kind for request in batch}
+        if kinds & LLM_KINDS and self.listens:  # each says when its prompt is done, and may get a reader
+            return False
         return not any(r.stream for r in batch) or (len(kinds) == 1 and not kinds & LLM_KINDS)
+
+    @property
+    def listens(self) -> bool:
+        """See `engines.base.listens`."""
+        return self.facts is not None and bool(self.facts.settings.get("listens"))
+
+    def listen(self, request_id: str) -> None:
+        """Somebody reads its pieces from now on."""
+        if self._actor is not None:
+            self._actor.listen.remote(request_id)
 
     async def cancel(self, request_id: str) -> None:
         if self._actor is not None:

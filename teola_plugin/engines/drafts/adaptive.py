@@ -48,11 +48,12 @@ _EXPECTED = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.85, 5: 0.89, 6: 0.9, 7: 0.95, 8: 0.97}
 class Trust:
     """The share of one kind's tokens that was right. Later tokens count for more."""
 
-    __slots__ = ("_kept", "_right", "_seen")
+    __slots__ = ("_kept", "_right", "_seen", "proven")
 
-    def __init__(self, expected: float, kept: float = _KEPT, weight: float = _FIRST) -> None:
-        """`expected`: the share, of what was not seen yet, which counts for `weight` tokens."""
-        self._right, self._seen, self._kept = expected * weight, weight, kept
+    def __init__(self, expected: float, kept: float = _KEPT, weight: float = _FIRST, *, proven: bool = False) -> None:
+        """`expected`: the share, of what was not seen yet, which counts for `weight` tokens. `proven`: it is not only
+        expected, some tokens were seen."""
+        self._right, self._seen, self._kept, self.proven = expected * weight, weight, kept, proven
 
     @property
     def share(self) -> float:
@@ -62,6 +63,7 @@ class Trust:
     def saw(self, right: int, *, wrong: bool) -> None:
         """So many tokens were right one after the other, and then perhaps one was not."""
         seen = right + wrong
+        self.proven |= seen > 0
         kept = self._kept**seen
         self._right, self._seen = self._right * kept + right, self._seen * kept + seen
 
@@ -80,7 +82,8 @@ class Experience:
 
     def begin(self, kind: Kind) -> Trust:
         """Of a new request. Behind single tokens there are guesses everywhere: it is soon seen what they are worth."""
-        return Trust(self._kinds[kind].share, weight=_QUICKLY if kind is Kind.ONE else _FIRST)
+        known = self._kinds[kind]
+        return Trust(known.share, weight=_QUICKLY if kind is Kind.ONE else _FIRST, proven=known.proven)
 
     def saw(self, kind: Kind, right: int, *, wrong: bool) -> None:
         self._kinds[kind].saw(right, wrong=wrong)

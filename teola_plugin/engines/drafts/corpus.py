@@ -14,7 +14,7 @@ _NOWHERE = -1
 class Corpus:
     """Tokens, which grow at their end. A place is the index of the token that comes next there.
 
-    `add` takes O(1) a token; `best` O(places * longest), whatever the length.
+    `add` takes O(1) a token, `best` O(places * longest), whatever the length.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -29,13 +29,15 @@ class Corpus:
         return len(self.tokens)
 
     def add(self, tokens: Iterable[int]) -> None:
+        self.tokens += tokens
+
+    def _index(self) -> None:
+        """Of the tokens that have come since something was looked up: where nothing is, none is made."""
         ones, pairs = self._last
         ones_earlier, pairs_earlier = self._earlier
-        known = self.tokens
-        before = known[-1] if known else None
-        for token in tokens:
-            known.append(token)
-            place = len(known)
+        known, done = self.tokens, len(ones_earlier) - 1
+        before = known[done - 1] if done else None
+        for place, token in enumerate(known[done:], done + 1):
             ones_earlier.append(ones.get(token, _NOWHERE))
             ones[token] = place
             if before is None:
@@ -51,6 +53,7 @@ class Corpus:
 
         Of two with as many, the later one; with `after`, the first at or behind that place. `least`: 1 or 2.
         """
+        self._index()
         found, most, left, size = _NOWHERE, 0, _PLACES, len(self.tokens)
         place = self._latest(last, least)
         earlier, longest = self._earlier[least - 1], min(LONGEST, len(last))
@@ -67,6 +70,7 @@ class Corpus:
 
     def latest(self, token: int) -> int:
         """The latest place behind the token that has something behind it; below 0 for none."""
+        self._index()
         place = self._last[0].get(token, _NOWHERE)
         return self._earlier[0][place] if place == len(self.tokens) else place
 

@@ -11,14 +11,13 @@ from itertools import pairwise
 from teola_plugin.engines.drafts.adaptive import Calibration, Experience
 from teola_plugin.engines.drafts.lengths import Lengths, longest_drafts, unmeasured
 from teola_plugin.engines.drafts.options import Drafts
+from teola_plugin.engines.drafts.pacing import TOLD, UNTOLD, Pacing, Stake
 from teola_plugin.engines.drafts.recent import RecentOutputs, Source
 from teola_plugin.engines.drafts.row import Row
 from teola_plugin.engines.drafts.together import Steps, Together
 
 _SOURCES = 64
 """Of which is remembered how often guesses were right."""
-_LONGEST_PAUSE = 8
-"""Steps: so many tokens at the end of a request may be missing in its recent output."""
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class Running:
 class Drafter:
     """The drafts of one instance, at most `most` tokens for a request and step."""
 
-    def __init__(self, options: Drafts, most: int) -> None:
+    def __init__(self, options: Drafts, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._options, self._most = options, most
         self._running: dict[str, Running] = {}
         self._recent = RecentOutputs(options.recent)
@@ -44,6 +43,11 @@ class Drafter:
         self._lengths: Lengths = ()
         self._together = Together(())
         self._calibration = Calibration()
+        self._pacing, self._clock = Pacing(clock), clock
+        self._stakes: Mapping[int, Stake] = {}
+        """Of this step."""
+        self._looked = {TOLD: 0, UNTOLD: 0}
+        """Rows that are looked at in it."""
         self._learned: OrderedDict[tuple[Source, bool], Experience] = OrderedDict()
         self._fixed: int | None = None
         self._steps: list[tuple[int, float]] = []
@@ -54,6 +58,7 @@ class Drafter:
         Drafts of one step are not weighed against each other any more, until `weigh` says how."""
         self._lengths = () if self._options.budget else lengths
         self._together = Together(())
+        self._pacing.forget()
 
     def weigh(self, steps: Steps) -> None:
         """What a step takes by all that is drafted in it, as measured: drafts of one step are then weighed against each
@@ -66,13 +71,46 @@ class Drafter:
         Returns the steps since the last such word, (rows that wrote something, seconds), where the step before had as
         many.
         """
+        self._pacing.forget()
         self._fixed, (steps, self._steps) = tokens, (self._steps, [])
         return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
 
-    def step(self, rows: int) -> None:
-        """So many rows have written something, and are about to draft."""
+    def leaves_out(self, names: Sequence[str]) -> bool:
+        """Whether nothing is to be asked about a step of these requests. Counts it."""
+        return self._pacing.leaves_out(names)
+
+    def step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
+        """A step is over, in which each of these requests has written that. Those that are looked at, by number;
+        `looked` has to follow."""
+        rows = sum(map(bool, written))
         if self._fixed is not None:
-            self._steps.append((rows, time.perf_counter()))
+            self._steps.append((rows, self._clock()))
+        self._stakes, self._looked = {}, {TOLD: 0, UNTOLD: 0}
+        wrote = [i for i, new in enumerate(written) if new]
+        if not self._weighs(rows):
+            return wrote
+        which = self._pacing.over(names, written, self._together)
+        looked = [i for i in wrote if names[i] not in self._running or self._told(names[i]) in which]
+        for i in looked:
+            self._looked[self._told(names[i])] += 1
+        return looked
+
+    def looked(self, names: Sequence[str], rows: int) -> None:
+        """What one step of so many rows drafts is said."""
+        if self._weighs(rows):
+            rests: dict[bool, list[int]] = {}
+            for name in names:
+                if name in self._running and (row := self._running[name].row) is not None:
+                    rests.setdefault(row.told, []).append(row.rest)
+            middle = {told: sorted(each)[len(each) // 2] for told, each in rests.items()}
+            self._pacing.said(rows, self._stakes, self._looked, middle)
+
+    def _told(self, name: str) -> bool:
+        one = self._running.get(name)
+        return one is not None and one.row is not None and one.row.told
+
+    def _weighs(self, rows: int) -> bool:
+        return bool(self._together) and rows > 1 and self._fixed is None
 
     def forget(self, tenant: str | None) -> None:
         """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are
@@ -81,12 +119,17 @@ class Drafter:
             del self._learned[learned]
         if tenant is None:
             self._calibration = Calibration()
+            self._pacing.forget()
         for one in self._running.values():
             if tenant in (None, one.source[1]):
                 one.kept = False
                 if one.row is not None:
                     one.row.forget()
         self._recent.forget(tenant)
+
+    def knows(self, name: str) -> bool:
+        """Whether it has begun, and has not ended."""
+        return name in self._running
 
     def running(self, name: str) -> Running | None:
         return self._running.get(name)
@@ -123,6 +166,7 @@ class Drafter:
             )
         self.end(name)
         self._running[name] = Running(row, source, kept)
+        self._pacing.begin()
         return row
 
     def _experience(self, source: Source, told: bool) -> Experience:
@@ -152,23 +196,20 @@ class Drafter:
             return []
         if self._fixed is not None:
             return row.first_tokens(room)
+        if self._weighs(rows) and not self._pacing.pays(row.told, rows):
+            return []
         return row.draft(room, self._longest(rows), rows if self._together else 1)
 
     def weighed(self, drafts: Mapping[int, tuple[Row, list[int]]], rows: int) -> Mapping[int, list[int]]:
         """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""
-        if not self._together or rows < 2 or self._fixed is not None:
+        if not self._weighs(rows):
             return {i: draft for i, (_, draft) in drafts.items()}
-        lengths = self._together.lengths([row.offer for row, _ in drafts.values()], self._speeds(rows))
+        offers, speeds = [row.offer for row, _ in drafts.values()], self._speeds(rows)
+        lengths = self._together.lengths(offers, speeds)
+        worths = self._together.worths([offer.speed for offer in offers], speeds)
+        each = zip(drafts.items(), lengths, worths, strict=True)
+        self._stakes = {i: Stake(row.told, length, worth) for (i, (row, _)), length, worth in each if length}
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
-
-    def pause(self, names: Sequence[str]) -> int:
-        """Steps of these requests, for which nothing was drafted, in which none is looked at: so that most steps cost
-        nothing, rows that rest are looked at together, when half of them have rested."""
-        if not self._together or len(names) < 2 or self._fixed is not None:
-            return 0
-        found = [self._running[name].row for name in names if name in self._running]
-        rests = sorted(row.rest for row in found if row is not None)
-        return min(_LONGEST_PAUSE, rests[len(rests) // 2] if rests else _LONGEST_PAUSE)
 
     def _speeds(self, rows: int) -> Sequence[float]:
         """Of all rows of a step. Those that run and have not written in it are as good as others; sampled ones write a

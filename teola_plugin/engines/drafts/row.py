@@ -22,6 +22,8 @@ _PATIENCE = 4
 """Looks without a draft for each of them, of a row alone; beside others, whose step it holds up as well, fewer."""
 
 
+_TRY = 2
+"""Tokens of the first draft of a kind, where others share the step: what they cost is little beside what is seen."""
 _STEADY = 8
 """Steps of one token by which its speed is taken for less of a difference at first."""
 
@@ -80,6 +82,11 @@ class Row:
     def forget(self) -> None:
         """Recent outputs are no source any more."""
         self._recent = None
+
+    @property
+    def told(self) -> bool:
+        """Whether a text came along that it may still repeat."""
+        return bool(self._texts or self._skeletons)
 
     @property
     def output(self) -> list[int]:
@@ -150,6 +157,8 @@ class Row:
                 best, most = guess, share
             if share >= _SURE:
                 break
+        if best is not None and rows > 1 and not self.trust(best.kind).proven:
+            room = min(room, _TRY)
         length = 0 if best is None else room if longest is None else min(room, of_share(longest, most))
         self._draft = list(best.tokens[:length]) if best is not None and length > 0 else []
         self._guessed = [

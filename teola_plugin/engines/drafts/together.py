@@ -76,10 +76,9 @@ class Together:
     def lengths(self, drafts: Sequence[Offer], speeds: Sequence[float]) -> Sequence[int]:
         """Of each draft: those with which all rows together gain most a second. All 0 where that is hardly more than
         without. `speeds`: tokens a step of every row, drafting or not."""
-        rows = len(speeds)
-        alone, took = next(((one, t) for known, one, t in self._took if rows <= known), self._took[-1][1:])
-        behind = sum(speed**-_BEHIND for speed in speeds)
-        each = [((1 - alone) / rows + alone * offer.speed**-_BEHIND / behind) * offer.trust for offer in drafts]
+        took = self._of(len(speeds))[1]
+        worths = self.worths([offer.speed for offer in drafts], speeds)
+        each = [worth * offer.trust for worth, offer in zip(worths, drafts, strict=True)]
         gains = [worth * offer.share**k for worth, offer in zip(each, drafts, strict=True) for k in offer.tokens]
         gains.sort(reverse=True)
         rates = [gained / took for gained, took in zip(accumulate(gains, initial=1.0), took, strict=False)]
@@ -91,6 +90,21 @@ class Together:
             sum(worth * offer.share**k >= least for k in offer.tokens)
             for worth, offer in zip(each, drafts, strict=True)
         ]
+
+    def worths(self, drafting: Sequence[float], speeds: Sequence[float]) -> Sequence[float]:
+        """Of a token more of each drafting row, in steps that all rows need not make. `drafting`: speeds of those, as
+        `speeds` has them of all."""
+        alone, behind = self._of(len(speeds))[0], sum(speed**-_BEHIND for speed in speeds)
+        return [(1 - alone) / len(speeds) + alone * speed**-_BEHIND / behind for speed in drafting]
+
+    def takes(self, rows: int, drafted: int) -> float:
+        """A step of so many rows by so many tokens drafted in it, in steps without."""
+        took = self._of(rows)[1]
+        return took[min(drafted, len(took) - 1)]
+
+    def _of(self, rows: int) -> tuple[float, Sequence[float]]:
+        """What a row's step takes alone, and steps of so many rows by tokens drafted."""
+        return next(((one, took) for known, one, took in self._took if rows <= known), self._took[-1][1:])
 
 
 def _filled(points: Sequence[tuple[int, float]]) -> Sequence[float]:

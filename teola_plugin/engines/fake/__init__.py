@@ -5,7 +5,14 @@ machine's profile, to inject faults, and, in a `VirtualTimeLoop`, to simulate ho
 """
 
 from teola_plugin.engines.fake.base import FakeEngine
-from teola_plugin.engines.fake.engines import FakeEmbedder, FakeReranker, bag_of_words, embed_words, fake_engines
+from teola_plugin.engines.fake.engines import (
+    FakeEmbedder,
+    FakeReranker,
+    bag_of_words,
+    embed_words,
+    fake_engines,
+    own_score,
+)
 from teola_plugin.engines.fake.faults import Faults
 from teola_plugin.engines.fake.llm import Decoded, FakeLLM, answer_words
 from teola_plugin.engines.fake.outside import FakeTools, FakeWebSearch
@@ -26,5 +33,6 @@ __all__ = [
     "bag_of_words",
     "embed_words",
     "fake_engines",
+    "own_score",
     "split_tokens",
 ]

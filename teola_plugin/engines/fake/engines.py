@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -55,8 +55,16 @@ class FakeEmbedder(BatchedFake):
         return vector
 
 
+AGREES = 0.6
+"""Share of `own_score` that is the embedder's: see there."""
+
+
 class FakeReranker(BatchedFake):
-    """Scores a pair by the words it shares, in [0, 1]. `answer` gives other scores: a pure function of the pair."""
+    """Scores a pair by the words it shares, in [0, 1]. `answer` gives other scores: a pure function of the pair.
+
+    Words are what a `FakeEmbedder` goes by, too, so that the two mostly agree. Real ones do not: where it counts how
+    often an order before the reranker, or the hits of one question among several, turn out right, take `own_score`.
+    """
 
     kinds = frozenset({PrimitiveKind.RERANKING})
 
@@ -80,9 +88,22 @@ class FakeReranker(BatchedFake):
         return shared / math.sqrt((sum(query.values()) or 1.0) * (sum(text.values()) or 1.0))
 
 
-def fake_engines(machine: dict[str, EngineProfile] | None = None, **faults: Faults) -> list[FakeEngine]:
+def own_score(query: str, text: str) -> float:
+    """A score in [0, 1], for a `FakeReranker` that has a mind of its own: `FakeReranker("reranker", answer=own_score)`.
+
+    A part is the likeness that a `FakeEmbedder` sees, the rest is drawn from the pair. With the part as it is, guesses
+    at a context are right about as often as with MiniLM and the bundled cross-encoder: the store's order hardly ever,
+    a question's own hits mostly, once they are reranked. `benchmarks.likeliest` counts the one,
+    `tests/benchmarks/test_own_minds.py` the other.
+    """
+    alike = sum(a * b for a, b in zip(embed_words(query), embed_words(text, "document"), strict=True))
+    drawn = _bits(f"{query}\0{text}") / 2**32
+    return (AGREES * (alike + 1) + (1 - AGREES) * drawn) / (1 + AGREES)
+
+
+def fake_engines(machine: Mapping[str, EngineProfile] | None = None, **faults: Faults) -> list[FakeEngine]:
     """One fake each of `llm`, `embedder`, `reranker` and `store`; `faults` by engine name. No latency by default."""
-    found: dict[str, Any] = machine or profiles.noop()
+    found: Mapping[str, Any] = machine or profiles.noop()
     kinds: dict[str, type[Any]] = {
         "llm": FakeLLM,
         "embedder": FakeEmbedder,

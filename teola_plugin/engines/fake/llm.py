@@ -50,7 +50,7 @@ class FakeLLM(FakeEngine):
     `EngineProfile.step(drafted, batch)` seconds, or as without drafts where that was not measured.
 
     `tells_first`: the first token is told where nobody reads the stream, too, as a `VllmEngine` does: it says that the
-    prompt is done, and the scheduler may send the next.
+    prompt is done, and the scheduler may send the next. Without, it is an engine that tells its end alone.
     """
 
     kinds = LLM_KINDS
@@ -65,7 +65,7 @@ class FakeLLM(FakeEngine):
         faults: Faults = NO_FAULTS,
         cache_tokens: int = 65_536,
         drafts: str | Mapping[str, Any] | Drafts = "auto",
-        tells_first: bool = False,
+        tells_first: bool = True,
     ) -> None:
         profile = profile or profiles.noop()["llm"]
         options = _drafts(drafts, profile)
@@ -73,6 +73,7 @@ class FakeLLM(FakeEngine):
         self._answer = answer or default_answer
         self._cache = PrefixCache(cache_tokens // BLOCK if self._profile.prefix_caching else 0)
         self._drafts = None if options is None else DraftedSteps(options, self._profile)
+        self.listens = tells_first
         self._timeline = Timeline(
             self._profile, self.faults.slow, self._cache, self._finished, self._drafts, tells_first=tells_first
         )
@@ -140,7 +141,7 @@ class FakeLLM(FakeEngine):
             self._inject_fault(job.request, job.run)
         else:
             stats = job.stats() | ({"drafted": drafted, "accepted": accepted} if self._drafts is not None else {})
-            job.run.put(Done(job.request.id, self._generated(job, drafted, accepted), stats))
+            job.run.put(Done(job.request.id, self._generated(job, drafted, accepted), stats, cuts=job.cuts))
 
     def _count(self, job: Job) -> tuple[int, int]:
         """Tokens drafted and accepted for a job that has ended."""
@@ -162,6 +163,11 @@ class FakeLLM(FakeEngine):
         tokens = len(job.pieces)
         return Generation(text, job.finish_reason, job.prompt_tokens, tokens, job.cached, drafted, accepted)
 
+    def listen(self, request_id: str) -> None:
+        """Somebody reads its pieces from now on."""
+        if (job := self._jobs.get(request_id)) is not None:
+            self._timeline.listen(job)
+
     def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
         super()._drop(request_id, error, run)
         job = self._jobs.pop(request_id, None)
@@ -175,8 +181,12 @@ class FakeLLM(FakeEngine):
         return max(1, len(payload.prompt.known()) // 4)
 
     def load(self) -> EngineLoad:
-        used = sum(job.prompt_tokens for job in self._jobs.values())
-        return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)))
+        jobs, held = list(self._jobs.values()), dict[str, int]()
+        for job in jobs:
+            if job.cached >= 0 and not job.warmup:
+                held[job.request.app] = held.get(job.request.app, 0) + job.prefilled + job.sent
+        used = sum(job.prompt_tokens for job in jobs)
+        return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)), held)
 
     async def reset(self) -> None:
         """Empties the prefix cache, and forgets outputs to draft from."""

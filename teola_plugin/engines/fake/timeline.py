@@ -71,6 +71,8 @@ class Job:
     prefilled: int = 0
     sent: int = 0
     """Tokens that are written."""
+    told: int = 0
+    """Tokens that have gone out in pieces."""
     steps: int = 0
     prompt: Sequence[str] = ()
     """Its tokens; like what follows, only where something is drafted."""
@@ -80,6 +82,8 @@ class Job:
     """What may follow the tokens that are written, in the step under way."""
     heard: Sequence[int] | None = None
     """The tokens of its stream with which something is read, ascending; None for every one."""
+    read: bool = False
+    """Whether somebody reads its stream."""
     decoding_from: float = 0.0
     """Decoding clock at its start."""
     gone: bool = False
@@ -91,6 +95,11 @@ class Job:
     @property
     def rank(self) -> tuple[bool, int]:
         return self.request.background, self.request.priority
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """See `Done.cuts`."""
+        return tuple(map(len, self.pieces)) if self.request.late and not self.read else ()
 
     def stats(self) -> dict[str, float]:
         """Seconds in the queue, in prefilling and in decoding, and the tokens found in the cache."""
@@ -149,6 +158,7 @@ class Timeline:
         """Queue a job now; `advance()` afterwards."""
         self._catch_up()
         job.arrived = self._clock().time()
+        job.read = job.read or job.request.stream
         heapq.heappush(self._waiting, (job.rank, next(self._order), job))
 
     def remove(self, job: Job) -> None:
@@ -166,6 +176,30 @@ class Timeline:
         heapq.heapify(self._waiting)
         heapq.heapify(self._decoding)
         self.advance()
+
+    def listen(self, job: Job) -> None:
+        """Somebody reads its stream from now on, and gets at once what was written meanwhile."""
+        if job.gone or job.read:
+            return
+        self._catch_up()
+        job.read = True
+        if self._steps is None and any(entry[2] is job for entry in self._decoding):
+            self._decoding = [entry for entry in self._decoding if entry[2] is not job]
+            heapq.heapify(self._decoding)
+            job.sent = self._written(job)
+            self._await_token(job)
+        for piece in job.pieces[job.told : job.sent]:
+            job.run.put(Piece(job.request.id, piece))
+        job.told = job.sent
+        self.advance()
+
+    def _written(self, job: Job) -> int:
+        """Tokens that are due by now, at most all but the last."""
+        passed, last = self._decode_clock - job.decoding_from, len(job.pieces) - 1
+        due = self._profile.seconds
+        return next(
+            (n for n in range(job.sent, last) if self._slow * due(PrimitiveKind.DECODING, n + 1) > passed), last
+        )
 
     def advance(self) -> None:
         """Let everything happen that is due, and set the timer for what is next."""
@@ -277,7 +311,7 @@ class Timeline:
 
     def _told(self, job: Job) -> bool:
         """Whether a piece is sent of the next token."""
-        return job.request.stream or (self._tells_first and not job.sent)
+        return job.read or (self._tells_first and not job.sent)
 
     def _heard_next(self, job: Job) -> int:
         """Tokens until the next that somebody reads."""
@@ -291,7 +325,8 @@ class Timeline:
             new = self._steps.written(job)
             job.steps += 1
         if self._told(job):
-            job.run.put(Piece(job.request.id, "".join(job.pieces[job.sent : job.sent + new])))
+            job.run.put(Piece(job.request.id, "".join(job.pieces[job.told : job.sent + new])))
+            job.told = job.sent + new
         job.sent += new
         if job.sent < len(job.pieces):
             self._await_token(job)

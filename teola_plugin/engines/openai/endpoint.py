@@ -30,6 +30,8 @@ class Endpoint:
     base_url: str
     model: str
     shape: Mapping[str, Any] | None
+    seldom: bool = False
+    """Whether the server is vLLM, which puts pieces together that nobody reads."""
 
     async def generate(
         self, request: Request, asked: Generate, ordering: Mapping[str, Any], inbox: asyncio.Queue[Result]
@@ -42,6 +44,8 @@ class Endpoint:
         exact = isinstance(prompt, wire.WirePrompt) and prompt.exact
         if body.get("stream") if exact else request.stream:
             body = body if exact else {**body, **wire.STREAMED}
+            if request.unread and self.seldom and not as_is:
+                body |= wire.SELDOM
             return await self._stream(request, path, body, inbox, as_is=as_is)
         answer = await sent(self.client, f"{self.base_url}/{path}", body, prompt)
         if answer.status_code != 200:

@@ -189,7 +189,8 @@ class OpenAIServer:
                 return await self._warm_up(self._client, request, request.payload)
             case Generate() if request.kind in self.kinds:
                 with self._prefixes.generating(request.payload.prompt, request.tenant):
-                    endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape)
+                    seldom = self._versions.get("server") == "vllm"
+                    endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape, seldom)
                     value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
                 self._estimate.learn(request.payload, value.prompt_tokens)
                 self._told_cached |= value.cached_tokens > 0

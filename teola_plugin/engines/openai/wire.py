@@ -12,6 +12,9 @@ from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt,
 from teola_plugin.requests.results import Piece
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+SELDOM = {"stream_interval": 256}
+"""To vLLM: tokens in a piece, after the first, which comes at once; a sign of life now and then. Versions that do not
+know it leave it alone."""
 _OF_STREAMS = ("stream", "stream_options")
 _HARD_TO_JOIN = ("tools", "functions", "logprobs", "top_logprobs", "audio", "modalities", "prompt_logprobs")
 """Parameters whose answers have parts that chunks spread in ways of their own."""

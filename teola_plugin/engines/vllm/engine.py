@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from teola_plugin.engines.vllm.in_flight import Call, InFlight
 from teola_plugin.engines.vllm.link import (
     Abort,
     Link,
+    Listen,
     NotReady,
     Ping,
     Ready,
@@ -68,6 +69,7 @@ class VllmEngine:
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
     tells_cached = True
+    listens = True
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class VllmEngine:
         self._down = "it was not started."
         self._faults = Faults(name, self.log)
         self._in_flight = InFlight(self._faults.refused, self._learn)
-        self._kv_used = 0.0
+        self._kv_used, self._kv_tokens = 0.0, dict[str, int]()
         self._estimate = TokenEstimate()
 
     # Life cycle
@@ -182,7 +184,7 @@ class VllmEngine:
 
     # Requests
 
-    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+    async def execute(self, batch: Sequence[Request]) -> AsyncGenerator[Result, None]:
         """Results of all requests as they come. Whoever stops reading aborts what is unfinished."""
         inbox: asyncio.Queue[Result] = asyncio.Queue()
         numbers = {request.id: self._submit(request, inbox) for request in batch}
@@ -220,6 +222,12 @@ class VllmEngine:
         if call is not None:
             call.inbox.put_nowait(Failed(request_id, self._faults.cancelled(request_id)))
 
+    def listen(self, request_id: str) -> None:
+        """Somebody reads its pieces from now on."""
+        number = self._in_flight.number_of(request_id)
+        if number and self._link is not None:
+            self._link.send(Listen(number))
+
     def _abort(self, number: int) -> Call | None:
         """Forget a request and have vLLM abort it."""
         call = self._in_flight.remove(number)
@@ -234,6 +242,8 @@ class VllmEngine:
             while True:
                 update: Update = await link.receive()
                 self._kv_used = update.kv_used
+                if update.kv_tokens is not None:
+                    self._kv_tokens = dict(update.kv_tokens)
                 for item in update.items:
                     self._guarded("answer", self._in_flight.receive, item)
                 if update.cache and self.on_prefix_events is not None:
@@ -253,7 +263,7 @@ class VllmEngine:
             log.exception("%s: what hears of its %s raised", self.name, what)
 
     def _fail_all(self, reason: str) -> None:
-        self._down, self._kv_used = reason, 0.0
+        self._down, self._kv_used, self._kv_tokens = reason, 0.0, {}
         self._in_flight.fail(self._is_down)
 
     def _is_down(self) -> EngineUnavailable:
@@ -303,7 +313,7 @@ class VllmEngine:
             self._estimate.learn(request.payload, value.prompt_tokens)
 
     def load(self) -> EngineLoad:
-        return EngineLoad(len(self._in_flight), self._kv_used)
+        return EngineLoad(len(self._in_flight), self._kv_used, self._kv_tokens)
 
     async def reset(self) -> None:
         """Empties the prefix cache once running requests are done, and forgets outputs to draft from. Raises

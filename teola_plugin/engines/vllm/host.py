@@ -35,6 +35,7 @@ from teola_plugin.engines.vllm.link import (
     Answer,
     Delta,
     Link,
+    Listen,
     NotReady,
     Ping,
     Ready,
@@ -75,6 +76,7 @@ class Host:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outbox: list[Delta | Answer | Refusal] = []
         self._kv_sent = 0.0
+        self._kv_tokens_sent: dict[str, int] = {}
 
     async def serve(self) -> None:
         """Until the other end or vLLM is gone."""
@@ -95,6 +97,8 @@ class Host:
                 self._start(frame.id, self._runner.tell(frame))
             case Ping():
                 self._send(Answer(frame.id, not self._llm.errored))
+            case Listen():
+                self._runner.listen(frame.id)
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 
@@ -123,19 +127,25 @@ class Host:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(item)
 
-    def _flush(self) -> None:
+    def _flush(self, kv_tokens: dict[str, int] | None = None) -> None:
         items, self._outbox = tuple(self._outbox), []
         self._kv_sent = self._gauge.kv_used
-        self._link.send(Update(items, self._kv_sent, self._held.take() if self._held is not None else ()))
+        self._link.send(Update(items, self._kv_sent, self._held.take() if self._held is not None else (), kv_tokens))
 
     async def _watch(self) -> None:
         """Ends the host when vLLM is dead, also when no request is there to notice; keeps what is known of the cache
         fresh."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_EVERY)
-            if abs(self._gauge.kv_used - self._kv_sent) > 0.001 or (self._held is not None and self._held.changed):
-                self._flush()
+            tokens, before = self._runner.kv_tokens(), self._kv_tokens_sent
+            if tokens != before or abs(self._gauge.kv_used - self._kv_sent) > 0.001 or self._cache_changed:
+                self._kv_tokens_sent = tokens
+                self._flush(tokens)
         await self._die()
+
+    @property
+    def _cache_changed(self) -> bool:
+        return self._held is not None and self._held.changed
 
     async def _die(self) -> None:
         await self._link.flushed()

@@ -81,7 +81,7 @@ class InFlight:
         if isinstance(item, Refusal):
             call.inbox.put_nowait(Failed(name, self._refused(item)))
         else:
-            call.inbox.put_nowait(Done(name, item.value, item.stats))
+            call.inbox.put_nowait(Done(name, item.value, item.stats, cuts=item.cuts))
             self._answered(call.request, item.value)
 
     def fail(self, error: Callable[[], EngineError]) -> None:

@@ -116,6 +116,8 @@ class Submit:
     app: str = ""
     drafts: tuple[str, ...] = ()
     """Texts that the answer may repeat."""
+    late: bool = False
+    """Whether somebody may come late to read it."""
 
     @staticmethod
     def of(number: int, request: Request, *, chunk: int, hints: bool) -> Submit:
@@ -131,11 +133,19 @@ class Submit:
             (request.query, request.depth, request.objective) if hints else None,
             request.app,
             request.drafts,
+            request.late,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """A request that was submitted without `stream` has a reader now."""
+
     id: int
 
 
@@ -182,6 +192,8 @@ class Answer:
     id: int
     value: Any
     stats: Mapping[str, float] = field(default_factory=dict)
+    cuts: tuple[int, ...] = ()
+    """See `Done.cuts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +209,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the host sends in one tick of its loop. `kv_used` is a share, 0 to 1."""
+    """What the host sends in one tick of its loop. `kv_used` is a share, 0 to 1. `kv_tokens` are those that running
+    generations hold, by app; None where nothing is said of them this time."""
 
     items: tuple[Delta | Answer | Refusal, ...]
     kv_used: float = 0.0
     cache: PrefixEvents = ()
+    kv_tokens: Mapping[str, int] | None = None
 
 
 class Link:

@@ -7,6 +7,7 @@ import itertools
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from teola_plugin.engines.base import Engine
@@ -43,10 +44,20 @@ async def measure(engine: Engine, budget: float = 2.0, limit: int | None = None)
     few, many = [min([(await _timed(engine, 32, n))[1] for _ in range(2)]) for n in _OUTPUT]
     step = max(1e-6, (many - few) / (_OUTPUT[1] - _OUTPUT[0]))
     curves = {
-        PrimitiveKind.PREFILLING: Curve(tuple(prefill)) if len(prefill) > 1 else Curve(((1, few), *prefill)),
+        PrimitiveKind.PREFILLING: rising(prefill if len(prefill) > 1 else [(1, few), *prefill]),
         PrimitiveKind.DECODING: Curve.linear(0.0, step),
     }
     return _with_chunk(EngineProfile(curves=curves))
+
+
+def rising(points: Sequence[tuple[int, float]]) -> Curve:
+    """The curve of those that take less than all greater ones: whatever else a machine does only adds to a time. Where
+    one is left, times are in proportion."""
+    kept: list[tuple[int, float]] = []
+    for size, seconds in reversed(points):
+        if not kept or seconds < kept[-1][1]:
+            kept.append((size, seconds))
+    return Curve(tuple(reversed(kept)) if len(kept) > 1 else ((0, 0.0), *kept))
 
 
 def _with_chunk(profile: EngineProfile) -> EngineProfile:

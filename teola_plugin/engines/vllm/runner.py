@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.drafts.worker import FORGET
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit, Tell
+from teola_plugin.engines.vllm.output import Output
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.draft_texts import KEY as DRAFTS
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
-from teola_plugin.shims.vllm import drafts, stats
+from teola_plugin.shims.vllm import streams
 from teola_plugin.shims.vllm.llm import limits_of, token_prompt
 
 if TYPE_CHECKING:
@@ -49,9 +50,19 @@ class RequestRunner:
         self._tokens = PromptTokens(llm.get_tokenizer())
         limits = limits_of(llm)
         self._limit, self._block = limits.max_model_len, limits.block_size
+        self._seldom = not streams.lacking()
+        self._outputs: dict[int, Output] = {}
         self._generating = 0
+        self._lengths: dict[int, tuple[str, int]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def kv_tokens(self) -> dict[str, int]:
+        """App -> tokens that its generations under way hold in the KV cache; those that wait for a place hold none."""
+        found: dict[str, int] = {}
+        for app, tokens in self._lengths.values():
+            found[app] = found.get(app, 0) + tokens
+        return found
 
     async def run(self, submit: Submit) -> Answer:
         """Raises `PromptTooLong`, `ValueError` for what vLLM cannot do, and vLLM's own errors."""
@@ -84,36 +95,40 @@ class RequestRunner:
 
     async def _generate(self, submit: Submit, payload: Generate) -> Answer:
         """Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM itself."""
-        begun = time.perf_counter()
+        written = Output(submit, self._send, self._llm, seldom=self._seldom)
+        self._outputs[submit.id] = written
+        try:
+            return await self._write(submit, payload, written)
+        finally:
+            del self._outputs[submit.id]
+
+    async def _write(self, submit: Submit, payload: Generate, written: Output) -> Answer:
         ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
             texts = [await self._tokens.draft(text) for text in submit.drafts]
             params.extra_args = {DRAFTS: {"tokens": texts, "app": submit.app, "tenant": submit.tenant}}
-        text, tokens, cached, first, reason, verified, preempted = "", 0, 0, 0.0, None, (0, 0), 0
+        written.ask(ids, params)
         self._enter()
         try:
-            async for output in self._stream(ids, params, submit, str(submit.id)):
-                piece = output.outputs[0]
-                if not tokens:
-                    first = time.perf_counter() - begun
-                    cached = output.num_cached_tokens or 0
-                if submit.stream or not tokens:  # the first piece always: it ends the prefilling
-                    self._send(Delta(submit.id, piece.text, len(piece.token_ids)))
-                text += piece.text
-                tokens += len(piece.token_ids)
-                reason = piece.finish_reason
-                if reason is not None:
-                    preempted = stats.preemptions(output)
-                    verified = drafts.verified(piece) if self._drafts else verified
+            async for output in self._stream(ids, params, submit, written.name):
+                written.add(output)
+                self._lengths[submit.id] = submit.app, len(ids) + written.tokens
         finally:
+            self._lengths.pop(submit.id, None)
             self._leave()
-        if reason not in ("stop", "length"):
-            raise ValueError(f"vLLM ended the request with {reason!r}")
-        drafted, accepted = verified[0], min(verified[1], max(0, tokens - 1))  # vLLM counts those behind the end, too
-        value = Generation(text, reason, len(ids), tokens, cached, drafted, accepted)
-        told = {"first_token_s": first, "seconds": time.perf_counter() - begun, "preempted": preempted}
-        return Answer(submit.id, value, told | {"drafted": drafted, "accepted": accepted})
+        if written.reason not in ("stop", "length"):
+            raise ValueError(f"vLLM ended the request with {written.reason!r}")
+        drafted, accepted = written.verified if self._drafts else (0, 0)
+        accepted = min(accepted, max(0, written.tokens - 1))  # vLLM counts those behind the end, too
+        value = Generation(written.text, written.reason, len(ids), written.tokens, written.cached, drafted, accepted)
+        told = {"first_token_s": written.first, "seconds": written.seconds, "preempted": written.preempted}
+        return Answer(submit.id, value, told | {"drafted": drafted, "accepted": accepted}, written.cuts())
+
+    def listen(self, wire: int) -> None:
+        """Somebody reads that request from now on."""
+        if (written := self._outputs.get(wire)) is not None:
+            written.listen()
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
         """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from teola_plugin.graph import Primitive, PrimitiveKind, Terms
+from teola_plugin.graph import LLM_KINDS, Primitive, PrimitiveKind, Terms
 from teola_plugin.requests.payloads import Generation, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -23,6 +24,7 @@ from teola_plugin.runtime.driver.protocol import Driver
 from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
 from teola_plugin.runtime.driver.remaining import Remaining
 from teola_plugin.runtime.failures import located
+from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
@@ -43,6 +45,7 @@ from teola_plugin.runtime.works.writes import Writes
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch
 from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.objectives import Objective
 
 _K = PrimitiveKind
 
@@ -111,7 +114,7 @@ class EngineWork:
 
     def _asked(self, run: QueryRun, order: Dispatch, made: list[Any], drafts: tuple[str, ...]) -> None:
         p = order.primitive
-        if p.attributes.provisional:
+        if p.prefills and p.attributes.provisional:
             self.guesses.begin(run, order, made[0])
             return
         self._driver.dispatched(run, p)
@@ -130,13 +133,13 @@ class EngineWork:
     def stream_output(self, run: QueryRun) -> None:
         """More of the graph is known, or asked for: maybe what writes the value that is streamed."""
         if run.streamed_into is not None:
-            attach(run, self._driver.query(run))
+            attach(run, self._driver.query(run), self.read)
 
     def _joined(
         self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]
     ) -> list[Work]:
         """Works for a primitive of the graph; those that have yet to be sent."""
-        p, fresh = live.primitive, []
+        p, fresh, guess = live.primitive, [], bool(live.primitive.attributes.provisional)
         port, name = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
         graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
         lookahead = graph.lookahead or p.attributes.lookahead is not None
@@ -144,9 +147,13 @@ class EngineWork:
             known = self._between_writes(run, port, payload, self.identity_of(port, run.query.tenant, payload))
             drafts += self.guesses.drafts(run, p, payload, known)
             request = follower_request(name, number) if name else ""
-            work = self.join(run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph, drafts)
+            work = self.join(
+                run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph, drafts, for_guess=guess
+            )
             work.adopt(graph, lookahead=lookahead)
             live.wait_for(work)
+            if live.reads_items:
+                self.listen(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
             if not work.made and not (run.ahead and work.rule is Rule.WRITE):
                 work.made, work.queued_depth = True, live.depth
@@ -166,21 +173,27 @@ class EngineWork:
         request: str = "",
         graph: EarlyGraph = OWN_GRAPH,
         drafts: tuple[str, ...] = (),
+        *,
+        for_guess: bool = False,
     ) -> Work:
         """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any;
-        `graph`: the one that asks, if it is early; `drafts`: texts that the result may repeat."""
+        `graph`: the one that asks, if it is early; `drafts`: texts that the result may repeat; `for_guess`: only a
+        guess at a prompt needs it."""
 
         def make() -> Work:
+            text, awaited = kind in LLM_KINDS, run.ahead or run.streamed_into is not None
             made = Request(
                 request or request_id(run.id),
                 kind,
                 payload,
                 query=run.id,
                 tenant=run.query.tenant,
-                stream=True,
+                stream=not (text and port.listens),
                 background=kind is _K.PARTIAL_PREFILLING,
                 app=run.query.app,
                 drafts=requests.all_drafts(port.engine.profile, payload, drafts),
+                late=awaited,
+                unread=text and not (port.listens or awaited),
             )
             return Work(
                 made,
@@ -190,17 +203,35 @@ class EngineWork:
                 rule,
                 terms,
                 made=False,
+                coarse=not made.stream,
                 by=party,
                 writes_seen=self.writes.version(port.name, payload),
+                for_guess=for_guess,
             )
 
         rule = rule_of(payload)
         work = self.works.join(run.id, known, party, terms, rule, make, graph)
         if work.provisional:
             self.guesses.claimed(run, work, party, primitive, terms.depth)
+        if work.for_guess and not for_guess:
+            self._wanted(run, port, work)
         if work.made:
             self._found(run, port, work)
         return work
+
+    def read(self, work: Work, log: PieceLog) -> None:
+        """Its pieces go there, too, from the first one on."""
+        self.listen(work)
+        work.read_into(log)
+
+    def listen(self, work: Work) -> None:
+        """Somebody reads its pieces from now on."""
+        heard = work.request.stream
+        if work.ended or (heard and not work.request.unread):
+            return
+        work.request = replace(work.request, stream=True, unread=False)
+        if work.made and not heard:
+            self._driver.ports[work.engine].listen([work])
 
     def _found(self, run: QueryRun, port: Port, work: Work) -> None:
         """Somebody else had asked for it: who comes now may be further from the end of the query."""
@@ -209,6 +240,15 @@ class EngineWork:
         if work.terms.depth > work.queued_depth and not (work.began or work.ended):
             work.queued_depth = work.terms.depth
             port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}))
+
+    def _wanted(self, run: QueryRun, port: Port, work: Work) -> None:
+        """A guess had asked for it, and now somebody waits: it is as urgent as any, and all that was asked with it."""
+        live = run.primitives.get(work.primitive)
+        for one in live.works if live is not None else (work,):
+            one.for_guess = False
+        work.queued_depth = max(work.queued_depth, work.terms.depth)
+        wanted = {work.primitive: (Objective.LATENCY, "")}
+        port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}, wanted))
 
     def identity_of(self, port: Port, tenant: str, payload: Any) -> Identity | None:
         """May be asked from any thread."""

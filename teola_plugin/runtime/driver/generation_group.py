@@ -8,6 +8,7 @@ from typing import Any
 
 from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
 from teola_plugin.requests.items import ItemStream
+from teola_plugin.requests.payloads import Generation
 
 _K = PrimitiveKind
 
@@ -65,7 +66,7 @@ class GenerationGroup:
         self._grows = [m for m in self.members if m.attributes.stream_items]
         listed = next((m for m in self.members if m.kind is _K.PARTIAL_DECODING or m.attributes.stream_items), None)
         self._items = None if listed is None else ItemStream(listed.attributes.items or "json")
-        self._closed = 0
+        self._closed = self._heard = 0
         self.prefilled = False
 
     @property
@@ -76,14 +77,14 @@ class GenerationGroup:
     def piece(self, text: str) -> Iterator[News]:
         """A piece of the stream, in order."""
         yield from self._prefilled()
-        if self._items is not None:
-            for item in self._items.feed(text):
-                yield from self._item(item)
+        yield from self._listed(text)
 
     def ended(self, value: Any) -> Iterator[News]:
         """The request has ended well, with this value. Once."""
         yield from self._prefilled()
         if self._items is not None:
+            rest = value.text[self._heard :] if isinstance(value, Generation) else ""
+            yield from self._listed(rest)  # who came late may not have heard all of it
             for item in self._items.finish():
                 yield from self._item(item)
         for member in self.members:
@@ -92,6 +93,11 @@ class GenerationGroup:
         for member in self.members:
             if member.kind is _K.DECODING:
                 yield Decoded(member.id, value, whole=True)
+
+    def _listed(self, text: str) -> Iterator[News]:
+        self._heard += len(text)
+        for item in self._items.feed(text) if self._items is not None else ():
+            yield from self._item(item)
 
     def _prefilled(self) -> Iterator[News]:
         if not self.prefilled:

@@ -96,14 +96,13 @@ class GraphDriver:
 
     # ------------------------------------------------------------ queries and their parts
 
-    def admit(self, run: QueryRun, graph: Graph, began: float | None = None) -> None:
-        """A query, which has begun now or at that time."""
+    def admit(self, run: QueryRun, graph: Graph, began: float) -> None:
+        """A query, which has begun at that time."""
         now = self.now()
         self.runs[run.id] = run
         run.growing = growing_prompts(graph)
         run.has_user_code |= runs_user_code(graph)
         query = run.query
-        began = now if began is None else began
         self.trace.recorder.begin(run.id, query.app, began, ago=now - began, tenant=query.tenant)
         if query.deadline is not None:
             self._deadlines.add(query.deadline)
@@ -222,9 +221,9 @@ class GraphDriver:
         if run.growing:
             self._incremental.made(run, name)
 
-    def _store(self, run: QueryRun, name: str, value: Any) -> None:
+    def _store(self, run: QueryRun, name: str, value: Any, at: float | None = None) -> None:
         run.store.put(name, value)
-        self.trace.done(run, name)
+        self.trace.done(run, name, at=at)
         self.made(run, name)
 
     # ------------------------------------------------------------ client primitives
@@ -266,10 +265,10 @@ class GraphDriver:
         else:
             self._run_call(run, RunCall(run.id, order.primitive))
 
-    def observe(self, run: QueryRun, name: str, value: Any) -> None:
-        """The plain object has run user code, and this came of it."""
+    def observe(self, run: QueryRun, name: str, value: Any, at: float) -> None:
+        """The plain object has run user code until then, and this came of it."""
         if run.id in self.runs and name not in run.store:
-            self._store(run, name, value)
+            self._store(run, name, value, at)
 
     # ------------------------------------------------------------ prompts that grow
 

@@ -108,8 +108,8 @@ class RunTrace:
     def first(self, run: QueryRun, name: str) -> None:
         self.recorder.first(run.id, name, self._now())
 
-    def done(self, run: QueryRun, name: str, outcome: str = "done") -> None:
-        self.recorder.done(run.id, name, self._now(), outcome=outcome)
+    def done(self, run: QueryRun, name: str, outcome: str = "done", at: float | None = None) -> None:
+        self.recorder.done(run.id, name, self._now() if at is None else at, outcome=outcome)
 
     def began_decoding(self, run: QueryRun, live: LivePrimitiveRun, p: Primitive) -> None:
         """A decoding begins within its request; that of an adopted request may have a span already."""
@@ -186,7 +186,7 @@ class RunTrace:
         for one in run.warmups:
             self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
         own = {id(call): self._own(run, call, number) for number, call in enumerate(run.waits.own, start=1)}
-        now = self._now()
+        now = self._now() if run.ended is None else run.ended
         waits = tuple(_told(wait, own, now) for wait in run.waits.told())
         for wait, told in zip(run.waits.told(), waits, strict=False):
             if wait.within is not None and told.within:
@@ -208,7 +208,8 @@ class RunTrace:
             names = [f"{call.name}.call#{number}"]
             self.recorder.queued(run.id, names[0], call.began, kind=call.kind, engine=call.engine)
             self.recorder.done(run.id, names[0], self._now() if call.ended is None else call.ended)
-        self.recorder.merge(run.id, names[0], names[1:])
+        whole = names[0].removesuffix(".prefilling")  # the query may have ended before the pool heard that it has
+        self.recorder.merge(run.id, names[0], names[1:], kind=call.kind, name=whole if whole != names[0] else "")
         self.recorder.lasted(run.id, names[0], call.began, call.ended)
         if call.used:
             self.recorder.settle(run.id, names[0], "done")
@@ -234,10 +235,11 @@ def _began_unheard(work: Work, value: Any) -> bool:
     """Whether its text came in one piece, or in none, though it has several tokens."""
     if not work.came or not isinstance(value, Generation):
         return not work.came
-    return work.came == 1 and value.completion_tokens > 1 and work.begun_with == len(value.text)
+    whole = work.begun_with == len(value.text) or work.begun_tokens == value.completion_tokens
+    return work.came == 1 and value.completion_tokens > 1 and whole
 
 
 def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:
     spans = wait.spans if wait.own is None else (own.get(id(wait.own), ""),)
     within = "" if wait.within is None else own.get(id(wait.within), "")
-    return Wait(wait.asked, now if wait.answered is None else wait.answered, spans, wait.step, within)
+    return Wait(wait.asked, now if wait.answered is None else min(now, wait.answered), spans, wait.step, within)

@@ -205,7 +205,7 @@ class Batches:
 
     def _done(self, batch: Batch, outstanding: OutstandingRequest, done: Done) -> None:
         outstanding.entry.agree(done.value)
-        outstanding.entry.found_version = done.version
+        outstanding.entry.found_version, outstanding.entry.cuts = done.version, done.cuts
         self._let_go(batch, outstanding)
         self._reports.worked(batch.instance)
         self._callers.ended(outstanding, done.value, None)

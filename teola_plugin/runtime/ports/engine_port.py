@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.engines.base import Engine
+from teola_plugin.engines.base import Engine, listen, listens
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph.prefix_blocks import block_hashes
@@ -161,6 +161,18 @@ class EnginePort:
 
     def depths(self, event: DepthChanged) -> None:
         self._handle(event)
+
+    @property
+    def listens(self) -> bool:
+        return all(map(listens, self.instances.values()))
+
+    def listen(self, entries: Sequence[Work]) -> None:
+        """Those that wait go out as their requests are by then."""
+        for entry in entries:
+            outstanding = self._outstanding.of(entry)
+            running = self.scheduler.running.by_id.get(outstanding.name) if outstanding is not None else None
+            if running is not None and (engine := self.instances.get(running.instance)) is not None:
+                listen(engine, running.request)
 
     async def close(self) -> None:
         """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for instances that hang."""

@@ -49,6 +49,15 @@ class Port(Protocol):
 
     def depths(self, event: DepthChanged) -> None: ...
 
+    @property
+    def listens(self) -> bool:
+        """Whether requests that nobody reads yet may be sent without `stream`."""
+        ...
+
+    def listen(self, entries: Sequence[Work]) -> None:
+        """They were sent without `stream`, and have a reader now: their requests say so already."""
+        ...
+
     async def close(self) -> None:
         """Stop what runs. Requests that are left fail as unavailable."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,6 +60,12 @@ class Work:
     """How many came, also of those that are forgotten."""
     begun_with: int = 0
     """Characters of the first."""
+    begun_tokens: int = 0
+    """Its tokens."""
+    coarse: bool = False
+    """Whether it was sent as one whose pieces nobody reads: they need not add up to its text."""
+    cuts: tuple[int, ...] = ()
+    """Then: characters of the pieces that it would have come in, once it has ended."""
     logs: list[PieceLog] = field(default_factory=list)
     """Readers of the pieces."""
     early: int = 0
@@ -75,6 +81,8 @@ class Work:
     """Made on a guess, and nobody has come for it: no party has it, and whoever comes first makes it theirs."""
     guessed: bool = False
     """Whether it was made on a guess, and has not been asked for anew."""
+    for_guess: bool = False
+    """Only a guess at a prompt needs it so far: it waits until its engine is idle."""
     held_by: frozenset[str] = _NOBODY
     """The graphs of its query that have it, by the names of their parts; those that are over have it no more."""
     rounds: frozenset[str] = _NOBODY
@@ -109,7 +117,7 @@ class Work:
 
     def add_piece(self, piece: Piece) -> None:
         if not self.came:
-            self.begun_with = len(piece.text)
+            self.begun_with, self.begun_tokens = len(piece.text), piece.tokens
         self.came += 1
         self.pieces.append(piece)
         for log in self.logs:
@@ -156,6 +164,14 @@ class Work:
         self.text, self.repeated = self.text[:at], 0
         self.pieces = [Piece(self.request.id, self.text)] if self.text else []
 
+    def _say_rest(self, text: str) -> None:
+        """What no piece has said of its text, for readers that come late."""
+        said = "".join(piece.text for piece in self.pieces)
+        for rest in _cut(text, self.cuts, len(said)) if text.startswith(said) else ():
+            self.pieces.append(Piece(self.request.id, rest))
+            for log in self.logs:
+                log.append(self.pieces[-1])
+
     def read_into(self, log: PieceLog) -> None:
         """From now on, and from the start, `log` gets every piece."""
         for piece in self.pieces:
@@ -174,6 +190,8 @@ class Work:
         self.ended, self.value, self.error = True, value, error
         if self.identity is not None and self.found_version is not None:
             self.identity = self.identity._replace(version=self.found_version)
+        if self.coarse and isinstance(value, Generation):
+            self._say_rest(value.text)
         waiting, self.waiting = self.waiting, []  # no circle of references: large values are freed at once
         for call in waiting:
             call.one_ended(self)
@@ -206,7 +224,7 @@ class Work:
         if isinstance(payload, CallTool) and not payload.read_only:
             return False
         sampled = isinstance(payload, Generate) and not payload.sampling.greedy and payload.sampling.seed is None
-        return not (self.cancelled or self.provisional) and not (sampled and self.text and self.seen)
+        return not (self.cancelled or self.provisional or self.for_guess) and not (sampled and self.text and self.seen)
 
     @property
     def seen(self) -> bool:
@@ -250,6 +268,14 @@ class Work:
     @property
     def wanted(self) -> bool:
         return self.early > 0 or self.plain > 0
+
+
+def _cut(text: str, cuts: Iterable[int], begin: int) -> Iterator[str]:
+    """The text from there on, in pieces that end where the cuts say."""
+    for end in (*itertools.accumulate(cuts), len(text)):
+        if begin < end <= len(text):
+            yield text[begin:end]
+            begin = end
 
 
 def placed(terms: Terms, depth: int, gang: str) -> Terms:

@@ -35,6 +35,13 @@ class Run:
     def end(self) -> int:
         return self.start + len(self.blocks)
 
+    @property
+    def name(self) -> int:
+        """Its last block: hashes are chained, so that names the whole prefix. Where the run is cut, the name stays
+        with its end, and so with the prompts that it was said of; the first half, which more may share, gets its own.
+        """
+        return self.blocks[-1]
+
     def use(self, era: int) -> None:
         """A request shares this run, in half window `era`."""
         self._roll(era)
@@ -255,10 +262,10 @@ class PrefixIndex:
 
 
 def key_portion(path: tuple[Run, ...]) -> int:
-    """Names a prompt's key portion: the first block of its last run that is longer than all before it; 0 for none."""
+    """Names a prompt's key portion: its last run that is longer than all before it; 0 for none."""
     for run in reversed(path):
         if len(run.blocks) > run.start:
-            return run.blocks[0]
+            return run.name
     return 0
 
 

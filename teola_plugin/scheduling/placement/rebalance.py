@@ -108,11 +108,11 @@ class Balancer:
         return moves
 
     def redirect(self, match: Match, at: float) -> Redirect | None:
-        """Where requests with this beginning go, if one of its runs was moved."""
+        """Where requests with this beginning go, if one of its runs was moved. A run that it has in part is not its."""
         if not self.redirects:
             return None
         for run in reversed(match.path):
-            found = self.redirects.get(run.blocks[0])
+            found = self.redirects.get(run.name) if run.end <= match.depth else None
             if found is not None and found.until > at:
                 return found
         return None

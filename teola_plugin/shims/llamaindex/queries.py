@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llama_index.core.base.base_selector import BaseSelector
+from llama_index.core.base.base_selector import BaseSelector, MultiSelection, SingleSelection
+from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
+from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.schema import QueryBundle
-from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
+from llama_index.core.selectors import (
+    LLMMultiSelector,
+    LLMSingleSelector,
+    PydanticMultiSelector,
+    PydanticSingleSelector,
+)
+from llama_index.core.tools import FunctionTool, ToolOutput
 from llama_index.core.tools.types import ToolMetadata
+from llama_index.core.types import BasePydanticProgram
 
-from teola_plugin.shims.llamaindex.copies import clone, unspanned
+from teola_plugin.shims.llamaindex.copies import clone, silent, unspanned
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
 # ------------------------------------------------------------ another query
@@ -73,6 +82,63 @@ def selected_indices(
     """Which of the choices the LLM takes, by the selector's own parsing."""
     own = clone(selector, **LLMSelectorParts.named(llm=llm, prompt=prompt))
     return list(unspanned(own, "_select")(choices, QueryBundle(query)).inds)
+
+
+@dataclass(frozen=True, slots=True)
+class PydanticSelectorParts(Parts):
+    OF: ClassVar = (PydanticSingleSelector, PydanticMultiSelector)
+    METHODS: ClassVar = ("_select",)
+
+    program: BasePydanticProgram[Any] = attribute("_selector_program", BasePydanticProgram)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCallingProgramParts(Parts):
+    OF: ClassVar = (FunctionCallingProgram,)
+    METHODS: ClassVar = ("__call__",)
+
+    llm: Any = attribute("_llm")
+    prompt: BasePromptTemplate = attribute("_prompt", BasePromptTemplate)
+    output_cls: type = attribute("_output_cls", type)
+    tool_choice: Any = attribute("_tool_choice")
+    allow_parallel_tool_calls: bool = attribute("_allow_parallel_tool_calls", bool)
+
+    @property
+    def writes_selections(self) -> bool:
+        """Whether a call of its function is a selection of LlamaIndex's own."""
+        return self.output_cls in (SingleSelection, MultiSelection) and not self.allow_parallel_tool_calls
+
+
+def called_indices(
+    selector: BaseSelector,
+    program: FunctionCallingProgram[Any],
+    llm: Any,
+    prompt: BasePromptTemplate,
+    choices: Sequence[ToolMetadata],
+    query: str,
+) -> list[int]:
+    """Which of the choices the LLM takes by calling a function, by the selector's own parsing."""
+    asking = clone(llm, predict_and_call=_one_call(llm))
+    called = clone(program, **FunctionCallingProgramParts.named(llm=asking, prompt=prompt))
+    own = clone(selector, **PydanticSelectorParts.named(program=unspanned(called, "__call__")))
+    return list(unspanned(own, "_select")(choices, QueryBundle(query)).inds)
+
+
+def _one_call(llm: Any) -> Callable[..., AgentChatResponse]:
+    """`predict_and_call` without spans, which its own has inside; raises where that gives an error."""
+    quiet = silent(llm, "_prepare_chat_with_tools")
+
+    def predict_and_call(tools: Sequence[FunctionTool], **kwargs: Any) -> AgentChatResponse:
+        response = unspanned(quiet, "chat_with_tools")(tools, **kwargs)
+        [call] = llm.get_tool_calls_from_response(response, error_on_no_tool_call=True)
+        [tool] = tools
+        made = tool.real_fn(**call.tool_kwargs)
+        told = ToolOutput(
+            content=str(made), tool_name=call.tool_name, raw_input=call.tool_kwargs, raw_output=made, is_error=False
+        )
+        return AgentChatResponse(response=told.content, sources=[told])
+
+    return predict_and_call
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +110,9 @@ def attach(worker: Any) -> bool:
 
 def _spare(runner: Any) -> None:
     """Steps in which no token is drafted cost what they cost without speculation: `_sample`, `take_draft_token_ids`
-    and, on the CPU, `_prepare_inputs` of the model runner, as in 0.32. That goes through its rejection sampler in every
-    step, a twentieth of the time of a small model's, and tells its scheduler of each row that it drafts nothing. Where
-    the names are not there they are as vLLM has them."""
+    and, on the CPU, `_prepare_inputs`, `_preprocess` and `sample_tokens` of the model runner, as in 0.32. That goes
+    through its rejection sampler in every step, a twentieth of the time of a small model's, and tells its scheduler of
+    each row that it drafts nothing. Where the names are not there they are as vLLM has them."""
     from vllm.platforms import current_platform
 
     if getattr(runner, "use_async_scheduling", True):
@@ -122,7 +123,35 @@ def _spare(runner: Any) -> None:
         runner.take_draft_token_ids = _unless_none(runner.take_draft_token_ids)
     recurrent = getattr(getattr(runner, "model_config", None), "is_hybrid", True)  # its steps differ by their drafts
     if current_platform.is_cpu() and not recurrent and hasattr(runner, "_prepare_inputs"):
-        runner._prepare_inputs = _undrafted(runner)
+        runner._prepare_inputs = _undrafted(runner, runner._prepare_inputs)
+        if hasattr(runner, "_preprocess"):
+            runner._preprocess = _undrafted(runner, runner._preprocess)
+        transfers = getattr(getattr(runner, "vllm_config", None), "kv_transfer_config", True)
+        if transfers is None and hasattr(runner, "sample_tokens"):  # a connector is finished behind the drafts
+            runner.sample_tokens = _unless_left_out(runner)
+
+
+def _unless_left_out(runner: Any) -> Any:
+    """`sample_tokens(grammar_output)`, as a runner's without `speculative_config` in steps that the proposer leaves
+    out: it is not asked then."""
+    sample = runner.sample_tokens
+
+    def sampled(grammar_output: Any) -> Any:
+        if not runner.drafter.leaves_out():
+            return sample(grammar_output)
+        with _without_speculation(runner):
+            return sample(grammar_output)
+
+    return sampled
+
+
+@contextmanager
+def _without_speculation(runner: Any) -> Iterator[None]:
+    configured, runner.speculative_config = runner.speculative_config, None
+    try:
+        yield
+    finally:
+        runner.speculative_config = configured
 
 
 def _plainly(sample: Any) -> Any:
@@ -146,19 +175,15 @@ def _unless_none(take: Any) -> Any:
     return taken
 
 
-def _undrafted(runner: Any) -> Any:
-    """`_prepare_inputs(scheduler_output, ...)`, as a runner's without `speculative_config` where no token is drafted:
-    of each request the last token's logits count, and there is nothing else to say."""
-    prepare = runner._prepare_inputs
+def _undrafted(runner: Any, prepare: Any) -> Any:
+    """`_prepare_inputs(scheduler_output, ...)` or `_preprocess`, as a runner's without `speculative_config` where no
+    token is drafted: of each request the last token's logits count, and no token is to be filled in."""
 
     def prepared(scheduler_output: Any, *more: Any, **named: Any) -> Any:
         if scheduler_output.scheduled_spec_decode_tokens:
             return prepare(scheduler_output, *more, **named)
-        configured, runner.speculative_config = runner.speculative_config, None
-        try:
+        with _without_speculation(runner):
             return prepare(scheduler_output, *more, **named)
-        finally:
-            runner.speculative_config = configured
 
     return prepared
 

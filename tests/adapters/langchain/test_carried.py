@@ -11,6 +11,7 @@ import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
 from langchain_openai import ChatOpenAI
+from support.deadlines import HOURS, passing
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.recording import arrivals
 
@@ -187,8 +188,8 @@ def test_credentials_of_an_address_are_never_shown(stub: Stub, caplog: pytest.Lo
 def test_a_deadline_that_passes_is_not_asked_again(way: str, pool: EnginePool, stub: Stub) -> None:
     own = model(stub)
     fast = accelerate(asking("slowly", own), pool=pool, bind=[(own, "llm")])
-    with pytest.raises(QueryTimeout, match="deadline"):
-        WAYS[way](fast, {"configurable": {"teola_deadline_s": 0.2}})
+    with passing(pool, lambda: stub.asked), pytest.raises(QueryTimeout, match="deadline"):
+        WAYS[way](fast, {"configurable": {"teola_deadline_s": HOURS}})
     assert len(stub.asked) == 1
 
 

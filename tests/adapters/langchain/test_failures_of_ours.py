@@ -86,7 +86,7 @@ def test_a_bug_after_the_query_was_submitted_leaves_no_query(fakes: EnginePool, 
     async def live() -> list[str]:
         return list(fakes.runtime._driver.runs)
 
-    for _ in range(300):
+    for _ in range(1000):
         if not fakes.runtime.loop.run(live()).result(5):
             return
         time.sleep(0.01)

@@ -278,3 +278,12 @@ def test_what_is_said(stub: Stub) -> None:
         f"    accelerate(..., pool=pool, bind=[(chat_open_ai, '{engine}'), (chat_open_ai2, '{engine}')])",
     ]
     assert served_text(fast.serving) in fast.explain()
+
+
+def test_a_model_that_is_not_loaded_yet_is_left_alone(embeddings: HuggingFaceEmbeddings) -> None:
+    """The framework's own classes load when they are made."""
+    lazy = HuggingFaceEmbeddings.model_construct(model_name=packaged_minilm())
+    fast = accelerate(InMemoryVectorStore(lazy).as_retriever(), serve="auto")
+    assert "left as it is, since its model is not loaded yet" in served_text(fast.serving)
+    lazy._client = embeddings._client
+    assert "engine 'embedder" in served_text(accelerate(InMemoryVectorStore(lazy).as_retriever(), serve="auto").serving)

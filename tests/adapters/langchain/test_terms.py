@@ -332,7 +332,7 @@ def test_a_stream_whose_loop_is_gone_ends_its_query(own: EnginePool) -> None:
 
 
 async def _until(what: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(1000):
         if what():
             return
         await asyncio.sleep(0.01)

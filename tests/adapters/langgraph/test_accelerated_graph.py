@@ -162,14 +162,14 @@ def test_graphs_that_share_a_cache_of_nodes_do_not_answer_for_each_other(pool: E
 
 def test_a_deadline_ends_a_call(pool: EnginePool) -> None:
     async def slow(state: State) -> State:
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
         return {"first": "late"}
 
     fast = accelerate(StateGraph(State).add_node("slow", slow).add_edge(START, "slow").compile(), pool=pool)
     begun = time.monotonic()
     with pytest.raises(QueryTimeout):
         asyncio.run(fast.ainvoke({"question": "x"}, {"configurable": {"teola_deadline_s": 0.1}}))
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 50
 
 
 def test_the_functional_api_is_accelerated_too(pool: EnginePool) -> None:

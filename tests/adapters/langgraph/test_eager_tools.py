@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import InjectedToolCallId, ToolException, create_retriever_tool, tool
 from support.agents import GIVEN, KINDS, World, agent, run, said, world
 from support.writing_llm import call
@@ -94,6 +96,36 @@ def test_parallel_calls_and_equal_ones(at: World, way: str) -> None:
     assert at.llm.came == [True] and sorted(at.ran) == [("Oslo", 2), ("Rome", 1), ("Rome", 1)]
     at.writes(*calls)
     assert said(made) == said(run(plain, way)) and outcomes(fast) == ["claimed", "claimed"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_tool_calls_may_be_accelerated_itself(at: World, way: str) -> None:
+    """It takes what was asked for when the call of the tool was written, and asks for nothing twice."""
+    asked: list[str] = []
+
+    def writes(prompt: Any) -> list[Any]:
+        text = prompt.messages[-1].content
+        asked.append(text)
+        if prompt.messages[-1].role == "tool":
+            return ["done"]
+        return ["summed"] if text.startswith("Sum up") else ["I look. ", call("sums", city="Rome"), " So."]
+
+    plain = ChatPromptTemplate.from_template("Sum up {city}") | at.model | StrOutputParser()
+
+    def summing(chain: Any) -> Any:
+        @tool
+        def sums(city: str) -> str:
+            """What there is to say of a city."""
+            return str(chain.invoke({"city": city}))
+
+        return sums
+
+    at.llm.writes = writes
+    seen = []
+    for graph in (agent(at.model, [summing(plain)]), at.fast(agent(at.model, [summing(at.fast(plain))]))):
+        asked.clear()
+        seen.append((said(run(graph, way)), sorted(asked)))
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("way", WAYS)

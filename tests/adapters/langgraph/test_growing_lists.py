@@ -15,6 +15,8 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, Faults
 from teola_plugin.langchain import ChatTeola
+from teola_plugin.observe import Span
+from teola_plugin.runtime.virtual_time import run_virtual
 
 
 class State(TypedDict, total=False):
@@ -75,15 +77,49 @@ def graded(pool: EnginePool, *, rewrites: bool = False) -> Any:
     return graph.add_edge("answer", END).compile()
 
 
+def graded_async(pool: EnginePool) -> Any:
+    """`graded` in async code."""
+    llm = ChatTeola(pool=pool)
+
+    async def grade(state: State) -> dict[str, Any]:
+        kept = []
+        for one in state["documents"]:
+            said = await llm.ainvoke(f"Is it good? {one}")
+            if said.content.startswith("yes"):
+                kept.append(one)
+        return {"documents": kept}
+
+    async def answer(state: State) -> dict[str, Any]:
+        passages = "\n".join(state["documents"])
+        said = await llm.ainvoke(f"Answer {state['question']} Passages: {passages}")
+        return {"answer": said.content}
+
+    graph = StateGraph(State).add_node(grade).add_node(answer).add_edge(START, "grade")
+    return graph.add_edge("grade", "answer").add_edge("answer", END).compile()
+
+
 def test_the_prompt_grows_with_the_documents_that_are_kept(pool: EnginePool) -> None:
     plain = graded(pool)
     fast = accelerate(plain)
     for _ in range(2):
         assert fast.invoke(GIVEN) == plain.invoke(GIVEN)
-    spans = {span.primitive: span for span in fast.last_trace().spans}
-    grown, last = spans["part1/answer.model.prefilling.grown#0"], spans["part1/grade.each[5]/grade.model.decoding"]
-    assert grown.started is not None and grown.started < last.done
+    spans = [span.primitive for span in fast.last_trace().spans]
     assert not [name for name in spans if ".call#" in name], "the plain nodes' own calls were served by these"
+
+
+def test_the_grown_prompt_is_read_before_the_last_document_is_graded() -> None:
+    async def traced() -> dict[str, Span]:
+        llm = FakeLLM("llm", profiles.rtx3090()["llm"], respond, faults=Faults(slow=0.4))
+        async with EnginePool.on_this_loop([llm]) as pool:
+            plain = graded_async(pool)
+            fast = accelerate(plain)
+            for _ in range(2):
+                assert await fast.ainvoke(GIVEN) == await plain.ainvoke(GIVEN)
+            return {span.primitive: span for span in fast.last_trace().spans}
+
+    spans = run_virtual(traced())
+    grown, last = spans["part1/answer.model.prefilling.grown#0"], spans["part1/grade.each[5]/grade.model.decoding"]
+    assert grown.started is not None and last.done is not None and grown.started < last.done
 
 
 def test_of_two_ways_the_one_that_waits_for_nothing_has_the_llm_write(pool: EnginePool) -> None:

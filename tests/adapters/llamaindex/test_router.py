@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,73 +17,22 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
-from support.llamaindex_engines import Library, library, reply, settings, shown
-from support.scripted_llm import ScriptedLLM
+from support.llamaindex_engines import Library, library, settings, shown
+from support.reasoning_llm import Reasoning, Told, by_hand, spans
 
 from teola_plugin import accelerate
-from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
+from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generation
-from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Piece, Result
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "at_once")
 ASKED = "what is there"
 ONE = '[{"choice": 2, "reason": "ships are what it is about"}]'
 TWO = '[{"choice": 2, "reason": "ships"}, {"choice": 1, "reason": "fields"}]'
-PATIENCE = 5.0
-"""Seconds that a reason waits for a search that does not come."""
-
-
-class Reasoning(ScriptedLLM):
-    """Writes a reason only when a search has been made since it wrote the number, if it is `held`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = False
-        self.chosen = ONE
-        self.searched = asyncio.Event()
-        self.in_time: list[bool] = []
-        """Of each reason, whether a search came before it."""
-
-    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        for request in batch:
-            self.asked.append(request.payload)
-            chooses = "Using only the choices above" in request.payload.prompt.flat()
-            text = self.chosen if chooses else reply(request.payload)
-            *numbers, last = re.split("(?=reason)", text)
-            for piece in numbers:
-                self.searched.clear()
-                yield Piece(request.id, piece)
-                if self.held:
-                    await self._reason()
-            yield Piece(request.id, last)
-            yield Done(request.id, Generation(text, "stop", 7, 9, 3))
-
-    async def _reason(self) -> None:
-        try:
-            await asyncio.wait_for(self.searched.wait(), PATIENCE)
-        except TimeoutError:
-            self.in_time.append(False)
-        else:
-            self.in_time.append(True)
-
-
-class Told(FakeStore):
-    """Tells the model of its searches."""
-
-    def __init__(self, llm: Reasoning) -> None:
-        super().__init__()
-        self._llm = llm
-
-    def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        self._llm.searched.set()
-        return super().execute(batch)
 
 
 @pytest.fixture(scope="module")
 def shared_llm() -> Reasoning:
-    return Reasoning()
+    return Reasoning(ONE, "reason")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +51,7 @@ def stock(pool: EnginePool) -> Iterator[Library]:
 
 @pytest.fixture
 def llm(shared_llm: Reasoning) -> Reasoning:
-    shared_llm.__init__()  # type: ignore[misc]
+    shared_llm.__init__(ONE, "reason")  # type: ignore[misc]
     return shared_llm
 
 
@@ -117,16 +65,6 @@ def single(stock: Library) -> RouterQueryEngine:
 
 def several(stock: Library) -> RouterQueryEngine:
     return router(stock, LLMMultiSelector.from_defaults(stock.llm))
-
-
-def spans(fast: Any, *, outcome: str = "") -> list[str]:
-    """Primitives in the trace of the last call; those with this outcome."""
-    return [span.primitive for span in fast.last_trace().spans if outcome in ("", span.outcome)]
-
-
-def by_hand(fast: Any) -> list[str]:
-    """Calls that the plain code had to make itself."""
-    return [name for name in spans(fast) if ".call#" in name]
 
 
 def outcome(engine: Any, llm: Reasoning, way: str = "query") -> tuple[Any, Counter[str]]:

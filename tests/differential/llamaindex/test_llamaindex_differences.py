@@ -26,7 +26,6 @@ from teola_plugin.errors import TraceError
 
 JOINED = {
     "structured",
-    "routed_retriever",
     "recursive",
     "own_retriever",
     "own_retriever_fused",

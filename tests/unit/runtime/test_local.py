@@ -51,7 +51,7 @@ def in_flight(pool: EnginePool) -> int:
     async def load() -> int:
         return pool.engine("embedder").load().requests
 
-    return int(pool.runtime.loop.run(load()).result(1))
+    return int(pool.runtime.loop.run(load()).result(10))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -130,7 +130,10 @@ def test_an_engine_streams_only_where_somebody_may_read(pool: EnginePool) -> Non
     live = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
     live.call(K.PREFILLING, "llm", asked).result(5)
     live.close()
-    assert [request.stream for request in seen] == [False, True, False, True]
+    assert [(request.stream, request.late) for request in seen] == [
+        *[(False, False), (True, False), (False, False)],
+        (False, True),  # of a graph that the plain object may come to
+    ]
 
 
 def test_repeated_event_loops_use_one_pool(pool: EnginePool) -> None:
@@ -192,7 +195,9 @@ def test_a_request_larger_than_the_engine_fails_at_once() -> None:
 
 @pytest.mark.parametrize("running", [True, False])
 def test_cancellation_while_queued_and_while_running(running: bool) -> None:
-    with EnginePool.local([FakeEmbedder("embedder", slow(0.3))]) as pool:
+    """What is cancelled would never end by itself."""
+    hangs = Faults(hang_on=lambda request: request.payload.text == ("a" if running else "b"))
+    with EnginePool.local([FakeEmbedder("embedder", slow(0.3), faults=hangs)]) as pool:
         first = pool.runtime.submit(Query({"input": "a"}), EMBED, {})
         wait_for(lambda: in_flight(pool) == 1)
         second = pool.runtime.submit(Query({"input": "b"}), EMBED, {})
@@ -217,7 +222,7 @@ def test_a_handle_that_is_given_up_cancels_its_request() -> None:
         handle = pool.call(K.EMBEDDING, "embedder", [EmbedText("x")])
         with pytest.raises(TimeoutError):
             handle.result(0.05)
-        assert pool.call(K.EMBEDDING, "embedder", []).result(1) == []
+        assert pool.call(K.EMBEDDING, "embedder", []).result(10) == []
         wait_for(lambda: in_flight(pool) == 0)
 
 

@@ -210,3 +210,26 @@ def test_queries_whose_batch_failed_are_each_told_of_themselves() -> None:
     for mine, other in ((0, 1), (1, 0)):
         assert f"(query {runs[1 + mine].id}," in str(errors[mine].__cause__)
         assert f"(query {runs[1 + other].id}," not in str(errors[mine].__cause__)
+
+
+class _Ended:
+    """What tells the loop of its end, as a query does whose handler nobody holds any more."""
+
+    def __init__(self, thread: LoopThread, heard: threading.Event) -> None:
+        self._thread, self._heard = thread, heard
+
+    def __del__(self) -> None:
+        self._thread.tell(self._heard.set)
+
+
+def test_what_is_collected_while_the_loop_is_told_something_may_tell_it_too(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector runs wherever something is made, in the middle of `tell` as well."""
+    heard, also, kept = threading.Event(), threading.Event(), list[_Ended]()
+    kept.append(_Ended(thread, also))
+    make = loop_thread.copy_context
+    monkeypatch.setattr(loop_thread, "copy_context", lambda: (kept.clear(), make())[1])
+    teller = threading.Thread(target=thread.tell, args=(heard.set,), daemon=True)
+    teller.start()
+    assert heard.wait(10) and also.wait(10)

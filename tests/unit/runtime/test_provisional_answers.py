@@ -13,6 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
+from support.arriving import arriving
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -237,19 +238,9 @@ def test_one_with_a_seed_is_written() -> None:
 @pytest.mark.parametrize("right", [True, False])
 def test_beside_other_queries_none_begins_and_none_goes_on(right: bool) -> None:
     async def run(w: World) -> None:
-        loop = asyncio.get_running_loop()
-
-        async def some(chain: Any) -> tuple[list[str], float]:
-            async def one(number: int) -> str:
-                await asyncio.sleep(0.07 * number)
-                return str(await chain.ainvoke({"query": f"lambda {number}"}))
-
-            began = loop.time()
-            return list(await asyncio.gather(*map(one, range(12)))), loop.time() - began
-
-        off, seconds_off = await some(w.off)
+        off, seconds_off = await arriving(w.off, 12)
         w.seen.clear()
-        fast, seconds = await some(w.fast)
+        fast, seconds = await arriving(w.fast, 12)
         assert fast == off and seconds < seconds_off + TICK
         assert w.guesses
         for guess in w.guesses:

@@ -223,15 +223,49 @@ def test_a_warm_up_does_not_slow_others_by_more_than_its_query_gains(others: int
         assert batches(scheduler.handle(RequestsEnded(1.0, ("answer0",)))) == [("warm",)]
 
 
-@pytest.mark.parametrize("rider", [2, 3])
-def test_what_is_small_goes_along_in_a_batch_that_runs_as_one(rider: int) -> None:
+@pytest.mark.parametrize(("rider", "size"), [(2, 32), (3, 30)])
+def test_what_is_small_goes_along_in_a_batch_that_runs_as_one(rider: int, size: int) -> None:
     """Two queries embed a document and a question each; the questions are nearer to the output."""
     scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
     scheduler.handle(enqueue("busy", "busy", requests=32))
     for query in ("q1", "q2"):
         scheduler.handle(enqueue(query, f"{query}.question", depth=1, requests=rider))
-        scheduler.handle(enqueue(query, f"{query}.document", depth=2, requests=20))
+        scheduler.handle(enqueue(query, f"{query}.document", depth=2, requests=15))
     [batch] = batches(scheduler.handle(RequestsEnded(1.0, tuple(f"busy{i}" for i in range(32)))))
     mine = [name for name in batch if name.startswith("q1")]
     assert any("question" in name for name in mine) is (rider == 2)
-    assert len(batch) == 32
+    assert len(batch) == size
+
+
+@pytest.mark.parametrize(
+    ("documents", "taken"),
+    [
+        ((20, 20), [20, 0]),
+        ((20, 12), [20, 12]),
+        ((20, 20, 10), [20, 0, 10]),
+        ((15, 20), [15, 17]),  # less than half full: rather a part than so small a batch
+        ((40, 20), [32, 0]),
+    ],
+)
+def test_a_batch_that_runs_as_one_takes_what_fits_as_a_whole(documents: tuple[int, ...], taken: list[int]) -> None:
+    scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
+    scheduler.handle(enqueue("busy", "busy", requests=32))
+    for number, size in enumerate(documents):
+        scheduler.handle(enqueue(f"q{number}", f"q{number}.document", requests=size))
+    [batch] = batches(scheduler.handle(RequestsEnded(1.0, tuple(f"busy{i}" for i in range(32)))))
+    assert [sum(name.startswith(f"q{n}.") for name in batch) for n in range(len(documents))] == taken
+
+
+def test_what_never_fits_beside_others_has_its_turn() -> None:
+    scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
+    scheduler.handle(enqueue("first", "first", requests=20))
+    scheduler.handle(enqueue("small0", "small0", requests=20))
+    scheduler.handle(enqueue("large", "large", requests=30))
+    running = [f"first{i}" for i in range(20)]
+    for number in range(1, 40):
+        scheduler.handle(enqueue(f"small{number}", f"small{number}", requests=20))
+        [batch] = batches(scheduler.handle(RequestsEnded(float(number), tuple(running))))
+        running = list(batch)
+        if any(name.startswith("large") for name in running):
+            break
+    assert number <= 3, "it is the next in turn"

@@ -120,9 +120,22 @@ def test_the_key_portion_is_the_last_run_longer_than_all_before_it() -> None:
         path = index.hold("a", blocks(text), at)
     runs: list[Run] = list(index.hold("a", blocks("ss" + "t" * 9 + "q3"), 3))
     assert [len(run.blocks) for run in runs] == [2, 10, 1]
-    assert key_portion(tuple(runs)) == runs[1].blocks[0]
+    assert key_portion(tuple(runs)) == runs[1].name
     assert key_portion(path) != key_portion(tuple(runs))
     assert key_portion(()) == 0
+
+
+def test_the_name_of_a_key_portion_stays_with_its_prompts_when_others_share_its_beginning() -> None:
+    index = PrefixIndex(LARGE)
+    for at, text in enumerate(["s" + "t" * 9 + "q1", "s" + "t" * 9 + "q2"]):
+        path = index.hold("a", blocks(text), at)
+    name = key_portion(path)
+    assert [len(run.blocks) for run in path] == [11, 1]
+    other = index.hold("a", blocks("s" + "u" * 9), 2)
+    again = index.hold("a", blocks("s" + "t" * 9 + "q3"), 3)
+    assert [len(run.blocks) for run in again] == [1, 10, 1]
+    assert key_portion(again) == name == again[1].name
+    assert name not in {run.name for run in other}
 
 
 def test_stale_entries_do_not_pile_up() -> None:

@@ -89,6 +89,29 @@ def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
     assert back is not None and back.why is Why.EXPLOIT, "the move has run out; b has the prefix by now"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "moved"),
+    [
+        ((("s", 16), ("x", 320), ("9", 32)), True),
+        ((("s", 16), ("z", 320), ("8", 32)), False),  # begins alike, as all do
+        ((("s", 16), ("x", 304), ("7", 32)), False),  # has the prefix in part
+        ((("s", 16), ("7", 8)), False),  # has the beginning, and little else
+    ],
+)
+def test_a_move_is_of_those_prompts_that_it_was_counted_for(prompt: tuple[tuple[str, int], ...], moved: bool) -> None:
+    """Of what all prompts begin with nothing is known before a second one comes, so it is part of the first prefix."""
+    placement = e2("a", "b", options=E2Options(least_requests=2))
+    for name, units in (("x", 100), ("y", 200)):
+        for number in range(4):
+            send(placement, ask(f"{name}{number}", ("s", 16), (name, 320), (str(number), 32)), "a", units=units)
+    assert len(placement.balancer.look(10.0)) == 1
+    placement.begin(11.0)
+    send(placement, ask("new", ("s", 16), ("z", 320)), "a")
+    placed = placement.place(ask("one", *prompt), anywhere)
+    assert placed is not None
+    assert (placed.why is Why.MOVED) == moved
+
+
 def test_a_copied_prefix_is_served_by_both() -> None:
     placement = e2("a", "b", options=E2Options(least_requests=2))
     for number in range(65):

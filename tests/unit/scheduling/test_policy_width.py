@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, TopologyAware
@@ -12,6 +15,7 @@ from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedR
 from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
 from teola_plugin.scheduling.fairness import Turn, in_turn
 from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.policies import Levels
 from tests.support.steps import steps
 
 K = PrimitiveKind
@@ -114,6 +118,26 @@ def driven(count: int) -> EngineScheduler:
         heard(scheduler.handle(RequestsEnded(0.0, (request,))))
     assert not scheduler.queue
     return scheduler
+
+
+class Counting(TopologyAware):
+    """Counts the buckets that it sorts."""
+
+    sorted: ClassVar[int] = 0
+
+    def _levels(self, bucket: list[QueuedPrimitive]) -> Levels:
+        type(self).sorted += 1
+        return super()._levels(bucket)
+
+
+@pytest.mark.parametrize("apps", [1, 2])
+def test_only_buckets_that_fill_the_batch_are_sorted(apps: int) -> None:
+    asked = [deque([QueuedRequest(f"r{i}", 100)]) for i in range(1000)]
+    queue = [QueuedPrimitive(f"q{i}", "p", K.PREFILLING, one, 1, i, f"app{i % apps}") for i, one in enumerate(asked)]
+    Counting.sorted = 0
+    picked = Counting().pick(queue, Running(), Slots(4, 1000, alone=False))
+    assert [request.id for _, request in picked] == [f"r{i}" for i in range(4)]
+    assert 4 <= Counting.sorted <= 6
 
 
 def test_a_waiting_prompt_costs_little_each_time_that_slots_come_free() -> None:

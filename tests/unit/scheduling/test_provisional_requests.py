@@ -71,6 +71,47 @@ def test_it_waits_for_guesses_of_others_but_not_of_its_own_query(scheduler: Engi
     assert ran(scheduler.handle(RequestsEnded(1.0, ("a", "b")))) == ["c"]
 
 
+EMBEDDER = EngineProfile(batching=Batching.STATIC, max_batch=64)
+
+
+def embeds(at: float, name: str, objective: Objective = Objective.LATENCY) -> Enqueue:
+    asked = (QueuedRequest(name, 1),)
+    return Enqueue(at, name, name, K.EMBEDDING, asked, objective=objective)
+
+
+def busy_for(share: float, until: float) -> EngineScheduler:
+    """An embedder that had something to do for such a share of each second."""
+    scheduler = EngineScheduler(EMBEDDER, ("0",))
+    for second in range(int(until)):
+        scheduler.handle(embeds(second, f"{second}"))
+        scheduler.handle(RequestsEnded(second + share, (f"{second}",)))
+    return scheduler
+
+
+@pytest.mark.parametrize(("share", "begun"), [(0.2, ["a"]), (0.8, [])])
+def test_what_cannot_be_stopped_begins_where_it_is_mostly_idle(share: float, begun: list[str]) -> None:
+    scheduler = busy_for(share, until=30.0)
+    assert ran(scheduler.handle(embeds(30.0, "a", Objective.PROVISIONAL))) == begun
+    ended = RequestsEnded(30.1, tuple(begun))
+    scheduler.handle(ended)
+    assert ran(scheduler.handle(embeds(60.0, "b", Objective.PROVISIONAL))) == (["b"] if begun else ["a"])
+    assert not VIOLATIONS
+
+
+def test_what_is_claimed_begins_where_it_is_mostly_busy() -> None:
+    scheduler = busy_for(0.8, until=30.0)
+    scheduler.handle(embeds(30.0, "a", Objective.PROVISIONAL))
+    claim = DepthChanged(30.0, "a", {"a": 3}, {"a": (Objective.LATENCY, "")})
+    assert ran(scheduler.handle(claim)) == ["a"]
+
+
+def test_a_busy_past_does_not_keep_an_answer_waiting(scheduler: EngineScheduler) -> None:
+    """It makes room for whoever comes."""
+    scheduler.handle(asks("real", "other"))
+    assert ran(scheduler.handle(replace(guess("a"), at=29.0))) == []
+    assert ran(scheduler.handle(RequestsEnded(30.0, ("real",)))) == ["a"]
+
+
 def test_a_warm_up_of_its_query_is_in_nobodys_way(scheduler: EngineScheduler) -> None:
     scheduler.handle(warm_up("w"))
     assert ran(scheduler.handle(guess("a"))) == ["a"]

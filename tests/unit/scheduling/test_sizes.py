@@ -29,7 +29,9 @@ def batch(*primitives: tuple[int, float]) -> list[str]:
         ([(10, 1.0)], 4),
         ([(40, 0.25)], 16),
         ([(4, 0.25), (4, 0.25)], 4),  # stages of a list are not put together
-        ([(10, 0.25), (4, 0.25)], 11),  # 2.5 slots, and one of the next
+        ([(10, 0.25), (4, 0.25)], 10),  # 2.5 slots; the next would take four
+        ([(10, 0.25), (1, 0.25)], 11),  # one of them
+        ([(6, 0.25), (4, 0.25)], 8),  # 1.5: less than half, so that a part of the next goes along
     ],
 )
 def test_a_batch_holds(primitives: list[tuple[int, float]], taken: int) -> None:

@@ -183,9 +183,12 @@ USED: dict[Kind, Callable[[Library], Any]] = {
     writers.TreeSummarizeParts: ENGINES["tree"],
     writers.SimpleSummarizeParts: ENGINES["fusion, simple_summarize"],
     writers.GenerationParts: ENGINES["fusion, generation"],
+    retrieval.RouterRetrieverParts: lambda x: RetrieverQueryEngine.from_args(x.searching_router(), llm=x.llm),
     queries.HyDEQueryTransformParts: ENGINES["hyde"],
     queries.DecomposeQueryTransformParts: ENGINES["decomposed"],
     queries.LLMSelectorParts: ENGINES["router"],
+    queries.PydanticSelectorParts: Library.router_by_call,
+    queries.FunctionCallingProgramParts: Library.router_by_call,
     queries.LLMQuestionGeneratorParts: ENGINES["sub-questions"],
     postprocessors.PostprocessorParts: ENGINES["chosen by the model"],
     postprocessors.LLMRerankParts: ENGINES["chosen by the model"],
@@ -199,7 +202,6 @@ NOT_PLANNED = {
     hooks.VectorStoreIndexParts,
     workflows.QueryEngineToolParts,
     workflows.RetrieverToolParts,
-    retrieval.RouterRetrieverParts,
 }
 """Read for other ends than a plan: the tests below."""
 

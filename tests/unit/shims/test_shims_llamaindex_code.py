@@ -35,14 +35,15 @@ from llama_index.core.query_engine import (
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import Accumulate, CompactAndRefine, SimpleSummarize
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.core.selectors import LLMMultiSelector
+from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index_instrumentation.dispatcher import Dispatcher
-from support.llamaindex_engines import Library, shown
+from support.llamaindex_engines import CALLS, Library, shown
 from support.llamaindex_records import summary_index
 
 import teola_plugin.shims.llamaindex
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import Generation
 from teola_plugin.shims.llamaindex import (
     copies,
     engines,
@@ -57,6 +58,7 @@ from teola_plugin.shims.llamaindex import (
 )
 from teola_plugin.shims.llamaindex import synthesizers as writers
 from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.tracer.llamaindex import dry_run
 
 ASKED = "what is there"
 TEXTS = ["oats and ivy", "a boat with a sail"]
@@ -273,6 +275,18 @@ def test_choices(stock: Library) -> None:
     asked = quietly(generator, lambda: queries.generated_questions(generator, stock.llm, prompt, choices, ASKED))
     plain = generator.generate(choices, QueryBundle(ASKED))
     assert asked == [one.model_dump() for one in plain] and len(asked) == 3
+
+
+def test_choices_by_a_call(stock: Library) -> None:
+    selector: Any = PydanticMultiSelector.from_defaults(llm=stock.calling)  # type: ignore[arg-type]
+    choices, program = [one.metadata for one in stock.tools()], selector._selector_program
+
+    def choose(llm: Any, given: Any) -> list[int]:
+        return queries.called_indices(selector, program, llm, program.prompt, choices, given["query"])
+
+    answers = [Generation(CALLS["MultiSelection"], "stop", 1, 1, 0)]
+    found = quietly(program, lambda: dry_run.replayed(stock.calling, choose, {"query": ASKED}, answers))
+    assert found == selector.select(choices, ASKED).inds == [0, 1]
 
 
 def test_steps_after_a_search(stock: Library) -> None:

@@ -18,10 +18,11 @@ from langchain_core.runnables import RunnablePassthrough
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines import machines
+from teola_plugin.engines.fake import own_score
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import ConfigError, RegistrationError, TeolaError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import EmbedText
+from teola_plugin.requests.payloads import EmbedText, ScorePair
 from teola_plugin.runtime.context import current_run
 from teola_plugin.simulation import (
     Arrival,
@@ -65,6 +66,19 @@ def two_steps(pool: EnginePool, *, fast: bool = False) -> Any:
 
 def questions(count: int, rate: float = 1.0) -> list[Arrival]:
     return arriving(poisson(rate, 1), {"app": [{"question": f"number {n}"} for n in range(count)]}, count)
+
+
+def test_its_reranker_has_a_mind_of_its_own() -> None:
+    pairs, scores = [ScorePair("what do lambs eat", text) for text in ("lambs eat oats", "ivy", "what do they eat")], []
+
+    def asks(pool: EnginePool) -> Any:
+        async def ask(_: str) -> None:
+            scores.extend(await pool.call(PrimitiveKind.RERANKING, "reranker", pairs, run=current_run.get()))
+
+        return ask
+
+    assert not simulate(CLUSTER, {"rank": asks}, [Arrival(0.0, "rank", "x")]).served[0].error
+    assert scores == [own_score(pair.query, pair.text) for pair in pairs]
 
 
 def test_a_static_engine_serves_one_batch_at_a_time() -> None:

@@ -113,10 +113,10 @@ class Beside:
     """Prompts whose beginning was prefilled."""
 
 
-def _begun(world: World, wanted: int) -> int:
+def _begun(world: World, wanted: int, patience: float) -> int:
     """Requests, once there are so many; or once nothing has come for a while."""
     found, since = world.count(), time.monotonic()
-    while found < wanted and time.monotonic() - since < 0.2:
+    while found < wanted and time.monotonic() - since < patience:
         time.sleep(0.002)
         if world.count() > found:
             found, since = world.count(), time.monotonic()
@@ -132,13 +132,15 @@ def beside(
     early: int,
     *,
     speculate: str = "auto",
+    patience: float = 5.0,
 ) -> Beside:
-    """Waits for so many early requests before the plain function is called."""
+    """Waits for so many early requests before the plain function is called; `patience`: seconds for the next of them,
+    few where so many need not come."""
     world.asked()
     plan = world.pool.plan(traced.template, traced.sizes(value), speculate=speculate)
     run = world.pool.runtime.watch(Query({"input": value}), joins=True)
     part = run.part(plan.graph, traced.calls, value)
-    begun = _begun(world, early)
+    begun = _begun(world, early, patience)
     token = current_run.set(run)
     try:
         made = func()

@@ -317,9 +317,9 @@ def forked(state: Any) -> Any:
 @pytest.mark.parametrize("func", [recursive, mutual, endless, nested, doubling, forked])
 def test_the_walk_ends_soon(func: Callable[..., Any]) -> None:
     walked(func)  # its file is read
-    began = time.perf_counter()
+    began = time.thread_time()  # of this thread alone, whatever else runs here
     walked(func)
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
@@ -336,9 +336,9 @@ def test_the_walk_ends_soon(func: Callable[..., Any]) -> None:
 def test_long_functions(tmp_path: Path, text: str) -> None:
     made = module(tmp_path, f"def node(state):\n    {text}\n")
     walked(made.node)
-    began = time.perf_counter()
+    began = time.thread_time()
     walked(made.node)
-    assert time.perf_counter() - began < 1.0
+    assert time.thread_time() - began < 1.0
 
 
 def test_functions_of_the_standard_library_and_frameworks_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,8 +31,6 @@ class DraftProposer:
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
         self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
-        self._pause, self._paused_for = 0, list[str]()
-        """Steps in which nothing is looked at, as long as these are the rows."""
         shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -43,22 +41,23 @@ class DraftProposer:
 
     def afford(self, lengths: Lengths) -> None:
         """See `Drafter.afford`."""
-        self._pause = 0
         self._drafter.afford(lengths)
 
     def weigh(self, steps: Steps) -> None:
         """See `Drafter.weigh`."""
-        self._pause = 0
         self._drafter.weigh(steps)
 
     def fix(self, tokens: int | None) -> list[tuple[int, float]]:
         """See `Drafter.fix`."""
-        self._pause = 0
         return self._drafter.fix(tokens)
 
     def forget(self, tenant: str | None) -> None:
         """See `Drafter.forget`."""
         self._drafter.forget(tenant)
+
+    def leaves_out(self) -> bool:
+        """Whether nothing is drafted in the step that runs: asked once, before the proposer would be."""
+        return self._runner is not None and self._drafter.leaves_out(self._runner.names())
 
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
@@ -72,19 +71,19 @@ class DraftProposer:
         if runner is None:
             return [[] for _ in sampled_token_ids]
         names = runner.names()
-        if self._pause and names == self._paused_for:
-            self._pause -= 1
+        if self._drafter.leaves_out(names):
             return [[] for _ in sampled_token_ids]
-        rows = sum(map(bool, sampled_token_ids))
-        self._drafter.step(rows)
-        drafts, lengths = dict[int, tuple[Row, list[int]]](), num_tokens_no_spec[: len(sampled_token_ids)].tolist()
-        for i, (new, length) in enumerate(zip(sampled_token_ids, lengths, strict=True)):
-            row = self._row(runner, names[i], i, new, length, token_ids_cpu) if new else None
+        looked = self._drafter.step(names, sampled_token_ids)
+        if not all(self._drafter.knows(names[i]) for i in looked):
+            self._drafter.end_unless(runner.runs)
+        drafts, rows = dict[int, tuple[Row, list[int]]](), sum(map(bool, sampled_token_ids))
+        for i in looked:
+            length = int(num_tokens_no_spec[i])
+            row = self._row(runner, names[i], i, sampled_token_ids[i], length, token_ids_cpu)
             if row is not None and (draft := self._drafter.draft(row, rows, self._limit - length - 1)):
                 drafts[i] = row, draft
         weighed = self._drafter.weighed(drafts, rows) if drafts else {}
-        if not any(weighed.values()) and rows == len(names):
-            self._pause, self._paused_for = self._drafter.pause(names), list(names)
+        self._drafter.looked(names, rows)
         return [weighed.get(i, []) for i in range(len(sampled_token_ids))]
 
     def _row(self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any) -> Row | None:
@@ -108,7 +107,6 @@ class DraftProposer:
         """A request that is new here, or that was preempted and comes again."""
         asked = runner.asked(name)
         told = Told.of(asked.extra)
-        self._drafter.end_unless(runner.runs)
         texts = (told.tokens or self._encoded(told.texts)) if asked.greedy else ()
         return self._drafter.begin(
             name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept, ends=asked.ends

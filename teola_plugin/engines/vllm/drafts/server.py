@@ -47,6 +47,10 @@ class ServerProposer:
         if self._proposer is not None:
             self._proposer.forget(tenant)
 
+    def leaves_out(self) -> bool:
+        """See `DraftProposer.leaves_out`."""
+        return self._proposer is not None and self._proposer.leaves_out()
+
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
     ) -> list[list[int]]:

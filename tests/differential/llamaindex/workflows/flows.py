@@ -131,8 +131,8 @@ class Retrying(Workflow):
 
 
 class Slow(Workflow):
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(timeout=0.1)
+    def __init__(self, stage: Stage, timeout: float = 0.1) -> None:
+        super().__init__(timeout=timeout)
         self.llm = stage.llm
 
     @step

@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {
     "retries": Case(flows.Retrying),
     "retries in vain": Case(lambda s: flows.Retrying(s, 9), fails=True),
     "time is up": Case(flows.Slow, fails=True),
-    "cancelled": Case(lambda s: flows.Slow(s), flows.cancelled, fails=True),
+    "cancelled": Case(lambda s: flows.Slow(s, 20), flows.cancelled, fails=True),
     "a human": Case(flows.Asking, flows.human),
     "a human, waited for": Case(flows.Waiting, flows.human),
     "nested": Case(flows.Outer),

@@ -1,0 +1,82 @@
+"""What LangChain's models tell of their tokens, counted where no call of the pool below them was counted.
+
+The handler reaches every model in the counting code through a context variable, as LangChain's own does that counts
+usage. Calls ahead of their place are told where the plain object makes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.tracers.context import register_configure_hook
+
+from teola_plugin.runtime.usage import ModelRun, Tally, Tokens, current_listener, current_model_run
+
+register_configure_hook(current_listener, inheritable=True)
+
+
+def listening_tally() -> Tally:
+    """One that counts models outside the pool, too, as far as their messages have `usage_metadata`."""
+    made = Tally()
+    made.listener = ToldUsage(made)
+    return made
+
+
+class ToldUsage(BaseCallbackHandler):
+    """Adds to a tally what each run of a chat model tells when it ends. From any thread."""
+
+    run_inline = True  # in the context of the call: what it asks the pool for is known to be its own
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._lock = threading.Lock()
+        self._runs: dict[UUID, ModelRun] = {}
+
+    def on_chat_model_start(
+        self, serialized: Any, messages: Any, *, run_id: UUID, batch_size: int = 1, **kwargs: Any
+    ) -> None:
+        around = current_model_run.get()
+        while around is not None and around.over:
+            around = around.around
+        # several prompts of one call begin one after the other, before it does anything: they are one run here
+        run = around if around is not None and around.prompts else ModelRun(around, batch_size)
+        run.prompts -= 1
+        with self._lock:
+            self._runs[run_id] = run
+        current_model_run.set(run)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        run = self._over(run_id)
+        tokens = _told(response)
+        if run is None or run.counted or tokens is None:
+            return
+        self._tally.add(tokens)
+        if run.around is not None:
+            run.around.mark()
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._over(run_id)
+
+    def _over(self, run_id: UUID) -> ModelRun | None:
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+            if run is not None:
+                run.over = run not in self._runs.values()
+            return run
+
+
+def _told(response: LLMResult) -> Tokens | None:
+    """Of the first choice: providers tell the tokens of all choices in each."""
+    first = next((one for choices in response.generations for one in choices), None)
+    message = first.message if isinstance(first, ChatGeneration) else None
+    told = message.usage_metadata if isinstance(message, AIMessage) else None
+    if not told:
+        return None
+    cached = (told.get("input_token_details") or {}).get("cache_read") or 0
+    return Tokens(told["input_tokens"], cached, told["output_tokens"])

@@ -1,0 +1,114 @@
+"""When drafts are looked for where several rows share a step, and for which of them: that holds up all of them.
+
+Rows that came with a text are told from those that did not: the ones may be right where the others are not. Either are
+looked at as long as that brings more than it costs, and now and then where it does not (see `Allowance`). A request
+that is new is begun in any case; nothing is drafted for it where that cannot be paid.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from teola_plugin.engines.drafts.allowance import Allowance
+from teola_plugin.engines.drafts.together import Together
+
+_LONGEST_PAUSE = 64
+"""Steps: so many tokens at the end of a request may be missing in its recent output."""
+
+
+TOLD, UNTOLD = True, False
+"""Rows that came with a text, and those that did not."""
+
+
+class Stake(NamedTuple):
+    """Of a row that has a draft."""
+
+    told: bool
+    tokens: int
+    worth: float
+    """Of each that is accepted, in steps."""
+
+
+@dataclass(slots=True)
+class _Step:
+    names: list[str]
+    over: float
+    """When it was known what it drafts."""
+    stakes: Mapping[int, Stake] = field(default_factory=dict)
+    left_out: int = 0
+    """Steps of the same requests behind it about which nothing is asked."""
+
+
+class Pacing:
+    """Of one instance. Rows are those of vLLM's batch, by the names of their requests."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """All that was learned."""
+        self._allowances = {TOLD: Allowance(), UNTOLD: Allowance()}
+        self._last: _Step | None = None
+        self._left_out = 0
+        """Of the steps that are left out, those to come."""
+        self._begun = False
+        """Whether a request is new in this step."""
+
+    def leaves_out(self, names: Sequence[str]) -> bool:
+        """Whether nothing is to be asked about a step of these requests. Counts it."""
+        if self._left_out and self._last is not None and self._last.names == names:
+            self._left_out -= 1
+            return True
+        return False
+
+    def pays(self, told: bool, rows: int) -> bool:
+        """Whether a row that is looked at may draft beside so many."""
+        return not self._allowances[told].spent(rows)
+
+    def begin(self) -> None:
+        """A request is new: looking at it takes as long as its prompt is, which is no fault of drafting."""
+        self._begun = True
+
+    def over(self, names: Sequence[str], written: Sequence[Sequence[int]], together: Together) -> Sequence[bool]:
+        """A step is over, in which these requests have written that. Which rows are looked at, of `TOLD`, `UNTOLD`."""
+        last, rows = self._last, sum(map(bool, written))
+        self._last = this = _Step(list(names), self._clock())
+        if last is not None:
+            self._judge(rows, written, last, this, together)
+        self._left_out, self._begun = 0, False
+        return [told for told, one in self._allowances.items() if not one.debt(rows)]
+
+    def _judge(self, rows: int, written: Sequence[Sequence[int]], last: _Step, this: _Step, together: Together) -> None:
+        seconds, drafted = this.over - last.over, sum(stake.tokens for stake in last.stakes.values())
+        same = last.names == this.names and rows == len(last.names)
+        for told, allowance in self._allowances.items():
+            allowance.passed(rows, seconds)
+            if same and not drafted:
+                allowance.plain(rows, seconds / (1 + last.left_out - self._left_out))
+            elif same:
+                mine = {i: stake for i, stake in last.stakes.items() if stake.told is told}
+                part = sum(stake.tokens for stake in mine.values()) / drafted
+                saved = sum(stake.worth * (len(written[i]) - 1) for i, stake in mine.items())
+                expected = together.takes(rows, drafted)
+                allowance.drafted(rows, drafted, seconds, expected, part=part, saved=saved)
+
+    def said(
+        self, rows: int, stakes: Mapping[int, Stake], looked: Mapping[bool, int], rests: Mapping[bool, int]
+    ) -> None:
+        """What a step of so many rows drafts. Of rows that are told and of those that are not: how many were looked
+        at, and steps in which none need be, where there are any."""
+        if (last := self._last) is None:
+            return
+        now = self._clock()
+        number = sum(looked.values())
+        if number and not self._begun:
+            for told, some in looked.items():
+                self._allowances[told].looked(rows, (now - last.over) * some / number)
+        last.over, last.stakes = now, stakes
+        if not stakes:
+            pauses = [max(rest, self._allowances[told].debt(rows)) for told, rest in rests.items()]
+            self._left_out = last.left_out = min(_LONGEST_PAUSE, *pauses) if pauses else _LONGEST_PAUSE

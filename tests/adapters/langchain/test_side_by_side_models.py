@@ -1,0 +1,214 @@
+"""Models and graphs whose calls begin together in sync code: what models tell and keep, tokens, nodes, streams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_classic.chains import LLMChain
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import RunnableLambda
+from langgraph.graph import END, START, StateGraph
+from support.event_order import Order
+from support.own_composites import (
+    OWN,
+    Counted,
+    Lines,
+    extractor,
+    queries,
+    texts,
+)
+from support.own_leaves import Chat, Ledger, Text
+
+from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
+from teola_plugin.adapters.thread_safety import ThreadSafety
+
+# ------------------------------------------------------------ models
+
+
+class Tells(Counted):
+    """Tells of tokens by itself, and asks another model on the way."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        said = super()._generate(messages, stop, run_manager, **kwargs)
+        if run_manager is not None:
+            run_manager.on_llm_new_token("a token")
+        return said
+
+
+def test_what_a_model_tells_of_its_work_reaches_its_own_run() -> None:
+    class Tokens(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.runs: list[Any] = []
+            self.tokens: list[Any] = []
+
+        def on_chat_model_start(self, *_: Any, run_id: Any, **__: Any) -> None:
+            self.runs.append(run_id)
+
+        def on_llm_new_token(self, token: str, *, run_id: Any, **__: Any) -> None:
+            self.tokens.append(run_id)
+
+    tokens = Tokens()
+    chain = LLMChain(llm=Tells(), prompt=PromptTemplate.from_template("Of {x}"))
+    made = side_by_side(chain, ThreadSafety((Tells,)))
+    made.apply([{"x": i} for i in range(4)], callbacks=[tokens])
+    assert tokens.tokens == tokens.runs
+    assert len(tokens.runs) == 4
+
+
+def test_messages_have_the_ids_of_their_runs() -> None:
+    class Ends(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.ids: list[bool] = []
+
+        def on_llm_end(self, response: Any, *, run_id: Any, **_: Any) -> None:
+            self.ids.append(str(run_id) in response.generations[0][0].message.id)
+
+    ends = Ends()
+    made = side_by_side(LLMChain(llm=Chat(), prompt=PromptTemplate.from_template("Of {x}")), ThreadSafety((Chat,)))
+    made.apply([{"x": i} for i in range(4)], callbacks=[ends])
+    assert ends.ids == [True] * 4
+
+
+def test_a_model_keeps_what_it_sets_on_itself() -> None:
+    class Counts(Chat):
+        asked: int = 0
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            self.asked += 1
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    model = Counts()
+    chain = LLMChain(llm=model, prompt=PromptTemplate.from_template("Of {x}"))
+    side_by_side(chain, ThreadSafety((model,))).apply([{"x": i} for i in range(4)])
+    assert model.asked == 4
+
+
+# ------------------------------------------------------------ text models on a loop
+
+
+def test_a_text_model_with_async_code_needs_no_word_on_a_loop() -> None:
+    plain, fast = Ledger(), Ledger(meet=3)
+    expected = asyncio.run(texts(plain).ainvoke("q"))
+    assert asyncio.run(accelerate(texts(fast)).ainvoke("q")) == expected
+    assert (plain.most, fast.most, fast.calls) == (1, 3, plain.calls)
+
+
+def test_a_text_model_without_it_is_asked_on_threads_where_that_was_said() -> None:
+    class Plain(Lines):
+        ledger: Any
+
+        def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+            self.ledger.work(prompt)
+            return prompt
+
+    for named, most in (((), 1), ((Plain,), 3)):
+        ledger = Ledger(meet=3) if named else Ledger(jitter=0.002)
+        chain = PromptTemplate.from_template("Of {x}") | Plain(ledger=ledger)
+        fast = accelerate(chain.map(), concurrent=named)
+        assert asyncio.run(fast.ainvoke([{"x": 1}, {"x": 2}, {"x": 3}])) == ["Of 1", "Of 2", "Of 3"]
+        assert ledger.most == most
+
+
+class TellsText(Text):
+    wrong: str = ""
+
+    async def _acall(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        said = await super()._acall(prompt)
+        await run_manager.on_llm_new_token(prompt)
+        if prompt == self.wrong:
+            raise ValueError(f"no {prompt}")
+        return said
+
+
+@pytest.mark.parametrize("wrong", ["", "a", "b", "c"])
+def test_tokens_and_errors_come_in_the_plain_order(wrong: str) -> None:
+    class Heard(Order):
+        def on_llm_new_token(self, token: str, *, run_id: Any, **_: Any) -> None:
+            self._hear("token", token)
+
+    def seen(model: Any) -> tuple[Any, list[str]]:
+        order = Heard()
+        try:
+            found = asyncio.run(model.abatch(["a", "b", "c", "a"], {"callbacks": [order]}))
+        except ValueError as error:
+            found = str(error)
+        return found, order.heard
+
+    before, after = Ledger(), Ledger(jitter=0.01)
+    plain = seen(TellsText(wrong=wrong, ledger=before))
+    assert seen(side_by_side(TellsText(wrong=wrong, ledger=after), ThreadSafety())) == plain
+    assert after.calls == before.calls if not wrong else after.calls.total() <= 4
+
+
+def test_a_batch_that_is_given_up_leaves_nothing_running() -> None:
+    async def given_up() -> int:
+        ledger = Ledger(meet=9)
+        fast = side_by_side(Text(ledger=ledger), ThreadSafety())
+        task = asyncio.create_task(fast.abatch(["a", "b", "c"]))
+        while ledger.now < 3:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.01)
+        return ledger.now
+
+    assert asyncio.run(given_up()) == 0
+
+
+# ------------------------------------------------------------ graphs
+
+
+def test_nodes_of_graphs_begin_their_calls_together() -> None:
+    def compiled(ledger: Ledger) -> Any:
+        graph = StateGraph(dict)
+        found = RunnableLambda(lambda state: state["q"]) | queries(ledger) | (lambda found: {"found": len(found)})
+        graph.add_node("find", found)
+        graph.add_edge(START, "find")
+        graph.add_edge("find", END)
+        return graph.compile()
+
+    plain, fast = Ledger(), Ledger(meet=3)
+    expected = compiled(plain).invoke({"q": "x"})
+    assert accelerate(compiled(fast), concurrent=OWN).invoke({"q": "x"}) == expected
+    assert (fast.most >= 3, fast.calls) == (True, plain.calls)
+
+
+def test_what_is_streamed_to_the_caller_is_not_kept_back() -> None:
+    """A graph's `messages` are told while they are written: calls stay one after the other."""
+
+    def compiled(ledger: Ledger) -> Any:
+        graph = StateGraph(dict)
+        graph.add_node("find", RunnableLambda(lambda state: state["q"]) | extractor(ledger) | (lambda found: {"n": 1}))
+        graph.add_edge(START, "find")
+        return graph.compile()
+
+    def seen(graph: Any) -> list[str]:
+        return [chunk.content for chunk, _ in graph.stream({"q": "x"}, stream_mode="messages")]
+
+    ledger = Ledger(jitter=0.002)
+    assert seen(accelerate(compiled(ledger), concurrent=OWN)) == seen(compiled(Ledger()))
+    assert ledger.most == 1
+
+
+def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
+    ledger = Ledger()
+    chain = ChatPromptTemplate.from_template("{x}") | Text(ledger=ledger)
+    fast = accelerate(chain, concurrent=OWN)
+    assert fast.invoke({"x": 1}) == chain.invoke({"x": 1})
+    assert ledger.calls == {"text: Human: 1": 2}
+
+
+def test_a_model_that_is_not_told_of_its_run_is_asked_as_ever() -> None:
+    class Untold(Counted):
+        def _generate(self, messages: Any, stop: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+            return super()._generate(messages, stop, None, **kwargs)
+
+    ledger = Ledger(jitter=0.002)
+    chain = LLMChain(llm=Untold(ledger=ledger), prompt=PromptTemplate.from_template("Of {x}"))
+    side_by_side(chain, ThreadSafety((Untold,))).apply([{"x": i} for i in range(3)])
+    assert (ledger.most, ledger.calls.total()) == (1, 3)

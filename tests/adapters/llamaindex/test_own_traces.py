@@ -1,0 +1,143 @@
+"""Traces of LlamaIndex objects with models of the user's own, and no pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.evaluation import RelevancyEvaluator
+from llama_index.core.query_engine import RetryQueryEngine
+
+from benchmarks.llamaindex.engines import ASKED, accumulate, router, router_multi
+from teola_plugin import QueryTimeout, accelerate
+from teola_plugin.observe import html_page
+from teola_plugin.observe.spans import QueryTrace, Span
+from tests.support.llamaindex_own import ANSWER_S, Watched, watched
+
+
+@pytest.fixture
+def own() -> Iterator[Watched]:
+    made = watched()
+    with made.kit.in_force():
+        yield made
+
+
+def traced(fast: Any, asked: str = ASKED) -> QueryTrace:
+    fast.query(asked)
+    trace = fast.last_trace()
+    assert trace is not None
+    return trace
+
+
+def kinds(trace: QueryTrace) -> Counter[str]:
+    return Counter(span.kind for span in trace.spans)
+
+
+def most(spans: list[Span]) -> int:
+    """How many were under way at once."""
+    times = [(span.started, span.done) for span in spans if span.started is not None and span.done is not None]
+    return max(sum(began <= at < ended for began, ended in times) for at, _ in times)
+
+
+def test_each_call_is_told_of(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
+    assert fast.last_trace() is None
+    own.fresh(wanted=4)
+    trace = traced(fast)
+    answers = [span for span in trace.spans if span.kind == "GENERATION"]
+    assert kinds(trace) == {"EMBEDDING": 1, "SEARCHING": 1, "GENERATION": len(own.starts)}
+    assert {span.outcome for span in trace.spans} == {"done"} and trace.outcome == "closed"
+    assert most(answers) >= 4 and all(span.done - span.started >= 0.9 * ANSWER_S for span in answers)  # type: ignore[operator]
+    assert {span.primitive.partition(".")[0] for span in answers} == {type(own.kit.llm).__name__}
+
+
+def test_what_was_waited_for_adds_up(own: Watched) -> None:
+    trace = traced(accelerate(accumulate(own.kit), concurrent=own.kit.concurrent))
+    path = trace.critical_path()
+    assert sum(step.seconds for step in path) == pytest.approx(trace.seconds, rel=0.02)
+    assert any("LLM.call" in step.span.primitive for step in path)
+    assert "OwnLLM.call" in html_page([trace])
+
+
+def test_each_call_of_the_object_has_its_own_trace(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent, app="letters")
+    one, other = traced(fast), traced(fast, "Something else?")
+    assert one.query_id != other.query_id and one.app == other.app == "letters"
+    assert kinds(one) == kinds(other)
+
+
+def test_explain_says_how_long_it_took(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
+    assert "not estimated" in fast.explain(ASKED)
+    traced(fast)
+    assert "the last call took" in fast.explain(ASKED)
+
+
+def test_engines_that_are_called_belong_to_the_query_around_them(own: Watched) -> None:
+    """What judges the answer is called in its place, and is not told of."""
+    engine = RetryQueryEngine(accumulate(own.kit), RelevancyEvaluator(llm=own.kit.llm), max_retries=0)
+    fast = accelerate(engine, concurrent=own.kit.concurrent)
+    trace = traced(fast)
+    assert kinds(trace) == {"EMBEDDING": 1, "SEARCHING": 1, "GENERATION": 4}
+
+
+def test_a_call_that_fails_has_a_trace(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
+    asked = own.kit.ledger.asked
+
+    def refuses(prompt: str) -> None:
+        asked(prompt)
+        if len(own.starts) == 2:
+            raise ValueError("no")
+
+    own.kit.ledger.asked = refuses  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="no"):
+        fast.query(ASKED)
+    trace = fast.last_trace()
+    assert trace is not None and kinds(trace)["SEARCHING"] == 1
+
+
+def test_a_router_is_traced(own: Watched) -> None:
+    engine = router_multi(own.kit)
+    trace = traced(accelerate(engine, concurrent=own.kit.concurrent), "What would have to change first, and why?")
+    assert kinds(trace)["GENERATION"] == len(own.starts)
+
+
+def test_nothing_is_traced_where_nothing_starts_ahead(own: Watched) -> None:
+    for fast in (
+        accelerate(accumulate(own.kit)),
+        accelerate(accumulate(own.kit), concurrent=own.kit.concurrent, speculate="off"),
+    ):
+        fast.query(ASKED)
+        assert fast.last_trace() is None
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
+    asyncio.run(fast.aquery(ASKED))
+    assert fast.last_trace() is None
+
+
+def test_a_router_whose_engine_begins_nothing_ahead_has_none(own: Watched) -> None:
+    """It was there, without a row: whether its engine would begin anything is known when that is chosen."""
+    fast = accelerate(router(own.kit), concurrent=own.kit.concurrent)
+    assert str(fast.query(ASKED)) == str(router(own.kit).query(ASKED))
+    assert fast.last_trace() is None
+
+
+def test_no_trace_no_harm(own: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no query can be begun, the original runs."""
+
+    def none() -> Any:
+        raise RuntimeError("no thread left")
+
+    expected = str(accumulate(own.kit).query(ASKED))
+    monkeypatch.setattr("teola_plugin.adapters.llamaindex.session.watching_pool", none)
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
+    assert str(fast.query(ASKED)) == expected and fast.last_trace() is None
+
+
+def test_terms_are_those_of_the_call(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent).with_terms(tenant="acme", deadline_s=0.02)
+    with pytest.raises(QueryTimeout):
+        fast.query(ASKED)

@@ -1,0 +1,271 @@
+"""Routers whose model calls a function to choose; routers of retrievers: whom they choose begins with the number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.base.base_selector import MultiSelection, SingleSelection
+from llama_index.core.llms import MockFunctionCallingLLM
+from llama_index.core.program import FunctionCallingProgram
+from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector, PydanticSingleSelector
+from llama_index.core.selectors.prompts import DEFAULT_SINGLE_PYD_SELECT_PROMPT_TMPL
+from support.llamaindex_engines import Library, library, settings, shown
+from support.reasoning_llm import Reasoning, Told, by_hand, spans
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.items import ItemStream
+
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "at_once")
+ASKED = "what is there"
+
+
+def one(index: Any = 2) -> str:
+    return f'{{"name": "SingleSelection", "arguments": {{"index": {index}, "reason": "ships are what it is about"}}}}'
+
+
+def several(*indices: int) -> str:
+    chosen = ", ".join(f'{{"index": {index}, "reason": "so"}}' for index in indices)
+    return f'{{"name": "MultiSelection", "arguments": {{"selections": [{chosen}]}}}}'
+
+
+@pytest.fixture(scope="module")
+def shared_llm() -> Reasoning:
+    return Reasoning(one(), '"reason')
+
+
+@pytest.fixture(scope="module")
+def pool(shared_llm: Reasoning) -> Iterator[EnginePool]:
+    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": Told(shared_llm)}
+    with EnginePool.local({"llm": shared_llm, **engines}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stock(pool: EnginePool) -> Iterator[Library]:
+    made = library(pool, "by call")
+    with settings(made.llm):
+        yield made
+
+
+@pytest.fixture
+def llm(shared_llm: Reasoning) -> Reasoning:
+    shared_llm.__init__(one(), '"reason')  # type: ignore[misc]
+    return shared_llm
+
+
+def found(router: Any, llm: Reasoning, way: str) -> tuple[Any, Counter[str]]:
+    """The answer, the nodes or the error; and the prompts."""
+    llm.asked.clear()
+    name = ("a" if way == "async" else "") + ("retrieve" if isinstance(router, BaseRetriever) else "query")
+    try:
+        made = getattr(router, name)(ASKED)
+        made = asyncio.run(made) if way == "async" else made
+        made = [(n.score, n.node.get_content()) for n in made] if isinstance(made, list) else shown(made)
+    except Exception as error:
+        made = type(error), str(error)
+    return made, Counter(asked.prompt.flat() for asked in llm.asked)
+
+
+def chooses(prompts: Counter[str]) -> Counter[str]:
+    """What the model is asked to choose by. A query before this one may still have asked for something in vain."""
+    return Counter({text: n for text, n in prompts.items() if "Using only the choices above" in text})
+
+
+ways = pytest.mark.parametrize("way", ["sync", "async"])
+
+
+@ways
+@pytest.mark.parametrize("chosen", [one(), several(2, 1), several(1)])
+def test_an_engine_searches_before_the_reason_is_written(stock: Library, llm: Reasoning, chosen: str, way: str) -> None:
+    llm.chosen, many = chosen, "Multi" in chosen
+    plain, fast = found(stock.router_by_call(several=many), llm, way), accelerate(stock.router_by_call(several=many))
+    llm.held = True
+    assert found(fast, llm, way) == plain
+    assert llm.in_time == [True] * chosen.count('"reason')
+    assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
+
+
+@ways
+@pytest.mark.parametrize("many", [False, True])
+def test_a_retriever_searches_before_the_reason_is_written(
+    stock: Library, llm: Reasoning, many: bool, way: str
+) -> None:
+    llm.chosen = '[{"choice": 2, "reason": "a"}' + ', {"choice": 1, "reason": "b"}' * many + "]"
+    selector = LLMMultiSelector.from_defaults(stock.llm) if many else None
+    plain, fast = found(stock.searching_router(selector), llm, way), accelerate(stock.searching_router(selector))
+    llm.held = True
+    assert found(fast, llm, way) == plain
+    assert llm.in_time == [True] * (2 if many else 1)
+    assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
+
+
+@ways
+def test_both(stock: Library, llm: Reasoning, way: str) -> None:
+    """A router of retrievers whose model calls a function, below an engine."""
+    llm.chosen = several(2, 1)
+    kind = PydanticMultiSelector.from_defaults(llm=stock.calling)  # type: ignore[arg-type]
+    plain, fast = found(stock.searching_router(kind), llm, way), accelerate(stock.searching_router(kind))
+    llm.held = True
+    assert found(fast, llm, way) == plain and llm.in_time == [True, True] and by_hand(fast) == []
+
+
+WRITTEN = [
+    one('"2"'),
+    one("2.0"),
+    one(0),
+    one(7),
+    one(-2),
+    one('"two"'),
+    "neither",
+    "",
+    '{"name": "Another", "arguments": {"index": 2, "reason": "a"}}',
+    '{"name": "SingleSelection", "arguments": {"index": 2}}',
+    '{"name": "SingleSelection", "arguments": {"index": 2, "reason": "cut',
+    f"[{one(1)}, {one(2)}]",
+    f"<tool_call>{one(2)}</tool_call>",
+    '{"name": "SingleSelection", "arguments": {"reason": "index: 1", "index": 2}}',
+    '{"name": "SingleSelection", "arguments": {"index": 1, "reason": "JSON takes the last one", "index": 2}}',
+]
+
+
+@ways
+@pytest.mark.parametrize("chosen", WRITTEN)
+def test_however_a_choice_is_written(
+    stock: Library, llm: Reasoning, chosen: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plain answer, or the plain error; and no word of what was begun in vain."""
+    llm.chosen = chosen
+    plain, prompts = found(stock.router_by_call(), llm, way)
+    made, more = found(accelerate(stock.router_by_call()), llm, way)
+    assert made == plain and chooses(prompts) == chooses(more)
+    assert not [r for r in caplog.records if r.name == "teola_plugin" and r.levelno >= logging.WARNING]
+
+
+@ways
+@pytest.mark.parametrize(
+    "chosen", ["[]", "neither", '[{"choice": 7, "reason": "a"}]', '[{"choice": 0, "reason": "a"}]']
+)
+def test_a_retriever_that_is_none(stock: Library, llm: Reasoning, chosen: str, way: str) -> None:
+    llm.chosen = chosen
+    plain, _ = found(stock.searching_router(), llm, way)
+    assert found(accelerate(stock.searching_router()), llm, way)[0] == plain
+
+
+class OwnRetriever(BaseRetriever):
+    """Nobody knows what it finds."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=1.0)]
+
+
+@ways
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_retrievers_that_are_not_all_known(stock: Library, llm: Reasoning, chosen: int, way: str) -> None:
+    llm.chosen = f'[{{"choice": {chosen}, "reason": "a"}}]'
+
+    def make() -> Any:
+        return stock.searching_router(None, stock.index.as_retriever, OwnRetriever)
+
+    plain, fast = found(make(), llm, way), accelerate(make())
+    llm.held = chosen == 1
+    assert found(fast, llm, way) == plain and llm.in_time == [True] * llm.held
+    assert spans(fast, outcome="wasted") == []
+
+
+class OwnSelection(SingleSelection):
+    """As its user wants it."""
+
+
+def program(stock: Library, **more: Any) -> Any:
+    given = {"output_cls": SingleSelection, "prompt_template_str": DEFAULT_SINGLE_PYD_SELECT_PROMPT_TMPL}
+    return FunctionCallingProgram.from_defaults(**{**given, "llm": stock.calling, **more})
+
+
+class OwnProgram(FunctionCallingProgram[Any]):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return SingleSelection(index=1, reason="always")
+
+
+UNKNOWN = {
+    "class of its own": lambda x: program(x, output_cls=OwnSelection),
+    "several": lambda x: program(x, output_cls=MultiSelection, allow_parallel_tool_calls=True),
+    "program of its own": lambda x: OwnProgram(SingleSelection, x.calling, program(x).prompt),
+    "system prompt": lambda x: program(x, llm=x.calling.model_copy(update={"system_prompt": "Be brief."})),
+}
+
+
+@ways
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known_chooses_first(stock: Library, llm: Reasoning, name: str, way: str) -> None:
+    def make() -> RouterQueryEngine:
+        return RouterQueryEngine(PydanticSingleSelector(UNKNOWN[name](stock)), stock.tools(), llm=stock.llm)
+
+    plain, fast = found(make(), llm, way), accelerate(make())
+    assert found(fast, llm, way) == plain
+    assert not any(name.startswith("answers") for name in spans(fast)) and spans(fast, outcome="wasted") == []
+
+
+def test_an_own_model_is_bound_in_a_selector_too(stock: Library, llm: Reasoning) -> None:
+    own = MockFunctionCallingLLM(max_tokens=3, is_chat_model=True)
+    selector = PydanticSingleSelector.from_defaults(llm=own)  # type: ignore[arg-type]
+    router = RouterQueryEngine(selector, stock.tools(), llm=stock.llm)
+    llm.held = True
+    fast = accelerate(router, pool=stock.llm.pool, bind=[(own, "llm")])
+    assert fast.query(ASKED).metadata["selector_result"].ind == 1
+    assert llm.in_time == [True] and by_hand(fast) == []
+    assert router._selector is selector and selector._selector_program._llm is own  # type: ignore[attr-defined]
+
+
+def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning) -> None:
+    plain, fast = found(stock.router_by_call(), llm, "sync"), accelerate(stock.router_by_call(), speculate="off")
+    assert found(fast, llm, "sync") == plain
+    trace = {span.primitive: span for span in fast.last_trace().spans}
+    searches = [span for span in trace.values() if span.kind == "SEARCHING"]
+    assert searches and all(one.queued >= trace["select.parsed"].queued for one in searches)
+
+
+def test_nobody_hears_of_what_runs_ahead(stock: Library, llm: Reasoning) -> None:
+    """Spans and events of LlamaIndex's instrumentation are the plain ones, each once."""
+    from llama_index.core.instrumentation import get_dispatcher
+    from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
+
+    def names(router: Any) -> Counter[str]:
+        handler = SimpleSpanHandler()
+        root = get_dispatcher()
+        root.add_span_handler(handler)
+        try:
+            router.query(ASKED)
+        finally:
+            root.span_handlers.remove(handler)
+        return Counter(one.id_.split("-")[0] for one in handler.completed_spans)
+
+    plain = names(stock.router_by_call())
+    assert plain and names(accelerate(stock.router_by_call())) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        (one(2), [2]),
+        (several(3, 1), [3, 1]),
+        (one('"2"'), [2]),
+        (one("2.5"), []),
+        ('index: 4, {"choice": 1}', []),
+        ('{"index": 12', []),
+    ],
+)
+def test_numbers_are_read_as_they_close(text: str, items: list[int]) -> None:
+    for size in (1, 3, len(text)):
+        stream = ItemStream("indices")
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        assert [item for piece in pieces for item in stream.feed(piece)] + stream.finish() == items

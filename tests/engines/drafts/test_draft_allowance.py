@@ -1,0 +1,150 @@
+"""What drafting may cost beside other rows, by what it has brought: steps in, pauses out."""
+
+from __future__ import annotations
+
+import pytest
+
+from teola_plugin.engines.drafts.allowance import Allowance
+from teola_plugin.engines.drafts.pacing import TOLD, UNTOLD, Pacing, Stake
+from teola_plugin.engines.drafts.together import Together
+
+ROWS = 4
+
+
+def measured(seconds: float = 1.0) -> Allowance:
+    found = Allowance()
+    found.plain(ROWS, seconds)
+    return found
+
+
+def test_a_step_without_drafts_is_seen_first() -> None:
+    assert Allowance().debt(ROWS) == 1
+    assert measured().debt(ROWS) == 0 and measured().debt(ROWS + 1) == 1
+
+
+def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
+    allowance = measured()
+    allowance.looked(ROWS, 1.05)
+    assert allowance.debt(ROWS) in (20, 21)
+    for left in range(19, -1, -1):
+        allowance.passed(ROWS, 1.0)
+        assert allowance.debt(ROWS) == pytest.approx(left, abs=1)
+    allowance.passed(ROWS, 1.0)
+    assert allowance.debt(ROWS) == 0
+
+
+def test_debts_are_no_longer_than_a_pause() -> None:
+    allowance = measured()
+    allowance.looked(ROWS, 100.0)
+    assert 50 <= allowance.debt(ROWS) <= 64
+
+
+def test_drafts_that_save_more_than_they_take_pay_for_what_is_looked_for() -> None:
+    allowance = measured()
+    for _ in range(100):
+        allowance.looked(ROWS, 0.5)
+        allowance.drafted(ROWS, 8, 1.4, 1.4, saved=2.0)
+        assert allowance.debt(ROWS) == 0
+
+
+def test_drafts_that_save_less_do_not() -> None:
+    allowance = measured()
+    steps = 0
+    while not allowance.debt(ROWS):
+        allowance.drafted(ROWS, 8, 1.4, 1.4, saved=0.3)
+        steps += 1
+    assert 3 <= steps <= 8
+
+
+def test_what_steps_take_is_believed_more_than_what_was_expected() -> None:
+    """Verifying was measured as cheap while the machine was busy with something else."""
+    allowance = measured()
+    for _ in range(40):
+        allowance.drafted(ROWS, 8, 2.0, 1.1, saved=1.0)
+    assert allowance.debt(ROWS) > 0
+    busy = measured()
+    for i in range(40):
+        busy.drafted(ROWS, 8, 9.0 if i % 10 == 0 else 1.2, 1.2, saved=1.0)
+    assert busy.debt(ROWS) == 0, "now and then a step takes long for another reason"
+
+
+def test_numbers_of_rows_are_apart() -> None:
+    allowance = measured()
+    allowance.plain(16, 2.0)
+    allowance.looked(16, 50.0)
+    assert allowance.debt(16) > 0 == allowance.debt(ROWS)
+
+
+def test_only_a_part_is_paid_where_others_drafted_the_rest() -> None:
+    alone, shared = measured(), measured()
+    for _ in range(4):
+        alone.drafted(ROWS, 8, 1.5, 1.5, saved=0.0)
+        shared.drafted(ROWS, 8, 1.5, 1.5, saved=0.0, part=0.25)
+    assert alone.debt(ROWS) > 0 == shared.debt(ROWS)
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+TOGETHER = Together([(ROWS, 0.8, [(0, 1.0), (16, 1.5)])])
+NAMES = ["a", "b", "c", "d"]
+
+
+def step(pacing: Pacing, clock: Clock, stakes: dict[int, Stake], took: float, look: float = 0.001) -> list[bool]:
+    """Which rows are looked at behind a step that took so long, in which one token a row was written."""
+    clock.seconds += took
+    found = list(pacing.over(NAMES, [[1]] * ROWS, TOGETHER))
+    clock.seconds += look
+    pacing.said(ROWS, stakes, {told: 2 for told in found}, {TOLD: 0, UNTOLD: 0})
+    return found
+
+
+def test_rows_with_a_text_that_misleads_do_not_stop_the_others() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    assert [step(pacing, clock, {}, 1.0) for _ in range(2)] == [[], [TOLD, UNTOLD]]
+    wrong = {0: Stake(TOLD, 8, 0.25)}
+    found = [step(pacing, clock, wrong, 1.5) for _ in range(12)]
+    assert found[0] == [TOLD, UNTOLD] and found[-1] == [UNTOLD]
+
+
+def test_a_pause_is_as_long_as_what_is_owed_and_over_with_other_requests() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    for _ in range(4):
+        step(pacing, clock, {}, 1.0, look=3.0)
+    assert not pacing.leaves_out([*NAMES, "e"])
+    left_out = 0
+    while pacing.leaves_out(NAMES):
+        left_out += 1
+    assert 40 <= left_out <= 64
+
+
+def test_all_is_forgotten() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    for _ in range(4):
+        step(pacing, clock, {}, 1.0, look=3.0)
+    pacing.forget()
+    assert not pacing.leaves_out(NAMES)
+    assert [step(pacing, clock, {}, 1.0) for _ in range(2)] == [[], [TOLD, UNTOLD]]
+
+
+def test_a_step_that_cost_more_than_one_is_paid_for_before_the_next() -> None:
+    """16 rows that draft eight tokens each make a step more than twice as long."""
+    allowance = measured()
+    allowance.drafted(ROWS, 32, 3.0, 3.0, saved=0.0)
+    assert allowance.spent(ROWS) and allowance.debt(ROWS) == pytest.approx(400, abs=2)
+    allowance.looked(ROWS, 100.0)
+    assert allowance.debt(ROWS) == pytest.approx(400, abs=2), "looking adds nothing to a debt that is deeper"
+    for _ in range(401):
+        allowance.passed(ROWS, 1.0)
+    assert not allowance.spent(ROWS) and not allowance.debt(ROWS)
+
+
+def test_what_was_never_seen_is_not_spent() -> None:
+    assert not Allowance().spent(ROWS)

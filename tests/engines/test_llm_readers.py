@@ -1,0 +1,86 @@
+"""Requests that nobody reads, on real vLLM: two outputs each; who comes late reads all of it, in pieces.
+
+Not the very same ones: vLLM puts tokens together where its front end is behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from teola_plugin.graph import PrimitiveKind as K
+from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Piece
+
+if TYPE_CHECKING:
+    from tests.conftest import SessionLlm
+
+pytestmark = pytest.mark.vllm
+
+_numbers = itertools.count(1)
+CASES = {
+    "greedy": Sampling(max_tokens=48, ignore_eos=True),
+    "sampled": Sampling(max_tokens=40, temperature=0.9, seed=3),
+    "a stop string": Sampling(max_tokens=48, stop=(" the context", "zzz")),
+    "one token": Sampling(max_tokens=1),
+}
+
+
+def asked(sampling: Sampling) -> Request:
+    prompt = Prompt((Message("user", "Grüße, 東京 🙂: answer in many words, from the context."),))
+    return Request(f"reader{next(_numbers)}", K.PREFILLING, Generate(prompt, sampling), late=True)
+
+
+async def heard(llm: SessionLlm, request: Request, listen_after: int | None = None) -> tuple[list[Piece], Done]:
+    """`listen_after`: somebody reads from then on, in steps of others; 0 before the first token."""
+    pieces, ended = list[Piece](), list[Done]()
+
+    async def read() -> None:
+        async for result in llm.engine.execute([request]):
+            if isinstance(result, Piece):
+                pieces.append(result)
+            else:
+                assert isinstance(result, Done)
+                ended.append(result)
+
+    reading = asyncio.create_task(read())
+    if listen_after == 0:
+        await asyncio.sleep(0)
+    while listen_after and not pieces and not reading.done():
+        await asyncio.sleep(0)
+    if listen_after is not None:
+        await asyncio.sleep(0.004 * listen_after)
+        llm.engine.listen(request.id)
+        llm.engine.listen("nobody's")
+    await reading
+    return pieces, ended[0]
+
+
+def test_what_nobody_reads_is_told_of_twice(session_llm: SessionLlm) -> None:
+    request = asked(CASES["greedy"])
+    [first], done = session_llm.run(heard(session_llm, request))
+    streamed, same = session_llm.run(heard(session_llm, replace(asked(CASES["greedy"]), stream=True)))
+    assert done.value == replace(same.value, cached_tokens=done.value.cached_tokens)
+    assert first.tokens >= 1 and done.value.text.startswith(first.text) and len(streamed) > 4
+    assert 0 < done.stats["first_token_s"] < done.stats["seconds"] / 4, "the first token is told when it is there"
+    nobody, last = session_llm.run(heard(session_llm, replace(asked(CASES["greedy"]), late=False)))
+    assert len(nobody) == 1 and last.cuts == () and done.cuts
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_who_comes_late_reads_all_of_it(session_llm: SessionLlm, case: Sampling) -> None:
+    _, same = session_llm.run(heard(session_llm, replace(asked(case), stream=True)))
+    for after in (0, 1, 5):
+        pieces, done = session_llm.run(heard(session_llm, asked(case), after))
+        assert done.value == replace(same.value, cached_tokens=done.value.cached_tokens)
+        if len(pieces) > 1:  # it may have ended by then
+            assert "".join(piece.text for piece in pieces) == done.value.text
+            assert sum(piece.tokens for piece in pieces) == done.value.completion_tokens
+    _, done = session_llm.run(heard(session_llm, asked(case)))
+    assert len(done.cuts) == done.value.completion_tokens, "a piece for each token"
+    assert 0 <= len(done.value.text) - sum(done.cuts) < 20, "but for what is held back for stop strings"

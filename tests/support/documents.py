@@ -1,0 +1,38 @@
+"""The documents of the project, and the code blocks in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+MADE = re.compile(r"(<!-- generated: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+GIVEN = """
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+
+from teola_plugin import EnginePool
+from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.langchain import ChatTeola
+
+pool = EnginePool.local(fake_engines(rtx3090()))
+prompt = ChatPromptTemplate.from_template("{question}")
+chain = prompt | ChatTeola(pool=pool, max_tokens=8) | StrOutputParser()
+my_model, my_other_model = FakeListChatModel(responses=["oats"]), FakeListChatModel(responses=["hay"])
+my_chain = prompt | my_model | StrOutputParser()
+"""
+"""A program that makes what code blocks take for granted."""
+TAKEN = ("pool", "prompt", "StrOutputParser", "chain", "my_model", "my_other_model", "my_chain")
+
+
+def code(document: Path) -> list[str]:
+    """The Python blocks of a document, except those taken from the examples, which are run there."""
+    return PYTHON.findall(MADE.sub("", document.read_text()))
+
+
+WITH_CODE = [path for path in DOCUMENTS if code(path)]

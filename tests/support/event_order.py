@@ -1,0 +1,44 @@
+"""A handler that writes down what it hears, in which order and on which thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from langchain_core.callbacks import BaseCallbackHandler
+
+
+class Order(BaseCallbackHandler):
+    """Every event with what it is about, in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.threads: set[int] = set()
+
+    def _hear(self, *said: object) -> None:
+        self.heard.append(" ".join(map(str, said)))
+        self.threads.add(threading.get_ident())
+
+    def on_chain_start(self, _: Any, inputs: Any, **told: Any) -> None:
+        self._hear("chain", told.get("name"), told["tags"], told["metadata"])
+
+    def on_retriever_start(self, _: Any, query: str, **told: Any) -> None:
+        self._hear("retriever", query, told["tags"], told["metadata"])
+
+    def on_retriever_end(self, documents: Any, **_: Any) -> None:
+        self._hear("found", documents)
+
+    def on_chat_model_start(self, _: Any, messages: Any, **told: Any) -> None:
+        self._hear("model", messages[0][0].content, told["tags"], told["metadata"], told.get("batch_size"))
+
+    def on_llm_start(self, _: Any, prompts: Any, **told: Any) -> None:
+        self._hear("model", prompts, told["tags"])
+
+    def on_llm_end(self, response: Any, **_: Any) -> None:
+        self._hear("said", response.generations[0][0].text)
+
+    def on_llm_error(self, error: Any, **_: Any) -> None:
+        self._hear("failed", repr(error))
+
+    def on_retriever_error(self, error: Any, **_: Any) -> None:
+        self._hear("failed", repr(error))

@@ -1,0 +1,59 @@
+"""What users write type-checks, and what is wrong does not: mypy, strict, over the programs of `tests/typed` and the
+code blocks of the documents.
+
+One run. It takes what `make types` has left in mypy's cache, without which it is as long as that.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.documents import GIVEN, WITH_CODE, code
+
+ROOT = Path(__file__).parents[1]
+REFUSED = ROOT / "tests" / "typed" / "refused.py"
+LENIENT = "# mypy: allow-redefinition, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls\n"
+"""Documents need no annotations."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Errors by the file that they are in, as mypy writes them."""
+    folder = tmp_path_factory.mktemp("blocks")
+    for document in WITH_CODE:
+        text = "\n\n".join([LENIENT + GIVEN, *code(document)])
+        (folder / f"{re.sub(r'[^a-z]', '_', document.stem.lower())}_md.py").write_text(text)
+    programs = [str(one.relative_to(ROOT)) for one in sorted((ROOT / "tests" / "typed").glob("*.py"))]
+    command = [sys.executable, "-m", "mypy", "--no-pretty", "--hide-error-context", *programs, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1 and not done.stderr, done.stdout + done.stderr  # of what it has to refuse
+    made: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        if (error := re.match(r"(\S+?\.py):\d+: error: ", line)) is not None:
+            made.setdefault(Path(error[1]).name, []).append(line)
+    return made
+
+
+def test_what_users_write_is_accepted(found: dict[str, list[str]]) -> None:
+    assert [line for name, lines in found.items() if name != REFUSED.name for line in lines] == []
+
+
+def test_what_is_wrong_is_refused_where_it_stands(found: dict[str, list[str]]) -> None:
+    lines = REFUSED.read_text().splitlines()
+    wanted = {(at, mark[1]) for at, line in enumerate(lines, 1) if (mark := re.search(r"# refused: ([\w-]+)$", line))}
+    told = (re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in found[REFUSED.name])
+    assert {(int(one[1]), one[2]) for one in told if one is not None} == wanted
+    assert len(wanted) > 30
+
+
+def test_every_folder_with_programs_is_checked() -> None:
+    """A benchmark that imports what has moved is found before somebody runs it."""
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    linked = {one.resolve().name for one in (ROOT / "teola_plugin").iterdir() if one.is_symlink()}
+    folders = {path.parent.name for path in ROOT.glob("[a-z]*/*.py")} - linked - {"tests"}
+    assert {"benchmarks", "examples", "tools"} <= folders <= set(checked)

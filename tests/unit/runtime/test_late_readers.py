@@ -1,0 +1,160 @@
+"""Early generations that nobody reads: one piece at most, and who comes late reads what they would have read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.engines.profiles import drafting, rtx3090
+from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import Generate, Prompt
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece, Result
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.virtual_time import run_virtual
+
+K = PrimitiveKind
+TEXT = "four words are here, " * 6
+LINES = "".join(f"line {i}\n" for i in range(6))
+LEAD = Primitive("lead", K.PREFILLING, "llm", named(question=Ref("$input")), call="ask")
+ASKED = Generate(Prompt(text="a question"))
+
+
+class World:
+    """A pool of one LLM in virtual time, which notes what it was asked for and what it said."""
+
+    def __init__(self, text: str = TEXT, *, drafts: bool = False, deaf: bool = False) -> None:
+        machine = (drafting(rtx3090()) if drafts else rtx3090())["llm"]
+        self.llm = FakeLLM("llm", machine, lambda *_: text)
+        self.llm.listens = not deaf
+        self.asked: list[Request] = []
+        self.said: list[Result] = []
+        self.heard: list[str] = []
+        execute, listen = self.llm.execute, self.llm.listen
+        self.llm.listen = lambda name: (self.heard.append(name), listen(name))[1]  # type: ignore[method-assign]
+
+        async def noted(batch: Sequence[Request]) -> AsyncIterator[Result]:
+            self.asked += batch
+            async for result in execute(batch):
+                self.said.append(result)
+                yield result
+
+        self.llm.execute = noted  # type: ignore[method-assign]
+
+    @property
+    def pieces(self) -> list[str]:
+        return [one.text for one in self.said if isinstance(one, Piece)]
+
+    async def __aenter__(self) -> World:
+        self.pool = EnginePool.on_this_loop([self.llm])
+        await self.pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        await self.pool.__aexit__(*failure)
+
+    def ahead(self, decoding: Primitive | None = None) -> QueryRun:
+        last = decoding or Primitive("text", K.DECODING, "llm", named(prefilling=Ref("lead")))
+        graph = Graph([LEAD, last], Ref(last.id))
+        return self.pool.runtime.submit(Query({"input": "a question"}), graph, {"ask": lambda given: ASKED}, ahead=True)
+
+
+async def read(run: QueryRun) -> list[str]:
+    handle = run.call(K.PREFILLING, "llm", [ASKED], stream=True)
+    pieces = [piece.text async for piece in handle.pieces]
+    assert "".join(pieces) == (await handle)[0].text
+    return pieces
+
+
+async def from_the_start(**given: Any) -> list[str]:
+    async with World(**given) as world:
+        handle = world.pool.call(K.PREFILLING, "llm", [ASKED], stream=True)
+        return [piece.text async for piece in handle.pieces]
+
+
+def test_what_nobody_reads_is_told_of_at_its_first_token_and_its_end() -> None:
+    async def main() -> None:
+        async with World() as world:
+            run = world.ahead()
+            await asyncio.sleep(10)
+            assert [request.stream for request in world.asked] == [False]
+            assert len(world.pieces) == 1 and not world.heard
+            run.close()
+            trace = run.trace.result()
+            assert trace is not None
+            spans = {span.primitive: span for span in trace.spans}
+            assert spans["lead"].done == spans["text"].started, "the first token ends the prefilling"
+            assert spans["text"].done - spans["text"].started > spans["lead"].done - spans["lead"].started  # type: ignore[operator]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.2, 5.0], ids=["at once", "prefilling", "decoding", "after it"])
+def test_who_comes_late_reads_the_same_pieces(seconds: float) -> None:
+    async def main() -> None:
+        expected = await from_the_start()
+        async with World() as world:
+            run = world.ahead()
+            await asyncio.sleep(seconds)
+            assert await read(run) == expected and len(world.asked) == 1
+            assert len(world.heard) == (seconds < 5)
+            run.close()
+
+    run_virtual(main())
+
+
+def test_who_comes_late_reads_on_in_time() -> None:
+    async def main() -> None:
+        async with World() as world:
+            run = world.ahead()
+            await asyncio.sleep(0.2)
+            before = asyncio.get_running_loop().time()
+            handle, times = run.call(K.PREFILLING, "llm", [ASKED], stream=True), list[float]()
+            async for _ in handle.pieces:
+                times.append(asyncio.get_running_loop().time() - before)
+            assert times[0] < 1e-6 < times[-1] and len(set(times)) > 5
+            run.close()
+
+    run_virtual(main())
+
+
+def test_an_engine_that_does_not_listen_streams_all_the_while() -> None:
+    async def main() -> None:
+        async with World(deaf=True) as world:
+            run = world.ahead()
+            await asyncio.sleep(0.2)
+            assert [request.stream for request in world.asked] == [True]
+            assert await read(run) == world.pieces and not world.heard
+            run.close()
+
+    run_virtual(main())
+
+
+def test_with_drafts_too() -> None:
+    async def main() -> None:
+        async with World(drafts=True) as world:
+            run = world.ahead()
+            await asyncio.sleep(0.2)
+            pieces = await read(run)
+            assert "".join(pieces) == TEXT and len(pieces) > 5
+            run.close()
+
+    run_virtual(main())
+
+
+def test_a_list_that_is_read_as_it_is_written_is_streamed_from_the_start() -> None:
+    async def main() -> None:
+        grows = Attributes(items="lines", stream_items=("each",))
+        listed = Primitive("text", K.DECODING, "llm", named(prefilling=Ref("lead")), attributes=grows)
+        async with World(LINES) as world:
+            run = world.ahead(listed)
+            await asyncio.sleep(10)
+            assert [request.stream for request in world.asked] == [True] and "".join(world.pieces) == LINES
+            run.close()
+
+    run_virtual(main())

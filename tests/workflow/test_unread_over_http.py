@@ -1,0 +1,43 @@
+"""Servers over HTTP: of an answer that nobody will read, vLLM sends the first token and the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.openai_stub import MODEL, openai_stub
+
+from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.pool import EnginePool
+from teola_plugin.workflow import Generation, Map, Workflow
+
+APP = Workflow(
+    "listed", Generation("list", "{x}", items="lines") >> Map("all", over="list", flow=Generation("one", "say {item}"))
+)
+
+
+def bodies(kind: str, *, streamed: bool = False) -> dict[str, Any]:
+    """What the server is asked for, by the beginning of its prompt."""
+    with openai_stub() as stub:
+        stub.kind = kind
+        with EnginePool.local(
+            [OpenAIServer("llm", base_url=stub.base_url, model=MODEL, own=True, prefix_caching=False)]
+        ) as pool:
+            app = (Workflow("plain", Generation("one", "say {x}")) if streamed else APP).deploy(pool)
+            if streamed:
+                assert "".join(app.stream({"x": "words"}))
+            else:
+                app.run({"x": "one line"})
+        return {body["messages"][0]["content"][:3]: body for _, body in stub.asked}
+
+
+@pytest.mark.parametrize(("kind", "seldom"), [("vllm", True), ("stub", False)])
+def test_only_vllm_is_asked_for_it_and_only_where_nobody_reads(kind: str, seldom: bool) -> None:
+    asked = bodies(kind)
+    assert all(body["stream"] for body in asked.values()), "first tokens are told"
+    assert ("stream_interval" in asked["say"]) is seldom
+    assert "stream_interval" not in asked["one"], "items are read as they are written"
+
+
+def test_a_streamed_answer_comes_in_pieces() -> None:
+    assert "stream_interval" not in bodies("vllm", streamed=True)["say"]
