@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class OwnCall:
     """Ids of those by which plans have asked for it."""
     used: bool = False
     """Whether the plain object has come to it."""
+    asked_by: Callable[[Any], bool] | None = None
+    """Whether a payload at this engine asks for this very call: a plan's request may not have come to it by the end."""
 
 
 class OpenWait:

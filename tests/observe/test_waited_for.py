@@ -308,7 +308,8 @@ def test_an_own_call_is_one_span_though_its_pool_has_not_heard_of_its_end() -> N
         hold.set()
         trace = fast.last_trace()
     assert trace is not None
-    assert {span.kind for span in trace.spans if span.engine} == {"GENERATION"}
+    called = [span for span in trace.spans if span.engine]  # the plan may have asked for the last one, or not
+    assert [span.kind for span in called] == ["GENERATION"] * 3 and not any(span.unused for span in called)
 
 
 def test_a_query_begins_when_it_is_asked_however_busy_its_pool_is() -> None:

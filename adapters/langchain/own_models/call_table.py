@@ -170,7 +170,7 @@ class CallTable:
         return call
 
     def _new(self, site: CallSite, asked: Any, state: State) -> LeafCall:
-        call = LeafCall(site, asked, state, told=told_of(site))
+        call = LeafCall(site, asked, state, told=told_of(site, asked))
         self._calls.setdefault(site.key, []).append(call)
         if self._run is not None:
             self._run.waits.calls(call.told)

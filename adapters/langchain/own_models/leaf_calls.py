@@ -83,7 +83,11 @@ class LeafCall:
             self.site.changes_input.set()
 
 
-def told_of(site: CallSite) -> OwnCall:
-    """What the trace is to say of a call there."""
+def told_of(site: CallSite, asked: Any) -> OwnCall:
+    """What the trace is to say of a call there with that input."""
     kind = "SEARCHING" if isinstance(site.leaf, BaseRetriever) else GENERATION
-    return OwnCall(type(site.leaf).__name__, kind, "wrapped")
+
+    def asked_by(payload: Any) -> bool:
+        return payload.site == site.key and exactly(asked, payload.input)
+
+    return OwnCall(type(site.leaf).__name__, kind, "wrapped", asked_by=asked_by)

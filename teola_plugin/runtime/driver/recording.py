@@ -201,7 +201,7 @@ class RunTrace:
 
     def _own(self, run: QueryRun, call: OwnCall, number: int) -> str:
         """The name of the span of a call of the user's own object: that of the plan, if one has asked for it."""
-        names = [name for request in call.requests if (name := run.requests.get(request))]
+        names = [name for request in call.requests if (name := run.requests.get(request))] or _asked_for(run, call)
         if not names:
             if call.began is None or not call.used:
                 return ""
@@ -229,6 +229,16 @@ def _fate(run: QueryRun, work: Work) -> str:
     if live is None:
         return "wasted"
     return "done" if any(w.plain for w in live.works) else "wasted"
+
+
+def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
+    """The primitives that were to ask for a call of the plain object, and had not come to it by the end."""
+    if call.asked_by is None or not call.used:
+        return []
+    known = {request for own in run.waits.own for request in own.requests}
+    works = (work for live in run.primitives.values() for work in live.works if work.engine == call.engine)
+    asking = (w.primitive for w in works if w.request.id not in known and call.asked_by(w.request.payload))
+    return list(dict.fromkeys(asking))[:1]
 
 
 def _began_unheard(work: Work, value: Any) -> bool:
