@@ -235,10 +235,10 @@ def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
     """The primitives that were to ask for a call of the plain object, and had not come to it by the end."""
     if call.asked_by is None or not call.used:
         return []
-    known = {request for own in run.waits.own for request in own.requests}
     works = (work for live in run.primitives.values() for work in live.works if work.engine == call.engine)
-    asking = (w.primitive for w in works if w.request.id not in known and call.asked_by(w.request.payload))
-    return list(dict.fromkeys(asking))[:1]
+    asking = [work for work in works if call.asked_by(work.request.payload)]
+    known = {request for own in run.waits.own for request in own.requests} if asking else set()
+    return [work.primitive for work in asking if work.request.id not in known][:1]
 
 
 def _began_unheard(work: Work, value: Any) -> bool:
