@@ -14,7 +14,7 @@ _SHARE = 0.0025
 _AHEAD, _BEHIND, _LOOKED = 1.0, 1.0, 0.15
 """Steps that drafting may be ahead or behind, at most, and behind by looking alone: what was longer ago does not count.
 A step with drafts for many rows may cost more than a step without them."""
-_COMES = 0.6
+_COMES = 0.4
 """Of what is saved early, as rows that are ahead may be waited for by others, or wait for them."""
 _NEARER = 0.03
 """By so much of it what steps take is corrected, for each that takes more or less: the median is found, whatever else
@@ -34,7 +34,7 @@ class Allowance:
 
     def debt(self, rows: int) -> int:
         """Steps of so many rows until drafts are looked for again: 0 for now. At first one without them is seen."""
-        plain = self._plain.get(rows)
+        plain = self._takes(rows)
         if plain is None:
             return 1
         left = self._left[_about(rows)]
@@ -48,9 +48,10 @@ class Allowance:
         """So long was looked for drafts."""
         self._add(rows, -seconds, _LOOKED)
 
-    def passed(self, rows: int, seconds: float) -> None:
-        """So long took what went before, of which a share may be spent."""
-        self._add(rows, _SHARE * seconds)
+    def passed(self, rows: int, steps: int) -> None:
+        """So many steps went before: a share of what they take without drafts may be spent. Not of the time: an engine
+        that had nothing to do has earned nothing."""
+        self._add(rows, _SHARE * steps * (self._takes(rows) or 0.0))
 
     def plain(self, rows: int, seconds: float) -> None:
         """A step of so many rows without drafts took so long."""
@@ -63,14 +64,21 @@ class Allowance:
     ) -> None:
         """A step of so many rows with so many tokens drafted took so long, `expected` times one without. A `part` of
         those tokens is to be paid for here, which saves so much of a step."""
-        plain = self._plain.get(rows)
+        plain = self._takes(rows)
         if plain is not None:
             kind = _about(rows), _about(tokens)
             self._drafted[kind] = _nearer(self._drafted.get(kind, expected), seconds / plain)
             self._add(rows, (_COMES * saved - part * (self._drafted[kind] - 1.0)) * plain)
 
+    def _takes(self, rows: int) -> float | None:
+        """A step of so many rows without drafts: where there was none, as of about as many, the nearest known."""
+        if rows in self._plain:
+            return self._plain[rows]
+        known = [one for one in self._plain if _about(one) == _about(rows)]
+        return self._plain[min(known, key=lambda one: abs(one - rows))] if known else None
+
     def _add(self, rows: int, seconds: float, behind: float = _BEHIND) -> None:
-        plain = self._plain.get(rows)
+        plain = self._takes(rows)
         if plain is not None:
             left = self._left[_about(rows)]
             self._left[_about(rows)] = max(min(left, -behind * plain), min(_AHEAD * plain, left + seconds))

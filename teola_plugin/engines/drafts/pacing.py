@@ -35,6 +35,8 @@ class Stake(NamedTuple):
 @dataclass(slots=True)
 class _Step:
     names: list[str]
+    rows: int
+    """That wrote something in it; the others were still prefilling."""
     over: float
     """When it was known what it drafts."""
     stakes: Mapping[int, Stake] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Pacing:
     def over(self, names: Sequence[str], written: Sequence[Sequence[int]], together: Together) -> Sequence[bool]:
         """A step is over, in which these requests have written that. Which rows are looked at, of `TOLD`, `UNTOLD`."""
         last, rows = self._last, sum(map(bool, written))
-        self._last = this = _Step(list(names), self._clock())
+        self._last = this = _Step(list(names), rows, self._clock())
         if last is not None:
             self._judge(rows, written, last, this, together)
         self._left_out, self._begun = 0, False
@@ -84,11 +86,12 @@ class Pacing:
 
     def _judge(self, rows: int, written: Sequence[Sequence[int]], last: _Step, this: _Step, together: Together) -> None:
         seconds, drafted = this.over - last.over, sum(stake.tokens for stake in last.stakes.values())
-        same = last.names == this.names and rows == len(last.names)
+        same = last.names == this.names and rows == last.rows == len(last.names)
+        steps = 1 + last.left_out - self._left_out
         for told, allowance in self._allowances.items():
-            allowance.passed(rows, seconds)
+            allowance.passed(rows, steps)
             if same and not drafted:
-                allowance.plain(rows, seconds / (1 + last.left_out - self._left_out))
+                allowance.plain(rows, seconds / steps)
             elif same:
                 mine = {i: stake for i, stake in last.stakes.items() if stake.told is told}
                 part = sum(stake.tokens for stake in mine.values()) / drafted

@@ -8,7 +8,7 @@ has ended. So tokens of rows that are ahead count for less than those of rows th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -79,17 +79,20 @@ class Together:
         took = self._of(len(speeds))[1]
         worths = self.worths([offer.speed for offer in drafts], speeds)
         each = [worth * offer.trust for worth, offer in zip(worths, drafts, strict=True)]
-        gains = [worth * offer.share**k for worth, offer in zip(each, drafts, strict=True) for k in offer.tokens]
-        gains.sort(reverse=True)
-        rates = [gained / took for gained, took in zip(accumulate(gains, initial=1.0), took, strict=False)]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        if rates[best] < _GAIN * rates[0]:
-            return [0] * len(drafts)
-        least = gains[best - 1]
-        return [
-            sum(worth * offer.share**k >= least for k in offer.tokens)
-            for worth, offer in zip(each, drafts, strict=True)
+        gains = [
+            (worth * offer.share**k, i)
+            for i, (worth, offer) in enumerate(zip(each, drafts, strict=True))
+            for k in offer.tokens
         ]
+        gains.sort(key=lambda gain: -gain[0])
+        gained = list(accumulate((gain for gain, _ in gains), initial=1.0))
+        rates = {k: gained[k] / took[k] for k in _known(len(speeds), min(len(gained), len(took)))}
+        best = max(rates, key=rates.__getitem__)
+        lengths = [0] * len(drafts)
+        if rates[best] >= _GAIN * rates[0]:
+            for _, i in gains[:best]:
+                lengths[i] += 1
+        return lengths
 
     def worths(self, drafting: Sequence[float], speeds: Sequence[float]) -> Sequence[float]:
         """Of a token more of each drafting row, in steps that all rows need not make. `drafting`: speeds of those, as
@@ -105,6 +108,18 @@ class Together:
     def _of(self, rows: int) -> tuple[float, Sequence[float]]:
         """What a row's step takes alone, and steps of so many rows by tokens drafted."""
         return next(((one, took) for known, one, took in self._took if rows <= known), self._took[-1][1:])
+
+
+def _known(rows: int, most: int) -> Iterator[int]:
+    """Tokens that are drafted in a step of so many rows, fewer than `most`: 0, and those with which it has one of a few
+    sizes. vLLM's CPU build prepares each size when it first comes, for about as long as a small model's step takes."""
+    yield 0
+    octave = 2
+    while octave // 2 - rows < most:
+        for size in (octave, octave + octave // 2):
+            if 0 < size - rows < most:
+                yield size - rows
+        octave *= 2
 
 
 def _filled(points: Sequence[tuple[int, float]]) -> Sequence[float]:

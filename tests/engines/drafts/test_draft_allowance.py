@@ -27,9 +27,9 @@ def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
     allowance.looked(ROWS, 1.05)
     assert allowance.debt(ROWS) in (20, 21)
     for left in range(19, -1, -1):
-        allowance.passed(ROWS, 1.0)
+        allowance.passed(ROWS, 1)
         assert allowance.debt(ROWS) == pytest.approx(left, abs=1)
-    allowance.passed(ROWS, 1.0)
+    allowance.passed(ROWS, 1)
     assert allowance.debt(ROWS) == 0
 
 
@@ -75,6 +75,17 @@ def test_numbers_of_rows_are_apart() -> None:
     assert allowance.debt(16) > 0 == allowance.debt(ROWS)
 
 
+def test_of_a_number_of_rows_that_is_new_as_much_is_known_as_of_the_nearest() -> None:
+    """Where requests end one after another each step has fewer rows, and none is seen twice."""
+    allowance = Allowance()
+    allowance.plain(16, 2.0)
+    allowance.plain(12, 1.0)
+    assert allowance.debt(13) == 0
+    for _ in range(4):
+        allowance.drafted(13, 8, 2.0, 1.5, saved=0.0)
+    assert allowance.spent(13) and not allowance.spent(8)
+
+
 def test_only_a_part_is_paid_where_others_drafted_the_rest() -> None:
     alone, shared = measured(), measured()
     for _ in range(4):
@@ -94,10 +105,13 @@ TOGETHER = Together([(ROWS, 0.8, [(0, 1.0), (16, 1.5)])])
 NAMES = ["a", "b", "c", "d"]
 
 
-def step(pacing: Pacing, clock: Clock, stakes: dict[int, Stake], took: float, look: float = 0.001) -> list[bool]:
-    """Which rows are looked at behind a step that took so long, in which one token a row was written."""
+def step(
+    pacing: Pacing, clock: Clock, stakes: dict[int, Stake], took: float, look: float = 0.001, prefilling: int = 0
+) -> list[bool]:
+    """Which rows are looked at behind a step that took so long, in which one token a row was written, but for those
+    that were still prefilling."""
     clock.seconds += took
-    found = list(pacing.over(NAMES, [[1]] * ROWS, TOGETHER))
+    found = list(pacing.over(NAMES, [[1]] * (ROWS - prefilling) + [[]] * prefilling, TOGETHER))
     clock.seconds += look
     pacing.said(ROWS, stakes, {told: 2 for told in found}, {TOLD: 0, UNTOLD: 0})
     return found
@@ -124,6 +138,25 @@ def test_a_pause_is_as_long_as_what_is_owed_and_over_with_other_requests() -> No
     assert 40 <= left_out <= 64
 
 
+def test_an_engine_that_had_nothing_to_do_has_earned_nothing() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    for _ in range(4):
+        step(pacing, clock, {}, 1.0, look=3.0)
+    debt = pacing._allowances[TOLD].debt(ROWS)
+    step(pacing, clock, {}, 10_000.0, look=0.0)
+    assert pacing._allowances[TOLD].debt(ROWS) == pytest.approx(debt, abs=3) and debt > 50
+
+
+def test_a_step_in_which_a_row_was_prefilled_says_nothing_of_steps_without_drafts() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    step(pacing, clock, {}, 9.0, prefilling=2)
+    assert step(pacing, clock, {}, 9.0) == [], "the last of the prompts was prefilled in it"
+    assert step(pacing, clock, {}, 1.0) == [TOLD, UNTOLD]
+    assert pacing._allowances[TOLD]._plain == {ROWS: pytest.approx(1.0)}
+
+
 def test_all_is_forgotten() -> None:
     clock = Clock()
     pacing = Pacing(clock)
@@ -142,7 +175,7 @@ def test_a_step_that_cost_more_than_one_is_paid_for_before_the_next() -> None:
     allowance.looked(ROWS, 100.0)
     assert allowance.debt(ROWS) == pytest.approx(400, abs=2), "looking adds nothing to a debt that is deeper"
     for _ in range(401):
-        allowance.passed(ROWS, 1.0)
+        allowance.passed(ROWS, 1)
     assert not allowance.spent(ROWS) and not allowance.debt(ROWS)
 
 

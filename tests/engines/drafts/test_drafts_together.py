@@ -58,6 +58,22 @@ def test_whatever_is_chosen_more_is_written_a_second(rows: int) -> None:
         assert written / rows > 1.1 * least
 
 
+def test_steps_have_one_of_a_few_sizes() -> None:
+    """An engine that meets a size for the first time prepares it: each may come again."""
+    sizes = {
+        rows + sum(lengths(*[(1 + i % 16, share)] * i, rows=rows))
+        for rows in range(2, 33)
+        for i in range(rows + 1)
+        for share in (0.5, 0.7, 0.9, 0.97)
+    } - set(range(2, 33))
+    assert sizes and sizes <= {48, 64, 96, 128, 192, 256, 384, 512} | {3, 4, 6, 8, 12, 16, 24, 32}
+
+
+def test_of_drafts_that_are_worth_as_much_as_each_other_no_more_is_taken() -> None:
+    found = lengths(*[(1, 0.95)] * 16)
+    assert sum(found) == 16 and sum(lengths(*[(1, 0.95)] * 15)) == 8
+
+
 def test_the_first_token_of_a_step_costs_what_it_costs_a_row_alone() -> None:
     found = measured(16)
     assert found[1] == pytest.approx(1 + 0.4 / 3.8) and found[32] == pytest.approx(6.0 / 3.8)
