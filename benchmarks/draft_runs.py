@@ -14,7 +14,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.common import summary
-from benchmarks.draft_cases import Answered, Case, Engines, ask
+from benchmarks.draft_cases import CONTROL, Answered, Case, Engines, ask
 from benchmarks.draft_prompts import QUESTIONS, passages
 from teola_plugin.engines.drafts.corpus import Corpus
 from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
@@ -142,10 +142,20 @@ class Load:
     def rows(self) -> list[dict[str, Any]]:
         found = []
         for (kind, most), seconds in self._seconds.items():
-            plain = seconds["plain"]
-            ratios = {way: [p / s for p, s in zip(plain, seconds[way], strict=True)] for way in self._plan.ways[kind]}
+            ratios = {way: _ratios(_baseline(seconds, way), seconds[way]) for way in self._plan.ways[kind]}
             found.append(load_row(kind, most, seconds, ratios, self._differ[kind, most]))
         return found
+
+
+def _baseline(seconds: _Values, way: str) -> list[float]:
+    """Seconds without drafts: of both engines that have none, in the mean; of the first one beside the other."""
+    if way == CONTROL:
+        return seconds["plain"]
+    return [mean(both) for both in zip(seconds["plain"], seconds[CONTROL], strict=True)]
+
+
+def _ratios(plain: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(plain, seconds, strict=True)]
 
 
 def load_row(

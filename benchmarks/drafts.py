@@ -5,8 +5,9 @@ answer with the words of its passages, writes answers from a passage and refinem
 texts that drafting was tuned with and over others, held out. A model with random weights, whose texts hardly repeat
 anything, is asked where there is nothing to copy; with drafts that mislead; and with right ones for every other
 request. One request at a time, 4 and 16 at once, each kind by itself and mixed. Ratios are of runs side by side, one
-for each repeat, which starts its engines anew; the median counts. The second engine without drafts is the control: so
-far are the ratios of equal engines from 1.
+for each repeat, which starts its engines anew; the median counts. Several at once are compared with both engines
+without drafts, in the mean, and those with each other: so far are the ratios of equal engines from 1. The second model
+has four times as many repeats: where nothing is to be gained, small differences count.
 
     python -m benchmarks.drafts --json
 """
@@ -35,6 +36,8 @@ ROUNDS = 4
 """Of several at once in each repeat: one lasts a second, and anything else on the machine shows."""
 LOADED = 16
 """Cases of a kind with several at once."""
+MORE = 4
+"""Times as many repeats with the model that copies nothing: equal engines are some hundredths apart."""
 
 
 Pairs = Callable[[], AbstractAsyncContextManager[Engines]]
@@ -124,7 +127,7 @@ async def started(
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     copies = await copied(partial(started, str(llm_folder()), options.cores), options.repeats)
-    writes = await written(partial(started, str(llama.make()), options.cores), options.repeats)
+    writes = await written(partial(started, str(llama.make()), options.cores), MORE * options.repeats)
     return {
         "benchmark": "drafts",
         **_headline(copies, writes),
@@ -179,7 +182,7 @@ def _steps(profile: EngineProfile) -> dict[str, dict[str, float]]:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=5, help="pairs of engines of each model")
+    parser.add_argument("--repeats", type=int, default=5, help=f"starts of the engines, {MORE} times that of the second")
     parser.add_argument("--cores", default="0", help="of all engines, which work in turn (CPU builds)")
 
 
