@@ -142,12 +142,12 @@ class Load:
     def rows(self) -> list[dict[str, Any]]:
         found = []
         for (kind, most), seconds in self._seconds.items():
-            ratios = {way: _ratios(_baseline(seconds, way), seconds[way]) for way in self._plan.ways[kind]}
+            ratios = {way: _ratios(baseline(seconds, way), seconds[way]) for way in self._plan.ways[kind]}
             found.append(load_row(kind, most, seconds, ratios, self._differ[kind, most]))
         return found
 
 
-def _baseline(seconds: _Values, way: str) -> list[float]:
+def baseline(seconds: _Values, way: str) -> list[float]:
     """Seconds without drafts: of both engines that have none, in the mean; of the first one beside the other."""
     if way == CONTROL:
         return seconds["plain"]

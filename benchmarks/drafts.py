@@ -182,7 +182,7 @@ def _steps(profile: EngineProfile) -> dict[str, dict[str, float]]:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=5, help=f"starts of the engines, {MORE} times that of the second")
+    parser.add_argument("--repeats", type=int, default=5, help=f"with the first model; {MORE} times with the second")
     parser.add_argument("--cores", default="0", help="of all engines, which work in turn (CPU builds)")
 
 

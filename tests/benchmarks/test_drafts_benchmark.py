@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import drafts, drafts_gpu
+from benchmarks.draft_cases import CONTROL
 from benchmarks.draft_prompts import HELD_OUT, QUESTIONS, passages
-from benchmarks.draft_runs import load_row, proposing_us
+from benchmarks.draft_runs import baseline, load_row, proposing_us
 
 
 @pytest.mark.parametrize(("topic", "question"), [*QUESTIONS, *HELD_OUT])
@@ -24,6 +25,11 @@ def test_a_row_has_medians_and_says_in_which_way_answers_differ() -> None:
     assert row["plain s"] == 3.0 and row["lookup faster"] == 1.5
     assert row["differ"] == 3 and row["plain differ"] == 1
     assert load_row("answer", 1, {"plain": [1.0]}, {}, {})["differ"] == 0
+
+
+def test_several_at_once_are_compared_with_both_engines_without_drafts() -> None:
+    seconds = {"plain": [2.0, 4.0], CONTROL: [4.0, 4.0], "graph": [1.0, 2.0]}
+    assert baseline(seconds, "graph") == [3.0, 4.0] and baseline(seconds, CONTROL) == [2.0, 4.0]
 
 
 def test_a_proposal_looks_at_few_places_of_a_long_row() -> None:
