@@ -45,6 +45,7 @@ CHECKED = {
         "arguments",
         "drafted_tokens",
         "longest",
+        "warm",
         "verified",
         "proposer_of",
         "attach",
@@ -130,6 +131,11 @@ def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -
         "sampled": [True, False],
         "told": [False, True],
     }
+
+
+def test_sizes_of_steps_are_prepared_on_the_cpu_where_nothing_runs(found: Any) -> None:
+    every, some = ([2, 3, 16], [2, 3]) if found["platform"] == "cpu" else ([], [])
+    assert found["warmed"] == {"all": every, "in no time": [], "while one runs": [], "minded": some, "known": True}
 
 
 def test_a_request_that_nobody_reads_is_told_of_again_when_somebody_does(found: Any) -> None:

@@ -186,6 +186,35 @@ def _undrafted() -> dict[str, Any]:
     return found
 
 
+def _warmed() -> dict[str, Any]:
+    """Sizes that are prepared: up to what a step may have, for some time, not while requests run, and as long as the
+    runner takes them."""
+    from types import SimpleNamespace
+
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def sizes(seconds: float = 60.0, requests: Any = (), minds: int = 0) -> list[int]:
+        came: list[int] = []
+
+        def run(size: int) -> None:
+            came.append(size)
+            if size == minds:
+                raise ValueError(size)
+
+        limits = SimpleNamespace(max_num_batched_tokens=16)
+        runner = SimpleNamespace(requests=dict(requests), scheduler_config=limits, _dummy_run=run)
+        drafts.warm(SimpleNamespace(model_runner=runner), [2, 3, 16, 24], seconds)
+        return came
+
+    return {
+        "all": sizes(),
+        "in no time": sizes(-1.0),
+        "while one runs": sizes(requests={"a": None}),
+        "minded": sizes(minds=3),
+        "known": hasattr(GPUModelRunner, "_dummy_run"),
+    }
+
+
 def _runner_of(runner: Any) -> Any:
     """With what `attach` looks for."""
     from types import SimpleNamespace
@@ -215,6 +244,7 @@ def _drafts() -> dict[str, Any]:
         "drafts": [drafts.drafted_tokens(config), drafts.longest(config), config.speculative_config.method],
         "drafts made": type(create_proposer(config)).__name__,
         "undrafted": _undrafted(),
+        "warmed": _warmed(),
         "encoded": _encoded(config),
         "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (told, None)],
         "expanded": expanded,

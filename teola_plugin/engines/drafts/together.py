@@ -9,7 +9,7 @@ has ended. So tokens of rows that are ahead count for less than those of rows th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from teola_plugin.graph import Curve, EngineProfile
@@ -110,16 +110,22 @@ class Together:
         return next(((one, took) for known, one, took in self._took if rows <= known), self._took[-1][1:])
 
 
-def _known(rows: int, most: int) -> Iterator[int]:
-    """Tokens that are drafted in a step of so many rows, fewer than `most`: 0, and those with which it has one of a few
-    sizes. vLLM's CPU build prepares each size when it first comes, for about as long as a small model's step takes."""
-    yield 0
+def sizes() -> Iterator[int]:
+    """Tokens of steps in which rows draft together: 2, 3, 4, 6, 8, 12, 16, 24 and so on. They are few, as vLLM's CPU
+    build prepares each size when it first comes, for about as long as a small model's step takes."""
     octave = 2
-    while octave // 2 - rows < most:
-        for size in (octave, octave + octave // 2):
-            if 0 < size - rows < most:
-                yield size - rows
+    while True:
+        yield octave
+        yield octave + octave // 2
         octave *= 2
+
+
+def _known(rows: int, most: int) -> Iterator[int]:
+    """Tokens that are drafted in a step of so many rows, fewer than `most`: 0, and those that make one of `sizes`."""
+    yield 0
+    for size in takewhile(lambda size: size - rows < most, sizes()):
+        if size > rows:
+            yield size - rows
 
 
 def _filled(points: Sequence[tuple[int, float]]) -> Sequence[float]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.shims.vllm.versions import missing
+
+log = logging.getLogger("vllm.teola_plugin")
 
 NEEDED = (
     "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer",
@@ -106,6 +110,26 @@ def attach(worker: Any) -> bool:
     runner.drafter.attach(Runner(runner))
     _spare(runner)
     return True
+
+
+def warm(worker: Any, sizes: Iterable[int], seconds: float) -> None:
+    """Steps of so many tokens are prepared, one size after the other, for so long: vLLM's CPU build does that when a
+    size first comes (`_dummy_run` of the model runner, as in 0.26 to 0.32). Nothing while requests run, and elsewhere.
+    """
+    from vllm.platforms import current_platform
+
+    runner, until = worker.model_runner, time.perf_counter() + seconds
+    most = getattr(getattr(runner, "scheduler_config", None), "max_num_batched_tokens", 0)
+    if not current_platform.is_cpu() or not hasattr(runner, "_dummy_run") or getattr(runner, "requests", True):
+        return
+    for size in sizes:
+        if size > most or time.perf_counter() > until:
+            return
+        try:
+            runner._dummy_run(size)
+        except Exception as error:  # whatever a model's runner minds: steps are slower when they first come, as ever
+            log.debug("teola: steps are not prepared (%s)", error)
+            return
 
 
 def _spare(runner: Any) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import Any
 
 from teola_plugin.engines.drafts.lengths import Lengths
-from teola_plugin.engines.drafts.together import Steps
+from teola_plugin.engines.drafts.together import Steps, sizes
 from teola_plugin.shims.vllm import drafts as shim
 
 WORKER = f"{__name__}.DraftsWorker"
@@ -16,6 +17,10 @@ AFFORD = "teola_afford_drafts"
 WEIGH = "teola_weigh_drafts"
 FIX = "teola_fix_drafts"
 FORGET = "teola_forget_drafts"
+_ALONE = range(2, 18)
+"""Tokens of a step of one row, with drafts as long as they are by default."""
+_TOGETHER, _WARM_S = 14, 0.5
+"""Sizes of steps of several rows, 192 tokens at most; seconds for all of them, once behind each calibration."""
 log = logging.getLogger("vllm.teola_plugin")
 """Below vLLM's own, whose handlers and level it has."""
 
@@ -37,7 +42,10 @@ class DraftsWorker:
         shim.proposer_of(self).afford(lengths)
 
     def teola_weigh_drafts(self, steps: Steps) -> None:
+        """Sizes of steps that drafts may lead to are prepared, small ones first."""
         shim.proposer_of(self).weigh(steps)
+        if steps:
+            shim.warm(self, sorted({*_ALONE, *islice(sizes(), _TOGETHER)}), _WARM_S)
 
     def teola_fix_drafts(self, tokens: int | None) -> list[tuple[int, float]]:
         """Steps since the last such word: rows, seconds."""
