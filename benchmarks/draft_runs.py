@@ -142,7 +142,10 @@ class Load:
     def rows(self) -> list[dict[str, Any]]:
         found = []
         for (kind, most), seconds in self._seconds.items():
-            ratios = {way: _ratios(baseline(seconds, way), seconds[way]) for way in self._plan.ways[kind]}
+            ratios = {
+                way: [one / other for one, other in zip(baseline(seconds, way), seconds[way], strict=True)]
+                for way in self._plan.ways[kind]
+            }
             found.append(load_row(kind, most, seconds, ratios, self._differ[kind, most]))
         return found
 
@@ -152,10 +155,6 @@ def baseline(seconds: _Values, way: str) -> list[float]:
     if way == CONTROL:
         return seconds["plain"]
     return [mean(both) for both in zip(seconds["plain"], seconds[CONTROL], strict=True)]
-
-
-def _ratios(plain: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    return [one / other for one, other in zip(plain, seconds, strict=True)]
 
 
 def load_row(

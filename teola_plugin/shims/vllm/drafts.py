@@ -112,24 +112,28 @@ def attach(worker: Any) -> bool:
     return True
 
 
-def warm(worker: Any, sizes: Iterable[int], seconds: float) -> None:
+def warm(worker: Any, sizes: Iterable[int], seconds: float) -> bool:
     """Steps of so many tokens are prepared, one size after the other, for so long: vLLM's CPU build does that when a
-    size first comes (`_dummy_run` of the model runner, as in 0.26 to 0.32). Nothing while requests run, and elsewhere.
+    size first comes (`_dummy_run` of the model runner, as in 0.26 to 0.32). Nothing elsewhere. False while requests
+    run: then it is still to be done.
     """
     from vllm.platforms import current_platform
 
     runner, until = worker.model_runner, time.perf_counter() + seconds
     most = getattr(getattr(runner, "scheduler_config", None), "max_num_batched_tokens", 0)
-    if not current_platform.is_cpu() or not hasattr(runner, "_dummy_run") or getattr(runner, "requests", True):
-        return
+    if not current_platform.is_cpu() or not hasattr(runner, "_dummy_run"):
+        return True
+    if getattr(runner, "requests", True):
+        return False
     for size in sizes:
         if size > most or time.perf_counter() > until:
-            return
+            break
         try:
             runner._dummy_run(size)
         except Exception as error:  # whatever a model's runner minds: steps are slower when they first come, as ever
             log.debug("teola: steps are not prepared (%s)", error)
-            return
+            break
+    return True
 
 
 def _spare(runner: Any) -> None:

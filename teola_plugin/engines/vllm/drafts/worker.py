@@ -20,13 +20,16 @@ FORGET = "teola_forget_drafts"
 _ALONE = range(2, 18)
 """Tokens of a step of one row, with drafts as long as they are by default."""
 _TOGETHER, _WARM_S = 14, 0.5
-"""Sizes of steps of several rows, 192 tokens at most; seconds for all of them, once behind each calibration."""
+"""Sizes of steps of several rows, 192 tokens at most; seconds for all of them, once."""
 log = logging.getLogger("vllm.teola_plugin")
 """Below vLLM's own, whose handlers and level it has."""
 
 
 class DraftsWorker:
     """Methods of the worker. Names begin with `teola_`: vLLM refuses those that it has itself."""
+
+    teola_warm = False
+    """Whether sizes of steps are prepared."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Once the worker has its model runner, the proposer gets that: on a server nobody else says so."""
@@ -44,8 +47,8 @@ class DraftsWorker:
     def teola_weigh_drafts(self, steps: Steps) -> None:
         """Sizes of steps that drafts may lead to are prepared, small ones first."""
         shim.proposer_of(self).weigh(steps)
-        if steps:
-            shim.warm(self, sorted({*_ALONE, *islice(sizes(), _TOGETHER)}), _WARM_S)
+        if steps and not self.teola_warm:
+            self.teola_warm = shim.warm(self, sorted({*_ALONE, *islice(sizes(), _TOGETHER)}), _WARM_S)
 
     def teola_fix_drafts(self, tokens: int | None) -> list[tuple[int, float]]:
         """Steps since the last such word: rows, seconds."""
