@@ -170,6 +170,7 @@ def test_a_proposer_gets_only_a_runner_that_is_as_expected() -> None:
     assert drafts.proposer_of(worker) is drafter and drafts.attach(worker)
     assert got[0].names() == ["a"] and got[0].runs("a") and not got[0].runs("b")
     assert not got[0].asked("a").greedy and not got[0].asked("b").greedy
+    assert drafts.attach(worker) and len(got) == 1, "it has it already"
     del runner.input_batch.req_ids
     assert not drafts.attach(worker)
 

@@ -19,6 +19,8 @@ NEEDED = (
     "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc",
 )
 """Without these nothing is drafted."""
+_ATTACHED = "teola_attached"
+"""Attribute of a model runner whose proposer knows it."""
 
 
 def lacking() -> tuple[str, ...]:
@@ -102,13 +104,16 @@ def proposer_of(worker: Any) -> Any:
 
 
 def attach(worker: Any) -> bool:
-    """The proposer gets the runner that asks it. False where the runner is not as expected: then nothing is drafted."""
+    """The proposer gets the runner that asks it. False where the runner is not as expected: then nothing is drafted.
+    The second time with the same runner nothing is done: its steps would be counted twice."""
     runner = worker.model_runner
     wanted = ("requests", "input_batch", "drafter")
     if not all(hasattr(runner, name) for name in wanted) or not hasattr(runner.input_batch, "req_ids"):
         return False
-    runner.drafter.attach(Runner(runner))
-    _spare(runner)
+    if not getattr(runner, _ATTACHED, False):
+        runner.drafter.attach(Runner(runner))
+        _spare(runner)
+        setattr(runner, _ATTACHED, True)
     return True
 
 
