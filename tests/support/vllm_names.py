@@ -193,16 +193,21 @@ def _warmed() -> dict[str, Any]:
 
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    def sizes(seconds: float = 60.0, requests: Any = (), minds: int = 0) -> list[int]:
+    def sizes(seconds: float = 60.0, requests: Any = (), minds: int = 0, workers: int = 1) -> list[int]:
         came: list[int] = []
 
-        def run(size: int) -> None:
-            came.append(size)
+        def run(size: int) -> tuple[list[int], None]:
             if size == minds:
                 raise ValueError(size)
+            return list(range(20)), None
 
-        limits = SimpleNamespace(max_num_batched_tokens=16)
-        runner = SimpleNamespace(requests=dict(requests), scheduler_config=limits, _dummy_run=run)
+        runner = SimpleNamespace(
+            requests=dict(requests),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=16),
+            parallel_config=SimpleNamespace(world_size_across_dp=workers),
+            model=SimpleNamespace(compute_logits=lambda hidden: came.append(len(hidden))),
+            _dummy_run=run,
+        )
         drafts.warm(SimpleNamespace(model_runner=runner), [2, 3, 16, 24], seconds)
         return came
 
@@ -210,7 +215,8 @@ def _warmed() -> dict[str, Any]:
         "all": sizes(),
         "in no time": sizes(-1.0),
         "while one runs": sizes(requests={"a": None}),
-        "minded": sizes(minds=3),
+        "minded": sizes(minds=16),
+        "with others": sizes(workers=2),
         "known": hasattr(GPUModelRunner, "_dummy_run"),
     }
 

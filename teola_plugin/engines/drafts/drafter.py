@@ -69,7 +69,7 @@ class Drafter:
         """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever.
 
         Returns the steps since the last such word, (rows that wrote something, seconds), where the step before had as
-        many.
+        many. With 0 tokens for several rows they are all rows, those that are still prefilling among them.
         """
         self._pacing.forget()
         self._fixed, (steps, self._steps) = tokens, (self._steps, [])
@@ -77,6 +77,9 @@ class Drafter:
 
     def leaves_out(self, names: Sequence[str]) -> bool:
         """Whether nothing is to be asked about a step of these requests. Counts it."""
+        if self._fixed == 0 and len(names) > 1:  # what steps of several take that draft nothing: nobody is asked then
+            self._steps.append((len(names), self._clock()))
+            return True
         return self._pacing.leaves_out(names)
 
     def step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
@@ -205,7 +208,7 @@ class Drafter:
         if not self._weighs(rows):
             return {i: draft for i, (_, draft) in drafts.items()}
         offers, speeds = [row.offer for row, _ in drafts.values()], self._speeds(rows)
-        lengths = self._together.lengths(offers, speeds)
+        lengths = self._together.lengths(offers, speeds, self._pacing.slower(rows))
         worths = self._together.worths([offer.speed for offer in offers], speeds)
         each = zip(drafts.items(), lengths, worths, strict=True)
         self._stakes = {i: Stake(row.told, length, worth) for (i, (row, _)), length, worth in each if length}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from teola_plugin.engines.drafts.allowance import Allowance
+from teola_plugin.engines.drafts.costs import StepCosts
 from teola_plugin.engines.drafts.together import Together
 
 _LONGEST_PAUSE = 64
@@ -53,7 +54,7 @@ class Pacing:
 
     def forget(self) -> None:
         """All that was learned."""
-        self._allowances = {TOLD: Allowance(), UNTOLD: Allowance()}
+        self._costs, self._allowances = StepCosts(), {TOLD: Allowance(), UNTOLD: Allowance()}
         self._last: _Step | None = None
         self._left_out = 0
         """Of the steps that are left out, those to come."""
@@ -71,6 +72,10 @@ class Pacing:
         """Whether a row that is looked at may draft beside so many."""
         return not self._allowances[told].spent(rows)
 
+    def slower(self, rows: int) -> float:
+        """How much longer than expected steps of so many rows with drafts take."""
+        return self._costs.slower(rows)
+
     def begin(self) -> None:
         """A request is new: looking at it takes as long as its prompt is, which is no fault of drafting."""
         self._begun = True
@@ -82,22 +87,31 @@ class Pacing:
         if last is not None:
             self._judge(rows, written, last, this, together)
         self._left_out, self._begun = 0, False
-        return [told for told, one in self._allowances.items() if not one.debt(rows)]
+        return [told for told in self._allowances if not self._debt(told, rows)]
+
+    def _debt(self, told: bool, rows: int) -> int:
+        """Steps until rows are looked at. At first one without drafts is seen."""
+        return 1 if self._costs.without(rows) is None else self._allowances[told].debt(rows)
 
     def _judge(self, rows: int, written: Sequence[Sequence[int]], last: _Step, this: _Step, together: Together) -> None:
-        seconds, drafted = this.over - last.over, sum(stake.tokens for stake in last.stakes.values())
+        """Where other requests were in the step than in the one before, it took what such steps take."""
+        seconds, steps = this.over - last.over, 1 + last.left_out - self._left_out
         same = last.names == this.names and rows == last.rows == len(last.names)
-        steps = 1 + last.left_out - self._left_out
+        verified = _verified(last, this)
+        drafted = sum(stake.tokens for stake in verified.values())
+        expected = together.takes(rows, drafted)
+        if same and drafted:
+            self._costs.drafted(rows, seconds, expected)
+        elif same:
+            self._costs.plain(rows, seconds / steps)
+        cost = max(0.0, expected * self._costs.slower(rows) - 1.0)
         for told, allowance in self._allowances.items():
             allowance.passed(rows, steps)
-            if same and not drafted:
-                allowance.plain(rows, seconds / steps)
-            elif same:
-                mine = {i: stake for i, stake in last.stakes.items() if stake.told is told}
+            mine = {i: stake for i, stake in verified.items() if stake.told is told}
+            if mine:
                 part = sum(stake.tokens for stake in mine.values()) / drafted
-                saved = sum(stake.worth * (len(written[i]) - 1) for i, stake in mine.items())
-                expected = together.takes(rows, drafted)
-                allowance.drafted(rows, drafted, seconds, expected, part=part, saved=saved)
+                saved = sum(stake.worth * max(0, len(written[i]) - 1) for i, stake in mine.items())
+                allowance.drafted(rows, part * cost, saved)
 
     def said(
         self, rows: int, stakes: Mapping[int, Stake], looked: Mapping[bool, int], rests: Mapping[bool, int]
@@ -108,10 +122,18 @@ class Pacing:
             return
         now = self._clock()
         number = sum(looked.values())
-        if number and not self._begun:
+        if number and not self._begun and (plain := self._costs.without(rows)):
             for told, some in looked.items():
-                self._allowances[told].looked(rows, (now - last.over) * some / number)
+                self._allowances[told].looked(rows, (now - last.over) / plain * some / number)
         last.over, last.stakes = now, stakes
         if not stakes:
-            pauses = [max(rest, self._allowances[told].debt(rows)) for told, rest in rests.items()]
+            pauses = [max(rest, self._debt(told, rows)) for told, rest in rests.items()]
             self._left_out = last.left_out = min(_LONGEST_PAUSE, *pauses) if pauses else _LONGEST_PAUSE
+
+
+def _verified(last: _Step, this: _Step) -> Mapping[int, Stake]:
+    """By row of this step, what the last one drafted for it: requests may have left, and others come."""
+    if not last.stakes:
+        return {}
+    rows = {name: i for i, name in enumerate(this.names)}
+    return {rows[last.names[i]]: stake for i, stake in last.stakes.items() if last.names[i] in rows}

@@ -73,9 +73,10 @@ class Together:
     def __bool__(self) -> bool:
         return bool(self._took)
 
-    def lengths(self, drafts: Sequence[Offer], speeds: Sequence[float]) -> Sequence[int]:
+    def lengths(self, drafts: Sequence[Offer], speeds: Sequence[float], slower: float = 1.0) -> Sequence[int]:
         """Of each draft: those with which all rows together gain most a second. All 0 where that is hardly more than
-        without. `speeds`: tokens a step of every row, drafting or not."""
+        without. `speeds`: tokens a step of every row, drafting or not. `slower`: how much longer such steps take of
+        late than was measured."""
         took = self._of(len(speeds))[1]
         worths = self.worths([offer.speed for offer in drafts], speeds)
         each = [worth * offer.trust for worth, offer in zip(worths, drafts, strict=True)]
@@ -86,7 +87,9 @@ class Together:
         ]
         gains.sort(key=lambda gain: -gain[0])
         gained = list(accumulate((gain for gain, _ in gains), initial=1.0))
-        rates = {k: gained[k] / took[k] for k in _known(len(speeds), min(len(gained), len(took)))}
+        rates = {
+            k: gained[k] / (took[k] * slower if k else 1.0) for k in _known(len(speeds), min(len(gained), len(took)))
+        }
         best = max(rates, key=rates.__getitem__)
         lengths = [0] * len(drafts)
         if rates[best] >= _GAIN * rates[0]:

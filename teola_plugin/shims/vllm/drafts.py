@@ -119,14 +119,16 @@ def attach(worker: Any) -> bool:
 
 def warm(worker: Any, sizes: Iterable[int], seconds: float) -> bool:
     """Steps of so many tokens are prepared, one size after the other, for so long: vLLM's CPU build does that when a
-    size first comes (`_dummy_run` of the model runner, as in 0.26 to 0.32). Nothing elsewhere. False while requests
-    run: then it is still to be done.
+    size first comes (`_dummy_run` of the model runner, `compute_logits` of its model, as in 0.26 to 0.32). Nothing
+    elsewhere, nor where a model has several workers, which have to do the same: one may run out of time first. False
+    while requests run: then it is still to be done.
     """
     from vllm.platforms import current_platform
 
     runner, until = worker.model_runner, time.perf_counter() + seconds
     most = getattr(getattr(runner, "scheduler_config", None), "max_num_batched_tokens", 0)
-    if not current_platform.is_cpu() or not hasattr(runner, "_dummy_run"):
+    workers = getattr(getattr(runner, "parallel_config", None), "world_size_across_dp", 0)
+    if workers != 1 or not current_platform.is_cpu() or not hasattr(runner, "_dummy_run"):
         return True
     if getattr(runner, "requests", True):
         return False
@@ -134,7 +136,8 @@ def warm(worker: Any, sizes: Iterable[int], seconds: float) -> bool:
         if size > most or time.perf_counter() > until:
             break
         try:
-            runner._dummy_run(size)
+            hidden, _ = runner._dummy_run(size)
+            runner.model.compute_logits(hidden[:size])  # each drafted token's are needed, not the last ones alone
         except Exception as error:  # whatever a model's runner minds: steps are slower when they first come, as ever
             log.debug("teola: steps are not prepared (%s)", error)
             break

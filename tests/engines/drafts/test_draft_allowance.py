@@ -11,19 +11,8 @@ from teola_plugin.engines.drafts.together import Together
 ROWS = 4
 
 
-def measured(seconds: float = 1.0) -> Allowance:
-    found = Allowance()
-    found.plain(ROWS, seconds)
-    return found
-
-
-def test_a_step_without_drafts_is_seen_first() -> None:
-    assert Allowance().debt(ROWS) == 1
-    assert measured().debt(ROWS) == 0 and measured().debt(ROWS + 1) == 1
-
-
 def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
-    allowance = measured()
+    allowance = Allowance()
     allowance.looked(ROWS, 1.05)
     assert allowance.debt(ROWS) in (20, 21)
     for left in range(19, -1, -1):
@@ -34,64 +23,48 @@ def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
 
 
 def test_debts_are_no_longer_than_a_pause() -> None:
-    allowance = measured()
+    allowance = Allowance()
     allowance.looked(ROWS, 100.0)
     assert 50 <= allowance.debt(ROWS) <= 64
 
 
 def test_drafts_that_save_more_than_they_take_pay_for_what_is_looked_for() -> None:
-    allowance = measured()
+    allowance = Allowance()
     for _ in range(100):
-        allowance.looked(ROWS, 0.5)
-        allowance.drafted(ROWS, 8, 1.4, 1.4, saved=2.0)
+        allowance.looked(ROWS, 0.3)
+        allowance.drafted(ROWS, 0.4, saved=2.0)
         assert allowance.debt(ROWS) == 0
 
 
 def test_drafts_that_save_less_do_not() -> None:
-    allowance = measured()
+    allowance = Allowance()
     steps = 0
     while not allowance.debt(ROWS):
-        allowance.drafted(ROWS, 8, 1.4, 1.4, saved=0.3)
+        allowance.drafted(ROWS, 0.4, saved=0.3)
         steps += 1
     assert 3 <= steps <= 8
 
 
-def test_what_steps_take_is_believed_more_than_what_was_expected() -> None:
-    """Verifying was measured as cheap while the machine was busy with something else."""
-    allowance = measured()
-    for _ in range(40):
-        allowance.drafted(ROWS, 8, 2.0, 1.1, saved=1.0)
-    assert allowance.debt(ROWS) > 0
-    busy = measured()
-    for i in range(40):
-        busy.drafted(ROWS, 8, 9.0 if i % 10 == 0 else 1.2, 1.2, saved=1.0)
-    assert busy.debt(ROWS) == 0, "now and then a step takes long for another reason"
-
-
 def test_numbers_of_rows_are_apart() -> None:
-    allowance = measured()
-    allowance.plain(16, 2.0)
-    allowance.looked(16, 50.0)
-    assert allowance.debt(16) > 0 == allowance.debt(ROWS)
-
-
-def test_of_a_number_of_rows_that_is_new_as_much_is_known_as_of_the_nearest() -> None:
-    """Where requests end one after another each step has fewer rows, and none is seen twice."""
     allowance = Allowance()
-    allowance.plain(16, 2.0)
-    allowance.plain(12, 1.0)
-    assert allowance.debt(13) == 0
-    for _ in range(4):
-        allowance.drafted(13, 8, 2.0, 1.5, saved=0.0)
-    assert allowance.spent(13) and not allowance.spent(8)
+    allowance.looked(16, 50.0)
+    assert allowance.debt(16) == allowance.debt(13) > 0 == allowance.debt(ROWS)
 
 
-def test_only_a_part_is_paid_where_others_drafted_the_rest() -> None:
-    alone, shared = measured(), measured()
-    for _ in range(4):
-        alone.drafted(ROWS, 8, 1.5, 1.5, saved=0.0)
-        shared.drafted(ROWS, 8, 1.5, 1.5, saved=0.0, part=0.25)
-    assert alone.debt(ROWS) > 0 == shared.debt(ROWS)
+def test_a_step_that_cost_more_than_one_is_paid_for_before_the_next() -> None:
+    """16 rows that draft eight tokens each make a step more than twice as long."""
+    allowance = Allowance()
+    allowance.drafted(ROWS, 2.0, saved=0.0)
+    assert allowance.spent(ROWS) and allowance.debt(ROWS) == pytest.approx(400, abs=2)
+    allowance.looked(ROWS, 100.0)
+    assert allowance.debt(ROWS) == pytest.approx(400, abs=2), "looking adds nothing to a debt that is deeper"
+    for _ in range(401):
+        allowance.passed(ROWS, 1)
+    assert not allowance.spent(ROWS) and not allowance.debt(ROWS)
+
+
+def test_what_was_never_seen_is_not_spent() -> None:
+    assert not Allowance().spent(ROWS)
 
 
 class Clock:
@@ -154,7 +127,7 @@ def test_a_step_in_which_a_row_was_prefilled_says_nothing_of_steps_without_draft
     step(pacing, clock, {}, 9.0, prefilling=2)
     assert step(pacing, clock, {}, 9.0) == [], "the last of the prompts was prefilled in it"
     assert step(pacing, clock, {}, 1.0) == [TOLD, UNTOLD]
-    assert pacing._allowances[TOLD]._plain == {ROWS: pytest.approx(1.0)}
+    assert pacing._costs.without(ROWS) == pytest.approx(1.0)
 
 
 def test_all_is_forgotten() -> None:
@@ -167,17 +140,32 @@ def test_all_is_forgotten() -> None:
     assert [step(pacing, clock, {}, 1.0) for _ in range(2)] == [[], [TOLD, UNTOLD]]
 
 
-def test_a_step_that_cost_more_than_one_is_paid_for_before_the_next() -> None:
-    """16 rows that draft eight tokens each make a step more than twice as long."""
-    allowance = measured()
-    allowance.drafted(ROWS, 32, 3.0, 3.0, saved=0.0)
-    assert allowance.spent(ROWS) and allowance.debt(ROWS) == pytest.approx(400, abs=2)
-    allowance.looked(ROWS, 100.0)
-    assert allowance.debt(ROWS) == pytest.approx(400, abs=2), "looking adds nothing to a debt that is deeper"
-    for _ in range(401):
-        allowance.passed(ROWS, 1)
-    assert not allowance.spent(ROWS) and not allowance.debt(ROWS)
+def test_a_step_with_other_requests_is_paid_for_as_well() -> None:
+    """One leaves with each step, and another one comes: what such steps take is known from others."""
+    clock = Clock()
+    pacing = Pacing(clock)
+    step(pacing, clock, {}, 1.0)
+    assert step(pacing, clock, {}, 1.0) == [TOLD, UNTOLD]
+    names = list(NAMES)
+    for i in range(8):
+        pacing.said(ROWS, {1: Stake(TOLD, 8, 0.25)}, {TOLD: 0, UNTOLD: 0}, {})
+        names = [*names[1:], f"new-{i}"]
+        clock.seconds += 1.0
+        found = pacing.over(names, [[1]] * ROWS, TOGETHER)
+    assert found == [UNTOLD]
+    gone = Pacing(clock)
+    for _ in range(2):
+        step(gone, clock, {}, 1.0)
+    for i in range(8):
+        gone.said(ROWS, {1: Stake(TOLD, 8, 0.25)}, {TOLD: 0, UNTOLD: 0}, {})
+        found = gone.over([f"{i}-{name}" for name in NAMES], [[1]] * ROWS, TOGETHER)
+    assert found == [TOLD, UNTOLD], "nothing was verified for those that have left"
 
 
-def test_what_was_never_seen_is_not_spent() -> None:
-    assert not Allowance().spent(ROWS)
+def test_what_steps_take_is_believed_more_than_what_was_expected() -> None:
+    """Verifying was measured on an idle engine."""
+    clock = Clock()
+    pacing = Pacing(clock)
+    for took in (1.0, 1.0, *[2.5] * 4):
+        step(pacing, clock, {0: Stake(TOLD, 16, 1.0)} if clock.seconds else {}, took)
+    assert pacing.slower(ROWS) == pytest.approx(2.5 / 1.5, rel=0.05)

@@ -24,6 +24,12 @@ def lengths(*drafts: tuple[int, float], rows: int = 16, speed: float = 1.0, othe
     return list(Together(steps_of(PROFILE)).lengths(offers, speeds))
 
 
+def test_where_such_steps_take_much_longer_than_was_measured_nothing_is_drafted() -> None:
+    offers, together = [Offer(8, 0.9, 1.0, 1.0)] * 4, Together(steps_of(PROFILE))
+    found = [sum(together.lengths(offers, [1.0] * 4, slower)) for slower in (0.8, 1.0, 4.0)]
+    assert found[0] == found[1] > 0 == found[2]
+
+
 def measured(rows: int) -> dict[int, float]:
     """Seconds by tokens drafted."""
     known = {n: dict(points) for n, _, points in steps_of(PROFILE)}
