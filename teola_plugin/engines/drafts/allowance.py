@@ -16,6 +16,8 @@ _SHARE = 0.0025
 _AHEAD, _BEHIND, _LOOKED = 1.0, 1.0, 0.15
 """Steps that drafting may be ahead or behind, at most, and behind by looking alone: what was longer ago does not count.
 A step with drafts for many rows may cost more than a step without them."""
+_START = 0.5
+"""Steps that may be spent before anything was brought."""
 _COMES = 0.4
 """Of what is saved early, as rows that are ahead may be waited for by others, or wait for them."""
 
@@ -49,7 +51,7 @@ class Allowance:
         self._add(rows, _COMES * saved - cost, _BEHIND)
 
     def _of(self, rows: int) -> float:
-        return self._left.get(about(rows), _AHEAD)
+        return self._left.get(about(rows), _START)
 
     def _add(self, rows: int, steps: float, behind: float) -> None:
         left = self._of(rows)

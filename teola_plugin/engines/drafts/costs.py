@@ -18,40 +18,46 @@ class StepCosts:
     Times are in seconds."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, float] = {}
+        self._plain: dict[int, _Seen] = {}
         """A step without drafts."""
-        self._slower: dict[int, tuple[float, int]] = {}
-        """How much more than expected one with drafts takes, and how many were seen, by rows up to a power of two."""
+        self._slower: dict[int, _Seen] = {}
+        """How much longer than expected one with drafts takes, by rows up to a power of two."""
 
     def plain(self, rows: int, seconds: float) -> None:
         """A step of so many rows without drafts took so long."""
-        before = self._plain.get(rows)
-        self._plain[rows] = seconds if before is None else _nearer(before, seconds, _NEARER)
+        self._plain.setdefault(rows, _Seen(seconds)).saw(seconds)
 
     def without(self, rows: int) -> float | None:
         """Seconds of a step of so many rows without drafts; None where nothing is known of about as many."""
-        if rows in self._plain:
-            return self._plain[rows]
-        known = [one for one in self._plain if about(one) == about(rows)]
-        return self._plain[min(known, key=lambda one: abs(one - rows))] if known else None
+        known = [rows] if rows in self._plain else [one for one in self._plain if about(one) == about(rows)]
+        return self._plain[min(known, key=lambda one: abs(one - rows))].median if known else None
 
     def drafted(self, rows: int, seconds: float, expected: float) -> None:
         """A step of so many rows with drafts took so long, `expected` times one without."""
         plain = self.without(rows)
         if plain is not None:
-            before, seen = self._slower.get(about(rows), (1.0, 0))
-            most = max(_NEARER, _QUICKLY / (seen + 1))
-            self._slower[about(rows)] = _nearer(before, seconds / plain / expected, most), seen + 1
+            self._slower.setdefault(about(rows), _Seen(1.0)).saw(seconds / plain / expected)
 
     def slower(self, rows: int) -> float:
-        """How much longer than expected steps of so many rows with drafts take: 1 where none was seen."""
-        return self._slower.get(about(rows), (1.0, 0))[0]
+        """How much longer than expected steps of so many rows with drafts take: 1 where none was seen, and 1 at least,
+        as what is known of steps without drafts may be old where drafts are many."""
+        found = self._slower.get(about(rows))
+        return 1.0 if found is None else max(1.0, found.median)
 
 
-def _nearer(median: float, seen: float, most: float) -> float:
-    if abs(seen - median) < most * median:
-        return seen
-    return median * (1 + most if seen > median else 1 - most)
+class _Seen:
+    """About the median of what was seen."""
+
+    def __init__(self, expected: float) -> None:
+        self.median, self._times = expected, 0
+
+    def saw(self, value: float) -> None:
+        self._times += 1
+        most = max(_NEARER, _QUICKLY / self._times)
+        if abs(value - self.median) < most * self.median:
+            self.median = value
+        else:
+            self.median *= 1 + most if value > self.median else 1 - most
 
 
 def about(rows: int) -> int:

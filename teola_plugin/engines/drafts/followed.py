@@ -8,6 +8,8 @@ from teola_plugin.engines.drafts.corpus import Corpus
 
 _NEAR = 16
 """Tokens behind a difference within which a single equal one is taken for the place to go on."""
+_LAST = 8
+"""Tokens behind a difference that are looked up, of more that have come at once."""
 
 
 class FollowedText:
@@ -21,12 +23,16 @@ class FollowedText:
 
     def follow(self, output: Sequence[int], new: int) -> None:
         """The output has grown by so many tokens at its end."""
-        for i in range(len(output) - new, len(output)):
-            if not self._lost and self._place < len(self._text) and self._text.tokens[self._place] == output[i]:
+        tokens, end = self._text.tokens, len(output)
+        at = end - new
+        while at < end:
+            if not self._lost and self._place < len(tokens) and tokens[self._place] == output[at]:
                 self._place += 1
                 self.agreed += 1
+                at += 1
             else:
-                self._find(output[: i + 1])
+                at = max(at + 1, end - _LAST)
+                self._find(output[:at])
 
     def _find(self, output: Sequence[int]) -> None:
         """The place to go on: behind the last two tokens, or behind the last one where that is near."""

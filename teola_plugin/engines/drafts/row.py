@@ -66,6 +66,8 @@ class Row:
         self._trust: dict[Kind, Trust] = {}
         self._rest = self._idle = self._looks = 0
         self._rows = 1
+        self._unfollowed = 0
+        """Tokens at its end that were not yet looked for in the texts."""
         self._unread: list[int] = []
         """Tokens written since it began to rest."""
         self._best: tuple[Kind, float] | None = None
@@ -111,10 +113,7 @@ class Row:
         for skeleton in self._skeletons:
             skeleton.follow(new)
         self._skeletons = [skeleton for skeleton in self._skeletons if not skeleton.over]
-        if self._texts and new:
-            last = self._own.tokens[max(self._prompt, len(self._own) - len(new) - LONGEST) :]
-            for text in self._texts:
-                text.follow(last, len(new))
+        self._unfollowed += len(new)
 
     def _learn(self, new: Sequence[int]) -> None:
         self.drafted += len(self._draft)
@@ -201,8 +200,17 @@ class Row:
         """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""
         return [self._own.tokens[i % self._prompt] for i in range(count)]
 
+    def _follow(self) -> None:
+        """As late as this: nothing is looked for where nothing is to be drafted."""
+        if self._texts and self._unfollowed:
+            last = self._own.tokens[max(self._prompt, len(self._own) - self._unfollowed - LONGEST) :]
+            for text in self._texts:
+                text.follow(last, self._unfollowed)
+        self._unfollowed = 0
+
     def _guesses(self) -> Iterator[_Guess]:
         """From the texts, and from what is looked up."""
+        self._follow()
         if self._texts or self._skeletons:
             named: list[FollowedText | Skeleton] = [*self._texts, *self._skeletons]
             for one in sorted(named, key=lambda one: -one.agreed):

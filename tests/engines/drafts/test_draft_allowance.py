@@ -13,7 +13,7 @@ ROWS = 4
 
 def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
     allowance = Allowance()
-    allowance.looked(ROWS, 1.05)
+    allowance.looked(ROWS, 0.55)
     assert allowance.debt(ROWS) in (20, 21)
     for left in range(19, -1, -1):
         allowance.passed(ROWS, 1)
@@ -40,7 +40,7 @@ def test_drafts_that_save_less_do_not() -> None:
     allowance = Allowance()
     steps = 0
     while not allowance.debt(ROWS):
-        allowance.drafted(ROWS, 0.4, saved=0.3)
+        allowance.drafted(ROWS, 0.2, saved=0.15)
         steps += 1
     assert 3 <= steps <= 8
 
@@ -54,7 +54,7 @@ def test_numbers_of_rows_are_apart() -> None:
 def test_a_step_that_cost_more_than_one_is_paid_for_before_the_next() -> None:
     """16 rows that draft eight tokens each make a step more than twice as long."""
     allowance = Allowance()
-    allowance.drafted(ROWS, 2.0, saved=0.0)
+    allowance.drafted(ROWS, 1.5, saved=0.0)
     assert allowance.spent(ROWS) and allowance.debt(ROWS) == pytest.approx(400, abs=2)
     allowance.looked(ROWS, 100.0)
     assert allowance.debt(ROWS) == pytest.approx(400, abs=2), "looking adds nothing to a debt that is deeper"

@@ -137,6 +137,17 @@ def test_a_text_without_anything_in_common_gives_nothing() -> None:
     assert text.next(4) == [3], "a single word that is near counts"
 
 
+def test_of_many_tokens_at_once_the_last_ones_say_where_a_text_goes_on() -> None:
+    """As where nobody looked for a while."""
+    text = FollowedText(range(100, 200))
+    output = [*range(100, 110), *range(900, 960), *range(140, 150)]
+    text.follow(output, len(output))
+    assert text.next(3) == [150, 151, 152]
+    whole = FollowedText(range(100, 200))
+    whole.follow(list(range(100, 190)), 90)
+    assert whole.next(3) == [190, 191, 192] and whole.agreed == 91, "all are compared while they agree"
+
+
 def test_beside_others_a_row_that_finds_nothing_looks_less_often_and_is_told_later() -> None:
     text = misleading(500, 400)
     told, looked = dict[int, int](), dict[int, int]()
