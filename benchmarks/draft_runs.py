@@ -6,7 +6,6 @@ live, whatever they do, as their memory lies differently; so the median is over 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.common import summary
-from benchmarks.draft_cases import CONTROL, Answered, Case, Engines, ask
+from benchmarks.draft_cases import Answered, Case, Engines, ask
 from benchmarks.draft_prompts import QUESTIONS, passages
 from teola_plugin.engines.drafts.corpus import Corpus
 from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
 from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.vllm import VllmEngine
 
 WAYS = ("lookup", "graph", "recent")
 """From a request's own tokens; from what the graph knows, too; and from recent outputs of the same tenant, too."""
@@ -98,81 +96,13 @@ class OneByOne:
         ratios = {way: self.ratios([kind], way, whole=True) for way in ways}
         numbers = range(len(self._found[kind, "plain"]))
         seconds = {way: [self._seconds([kind], way, n, True) for n in numbers] for way in ("plain", *ways)}
-        return load_row(kind, 1, seconds, ratios, {})
-
-
-class Load:
-    """All cases of a kind with so many at once, in every way."""
-
-    def __init__(self, plan: Plan, texts: Mapping[str, Sequence[str]]) -> None:
-        """`texts`: by kind, what is answered one by one."""
-        self._plan, self._texts = plan, texts
-        self._seconds: dict[tuple[str, int], dict[str, list[float]]] = {}
-        """By kind and number at once, of each way, of each repeat: all rounds."""
-        self._differ: dict[tuple[str, int], dict[str, int]] = {}
-
-    async def repeat(self, engines: Engines, rounds: int, at_once: Sequence[int]) -> None:
-        for most in at_once:
-            for kind in self._plan.cases:
-                ways = ("plain", *self._plan.ways[kind])
-                took = dict.fromkeys(ways, 0.0)
-                for number in range(rounds):
-                    shift = number % len(ways)
-                    for way in (*ways[shift:], *ways[:shift]):
-                        took[way] += await self._once(engines.of(way), kind, most, way)
-                for way, seconds in took.items():
-                    self._seconds.setdefault((kind, most), {}).setdefault(way, []).append(seconds)
-
-    async def _once(self, engine: VllmEngine, kind: str, most: int, way: str) -> float:
-        """Seconds of a round."""
-        free = asyncio.Semaphore(most)
-
-        async def one(case: Case) -> str:
-            async with free:
-                return (await ask(engine, case, way)).value.text
-
-        began = time.perf_counter()
-        found = await asyncio.gather(*map(one, self._plan.cases[kind]))
-        took = time.perf_counter() - began
-        differ = sum(one != other for one, other in zip(found, self._texts[kind], strict=True))
-        by_way = self._differ.setdefault((kind, most), {})
-        by_way[way] = by_way.get(way, 0) + differ
-        return took
-
-    def rows(self) -> list[dict[str, Any]]:
-        found = []
-        for (kind, most), seconds in self._seconds.items():
-            ratios = {
-                way: [one / other for one, other in zip(baseline(seconds, way), seconds[way], strict=True)]
-                for way in self._plan.ways[kind]
-            }
-            found.append(load_row(kind, most, seconds, ratios, self._differ[kind, most]))
-        return found
-
-
-def baseline(seconds: _Values, way: str) -> list[float]:
-    """Seconds without drafts: of both engines that have none, in the mean; of the first one beside the other."""
-    if way == CONTROL:
-        return seconds["plain"]
-    return [mean(both) for both in zip(seconds["plain"], seconds[CONTROL], strict=True)]
-
-
-def load_row(
-    kind: str,
-    most: int,
-    seconds: Mapping[str, list[float]],
-    ratios: Mapping[str, list[float]],
-    differ: Mapping[str, int],
-) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "at once": most,
-        **{f"{way} s": round(median(found), 3) for way, found in seconds.items()},
-        **{f"{way} faster": round(median(found), 3) for way, found in ratios.items()},
-        "differ": sum(differ.values()),
-        "plain differ": differ.get("plain", 0),
-        "ratios": {way: summary(found) for way, found in ratios.items()},
-    }
+        return {
+            "kind": kind,
+            "at once": 1,
+            **{f"{way} s": round(median(found), 3) for way, found in seconds.items()},
+            **{f"{way} faster": round(median(found), 3) for way, found in ratios.items()},
+            "ratios": {way: summary(found) for way, found in ratios.items()},
+        }
 
 
 def proposing_us(tokens: int = 8192) -> dict[str, Any]:

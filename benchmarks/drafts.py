@@ -25,7 +25,8 @@ from typing import Any
 
 from benchmarks.common import arguments, environment, print_table, report
 from benchmarks.draft_cases import CONTROL, Case, Engines, ask, copying, fresh
-from benchmarks.draft_runs import Load, OneByOne, Plan, proposing_us
+from benchmarks.draft_load import Load
+from benchmarks.draft_runs import OneByOne, Plan, proposing_us
 from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.engines.vllm import VllmEngine
@@ -55,7 +56,7 @@ class Measured:
 
     @property
     def differ(self) -> int:
-        at_load: int = sum(row["differ"] for row in self.load)
+        at_load: int = sum(row.get("differ", 0) for row in self.load)
         return self.alone.differ + at_load
 
 
@@ -163,9 +164,9 @@ def _headline(copies: Measured, writes: Measured) -> dict[str, Any]:
 
 
 def at_load(*models: Measured, of_control: bool = False) -> dict[str, float]:
-    """Medians by kind, way and number at once: of the ways with drafts, or of the control."""
+    """By kind, way and number at once: of the ways with drafts, or of the control."""
     return {
-        f"{row['kind']}, {way}, {row['at once']} at once": row["ratios"][way]["median"]
+        f"{row['kind']}, {way}, {row['at once']} at once": row[f"{way} faster"]
         for one in models
         for row in one.load
         for way in row["ratios"]
@@ -187,7 +188,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "ratios"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in ("ratios", "rounds")} for row in rows]
 
 
 if __name__ == "__main__":

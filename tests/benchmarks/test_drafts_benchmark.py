@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks import drafts, drafts_gpu
 from benchmarks.draft_cases import CONTROL
+from benchmarks.draft_load import faster, load_row
 from benchmarks.draft_prompts import HELD_OUT, QUESTIONS, passages
-from benchmarks.draft_runs import baseline, load_row, proposing_us
+from benchmarks.draft_runs import proposing_us
 
 
 @pytest.mark.parametrize(("topic", "question"), [*QUESTIONS, *HELD_OUT])
@@ -20,16 +21,31 @@ def test_the_sets_have_nothing_in_common() -> None:
     assert not {question for _, question in QUESTIONS} & {question for _, question in HELD_OUT}
 
 
-def test_a_row_has_medians_and_says_in_which_way_answers_differ() -> None:
-    row = load_row("answer", 4, {"plain": [2.0, 3.0, 4.0]}, {"lookup": [2.0, 1.0, 1.5]}, {"plain": 1, "lookup": 2})
-    assert row["plain s"] == 3.0 and row["lookup faster"] == 1.5
+def test_a_row_has_ratios_and_says_in_which_way_answers_differ() -> None:
+    rounds = {"plain": [[2.0], [3.0]], "lookup": [[1.0], [1.5]], CONTROL: [[2.0], [3.0]]}
+    row = load_row("answer", 4, rounds, {"plain": 1, "lookup": 2, "lookup drafted": 7, "lookup accepted": 5})
+    assert row["plain s"] == 2.5 and row["lookup faster"] == 2.0 and row["control faster"] == 1.0
     assert row["differ"] == 3 and row["plain differ"] == 1
-    assert load_row("answer", 1, {"plain": [1.0]}, {}, {})["differ"] == 0
+    assert (row["lookup drafted"], row["lookup accepted"]) == (7, 5) and "control drafted" not in row
+    assert row["rounds"]["plain"] == ["2.000", "3.000"]
 
 
 def test_several_at_once_are_compared_with_both_engines_without_drafts() -> None:
-    seconds = {"plain": [2.0, 4.0], CONTROL: [4.0, 4.0], "graph": [1.0, 2.0]}
-    assert baseline(seconds, "graph") == [3.0, 4.0] and baseline(seconds, CONTROL) == [2.0, 4.0]
+    rounds = {"plain": [[2.0, 4.0]], CONTROL: [[4.0, 4.0]], "graph": [[1.0, 2.5]]}
+    assert faster(rounds, "graph")["median"] == 2.0 and faster(rounds, CONTROL)["median"] == 0.75
+
+
+def test_what_else_the_machine_does_says_nothing_of_drafts() -> None:
+    """A first round in which more is paid for is no disturbance: all sets have one."""
+    quiet = [[1.0, 1.0]] * 6
+    rounds = {
+        "plain": [*quiet, [9.0, 1.0]],
+        CONTROL: [*quiet, [1.0, 1.2]],
+        "graph": [*[[1.5, 1.0]] * 5, [7.0, 1.0], [1.5, 8.0]],
+    }
+    found = faster(rounds, "graph")
+    assert found["undisturbed"] == 0.8 and found["undisturbed interval"][0] <= 0.8 <= found["undisturbed interval"][1]
+    assert faster(rounds, CONTROL)["undisturbed"] == 1.0
 
 
 def test_a_proposal_looks_at_few_places_of_a_long_row() -> None:

@@ -1,0 +1,120 @@
+"""Several requests at once in `benchmarks.drafts`: rounds of every way beside the plain one, over sets of engines.
+
+Rounds of equal engines differ by a tenth, from one to the next and for as long as the engines live: what else the
+machine does makes one longer, and so does where memory lies; nothing makes one shorter. So of each round, the first of
+a set, its second and so on, the lower quartile of all sets counts. The first rounds are those in which new engines
+learn what drafts are worth there: they count like the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.common import summary
+from benchmarks.draft_cases import CONTROL, Case, Engines, ask
+from benchmarks.draft_runs import Plan
+from teola_plugin.engines.vllm import VllmEngine
+
+Rounds = Sequence[Sequence[float]]
+"""Seconds of each round of each set of engines."""
+_DRAWS = 1000
+
+
+class Load:
+    """All cases of a kind with so many at once, in every way."""
+
+    def __init__(self, plan: Plan, texts: Mapping[str, Sequence[str]]) -> None:
+        """`texts`: by kind, what is answered one by one."""
+        self._plan, self._texts = plan, texts
+        self._rounds: dict[tuple[str, int], dict[str, list[list[float]]]] = {}
+        """By kind and number at once, of each way."""
+        self._counts: dict[tuple[str, int], Counter[str]] = {}
+        """Of those: answers that differ, tokens drafted and accepted, by way."""
+
+    async def repeat(self, engines: Engines, rounds: int, at_once: Sequence[int]) -> None:
+        """One set of engines."""
+        for most in at_once:
+            for kind in self._plan.cases:
+                ways = ("plain", *self._plan.ways[kind])
+                found = self._rounds.setdefault((kind, most), {})
+                for way in ways:
+                    found.setdefault(way, []).append([])
+                for number in range(rounds):
+                    shift = number % len(ways)
+                    for way in (*ways[shift:], *ways[:shift]):
+                        found[way][-1].append(await self._once(engines.of(way), kind, most, way))
+
+    async def _once(self, engine: VllmEngine, kind: str, most: int, way: str) -> float:
+        """Seconds of a round."""
+        free = asyncio.Semaphore(most)
+        counts = self._counts.setdefault((kind, most), Counter())
+
+        async def one(case: Case) -> str:
+            async with free:
+                value = (await ask(engine, case, way)).value
+            counts[f"{way} drafted"] += value.drafted
+            counts[f"{way} accepted"] += value.accepted
+            return value.text
+
+        began = time.perf_counter()
+        found = await asyncio.gather(*map(one, self._plan.cases[kind]))
+        took = time.perf_counter() - began
+        counts[way] += sum(one != other for one, other in zip(found, self._texts[kind], strict=True))
+        return took
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [load_row(*which, rounds, self._counts[which]) for which, rounds in self._rounds.items()]
+
+
+def load_row(kind: str, most: int, rounds: Mapping[str, Rounds], counts: Mapping[str, int]) -> dict[str, Any]:
+    """`rounds`: of each way. `counts`: answers that differ, tokens drafted and accepted, by way."""
+    ways = [way for way in rounds if way != "plain"]
+    sets = {way: [sum(each) for each in found] for way, found in rounds.items()}
+    ratios = {way: faster(rounds, way) for way in ways}
+    drafting = [way for way in ways if way != CONTROL]
+    return {
+        "kind": kind,
+        "at once": most,
+        **{f"{way} s": round(median(found), 3) for way, found in sets.items()},
+        **{f"{way} faster": found["undisturbed"] for way, found in ratios.items()},
+        **{f"{way} {what}": counts.get(f"{way} {what}", 0) for way in drafting for what in ("drafted", "accepted")},
+        "differ": sum(counts.get(way, 0) for way in rounds),
+        "plain differ": counts.get("plain", 0),
+        "ratios": ratios,
+        "rounds": {way: [" ".join(f"{one:.3f}" for one in each) for each in found] for way, found in rounds.items()},
+    }
+
+
+def faster(rounds: Mapping[str, Rounds], way: str) -> dict[str, Any]:
+    """How many times faster a way is than both engines without drafts; the control, than the other one.
+
+    `undisturbed`: by the lower quartiles of each round, with the 95 % bootstrap interval over sets of engines; the rest
+    is of all rounds of each set, in the mean of both engines."""
+    others = ("plain",) if way == CONTROL else ("plain", CONTROL)
+    plain = [rounds[one] for one in others]
+    numbers, rng = range(len(rounds[way])), random.Random(0)
+    drawn = [rng.choices(numbers, k=len(numbers)) for _ in range(_DRAWS)]
+    ratios = sorted(_undisturbed(plain, which) / _undisturbed([rounds[way]], which) for which in drawn)
+    low, high = ratios[round(0.025 * (_DRAWS - 1))], ratios[round(0.975 * (_DRAWS - 1))]
+    whole = [sum(sum(one[n]) for one in plain) / len(plain) / sum(rounds[way][n]) for n in numbers]
+    return {
+        "undisturbed": round(_undisturbed(plain, numbers) / _undisturbed([rounds[way]], numbers), 4),
+        "undisturbed interval": [round(low, 4), round(high, 4)],
+        **summary(whole),
+    }
+
+
+def _undisturbed(engines: Sequence[Rounds], sets: Sequence[int]) -> float:
+    """Seconds of all rounds, each by the lower quartile of these sets, in the mean of those engines."""
+    columns = (column for rounds in engines for column in zip(*(rounds[n] for n in sets), strict=True))
+    return sum(map(_lower_quartile, columns)) / len(engines)
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return values[0] if len(values) == 1 else quantiles(values, n=4, method="inclusive")[0]
