@@ -35,7 +35,7 @@ class StepCosts:
     def drafted(self, rows: int, seconds: float, expected: float) -> None:
         """A step of so many rows with drafts took so long, `expected` times one without."""
         plain = self.without(rows)
-        if plain is not None:
+        if plain:
             self._slower.setdefault(about(rows), _Seen(1.0)).saw(seconds / plain / expected)
 
     def slower(self, rows: int) -> float:
