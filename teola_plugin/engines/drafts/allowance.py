@@ -13,9 +13,9 @@ from teola_plugin.engines.drafts.costs import about
 
 _SHARE = 0.0025
 """Of the time, which looking for drafts may cost while it brings nothing."""
-_AHEAD, _BEHIND, _LOOKED = 1.0, 1.0, 0.15
+_AHEAD, _BEHIND, _LOOKED = 2.0, 1.0, 0.15
 """Steps that drafting may be ahead or behind, at most, and behind by looking alone: what was longer ago does not count.
-A step with drafts for many rows may cost more than a step without them."""
+Drafts may cost what it is ahead by, so that they are behind only where they cost more than was expected."""
 _START = 0.5
 """Steps that may be spent before anything was brought."""
 _COMES = 0.4
@@ -29,30 +29,27 @@ class Allowance:
         self._left: dict[int, float] = {}
         """What may be spent, by rows up to the next power of two."""
 
-    def debt(self, rows: int) -> int:
-        """Steps of so many rows until drafts are looked for again: 0 for now."""
-        return max(0, math.ceil(-self._of(rows) / _SHARE))
+    def debt(self, rows: int, least: float) -> int:
+        """Steps of so many rows until drafts that cost so much are looked for again: 0 for now."""
+        return max(0, math.ceil((least - self.left(rows)) / _SHARE))
 
-    def spent(self, rows: int) -> bool:
-        """Whether drafts for so many rows are behind what they have brought."""
-        return self._of(rows) < 0.0
+    def left(self, rows: int) -> float:
+        """Steps that drafts for so many rows may cost; below 0 where they are behind what they have brought."""
+        return self._left.get(about(rows), _START)
 
     def looked(self, rows: int, cost: float) -> None:
         """Looking for drafts took so much of a step."""
         self._add(rows, -cost, _LOOKED)
 
-    def passed(self, rows: int, steps: int) -> None:
-        """So many steps went before: a share of them may be spent. Not of the time: an engine that had nothing to do
-        has earned nothing."""
-        self._add(rows, _SHARE * steps, _BEHIND)
+    def passed(self, rows: int, steps: int, least: float) -> None:
+        """So many steps went before: a share of them may be spent, up to `least` in any case. Not of the time: an
+        engine that had nothing to do has earned nothing."""
+        self._add(rows, _SHARE * steps, _BEHIND, max(_AHEAD, least))
 
     def drafted(self, rows: int, cost: float, saved: float) -> None:
         """Verifying took so much of a step, and what was accepted saves so much."""
         self._add(rows, _COMES * saved - cost, _BEHIND)
 
-    def _of(self, rows: int) -> float:
-        return self._left.get(about(rows), _START)
-
-    def _add(self, rows: int, steps: float, behind: float) -> None:
-        left = self._of(rows)
-        self._left[about(rows)] = max(min(left, -behind), min(_AHEAD, left + steps))
+    def _add(self, rows: int, steps: float, behind: float, ahead: float = _AHEAD) -> None:
+        left = self.left(rows)
+        self._left[about(rows)] = max(min(left, -behind), min(max(left, ahead), left + steps))

@@ -208,7 +208,8 @@ class Drafter:
         if not self._weighs(rows):
             return {i: draft for i, (_, draft) in drafts.items()}
         offers, speeds = [row.offer for row, _ in drafts.values()], self._speeds(rows)
-        lengths = self._together.lengths(offers, speeds, self._pacing.slower(rows))
+        left = self._pacing.left({row.told for row, _ in drafts.values()}, rows)
+        lengths = self._together.lengths(offers, speeds, self._pacing.slower(rows), left)
         worths = self._together.worths([offer.speed for offer in offers], speeds)
         each = zip(drafts.items(), lengths, worths, strict=True)
         self._stakes = {i: Stake(row.told, length, worth) for (i, (row, _)), length, worth in each if length}

@@ -1,14 +1,15 @@
 """When drafts are looked for where several rows share a step, and for which of them: that holds up all of them.
 
 Rows that came with a text are told from those that did not: the ones may be right where the others are not. Either are
-looked at as long as that brings more than it costs, and now and then where it does not (see `Allowance`). A request
-that is new is begun in any case; nothing is drafted for it where that cannot be paid.
+looked at as long as that brings more than it costs, and now and then where it does not (see `Allowance`): once the
+shortest drafts that pay could be paid for. A request that is new is begun in any case; nothing is drafted for it
+before that.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +61,8 @@ class Pacing:
         """Of the steps that are left out, those to come."""
         self._begun = False
         """Whether a request is new in this step."""
+        self._least = 0.0
+        """Steps that the shortest drafts cost which are made in it."""
 
     def leaves_out(self, names: Sequence[str]) -> bool:
         """Whether nothing is to be asked about a step of these requests. Counts it."""
@@ -70,7 +73,11 @@ class Pacing:
 
     def pays(self, told: bool, rows: int) -> bool:
         """Whether a row that is looked at may draft beside so many."""
-        return not self._allowances[told].spent(rows)
+        return self._allowances[told].left(rows) >= self._least
+
+    def left(self, kinds: Iterable[bool], rows: int) -> float:
+        """Steps that drafts of these rows, beside so many, may cost."""
+        return min(self._allowances[told].left(rows) for told in kinds)
 
     def slower(self, rows: int) -> float:
         """How much longer than expected steps of so many rows with drafts take."""
@@ -87,11 +94,16 @@ class Pacing:
         if last is not None:
             self._judge(rows, written, last, this, together)
         self._left_out, self._begun = 0, False
+        self._least = self._cost(together.least(rows), rows)
         return [told for told in self._allowances if not self._debt(told, rows)]
 
     def _debt(self, told: bool, rows: int) -> int:
         """Steps until rows are looked at. At first one without drafts is seen."""
-        return 1 if self._costs.without(rows) is None else self._allowances[told].debt(rows)
+        return 1 if self._costs.without(rows) is None else self._allowances[told].debt(rows, self._least)
+
+    def _cost(self, expected: float, rows: int) -> float:
+        """Steps that one costs which is expected to take so many."""
+        return max(0.0, expected * self._costs.slower(rows) - 1.0)
 
     def _judge(self, rows: int, written: Sequence[Sequence[int]], last: _Step, this: _Step, together: Together) -> None:
         """Where other requests were in the step than in the one before, it took what such steps take."""
@@ -104,9 +116,9 @@ class Pacing:
             self._costs.drafted(rows, seconds, expected)
         elif same:
             self._costs.plain(rows, seconds / steps)
-        cost = max(0.0, expected * self._costs.slower(rows) - 1.0)
+        cost = self._cost(expected, rows)
         for told, allowance in self._allowances.items():
-            allowance.passed(rows, steps)
+            allowance.passed(rows, steps, self._least)
             mine = {i: stake for i, stake in verified.items() if stake.told is told}
             if mine:
                 part = sum(stake.tokens for stake in mine.values()) / drafted

@@ -8,6 +8,7 @@ has ended. So tokens of rows that are ahead count for less than those of rows th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, takewhile
 from typing import NamedTuple
@@ -73,10 +74,12 @@ class Together:
     def __bool__(self) -> bool:
         return bool(self._took)
 
-    def lengths(self, drafts: Sequence[Offer], speeds: Sequence[float], slower: float = 1.0) -> Sequence[int]:
+    def lengths(
+        self, drafts: Sequence[Offer], speeds: Sequence[float], slower: float = 1.0, left: float = math.inf
+    ) -> Sequence[int]:
         """Of each draft: those with which all rows together gain most a second. All 0 where that is hardly more than
         without. `speeds`: tokens a step of every row, drafting or not. `slower`: how much longer such steps take of
-        late than was measured."""
+        late than was measured. `left`: steps that the drafts may cost."""
         took = self._of(len(speeds))[1]
         worths = self.worths([offer.speed for offer in drafts], speeds)
         each = [worth * offer.trust for worth, offer in zip(worths, drafts, strict=True)]
@@ -87,9 +90,8 @@ class Together:
         ]
         gains.sort(key=lambda gain: -gain[0])
         gained = list(accumulate((gain for gain, _ in gains), initial=1.0))
-        rates = {
-            k: gained[k] / (took[k] * slower if k else 1.0) for k in _known(len(speeds), min(len(gained), len(took)))
-        }
+        steps = {k: took[k] * slower if k else 1.0 for k in _known(len(speeds), min(len(gained), len(took)))}
+        rates = {k: gained[k] / step for k, step in steps.items() if step <= 1.0 + left or not k}
         best = max(rates, key=rates.__getitem__)
         lengths = [0] * len(drafts)
         if rates[best] >= _GAIN * rates[0]:
@@ -107,6 +109,10 @@ class Together:
         """A step of so many rows by so many tokens drafted in it, in steps without."""
         took = self._of(rows)[1]
         return took[min(drafted, len(took) - 1)]
+
+    def least(self, rows: int) -> float:
+        """The same with the fewest tokens that are drafted."""
+        return self.takes(rows, next((k for k in _known(rows, 2 * rows + 2) if k), 0))
 
     def _of(self, rows: int) -> tuple[float, Sequence[float]]:
         """What a row's step takes alone, and steps of so many rows by tokens drafted."""

@@ -30,6 +30,14 @@ def test_where_such_steps_take_much_longer_than_was_measured_nothing_is_drafted(
     assert found[0] == found[1] > 0 == found[2]
 
 
+def test_drafts_cost_no_more_than_may_be_spent() -> None:
+    offers, together = [Offer(16, 0.97, 1.0, 1.0)] * 16, Together(steps_of(PROFILE))
+    found = {left: sum(together.lengths(offers, [1.0] * 16, 1.2, left)) for left in (0.0, 0.3, 0.6, 1.0, 9.0)}
+    assert list(found.values()) == sorted(found.values()) and found[0.0] == 0 < found[0.6] < found[9.0]
+    assert all(1.2 * together.takes(16, drafted) <= 1.0 + left for left, drafted in found.items() if drafted)
+    assert together.least(16) == together.takes(16, 8) and together.least(4) == together.takes(4, 2)
+
+
 def measured(rows: int) -> dict[int, float]:
     """Seconds by tokens drafted."""
     known = {n: dict(points) for n, _, points in steps_of(PROFILE)}
