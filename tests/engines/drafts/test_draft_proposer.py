@@ -326,3 +326,12 @@ def test_one_row_alone_is_looked_at_at_once() -> None:
 
 def test_nothing_is_asked_of_a_proposer_without_a_runner() -> None:
     assert not proposer(4).leaves_out()
+
+
+def test_steps_of_several_without_drafts_are_measured_as_they_are_left_out() -> None:
+    drafter = proposer(4)._drafter
+    drafter.fix(0)
+    assert all(drafter.leaves_out(["a", "b"]) for _ in range(3)) and not drafter.leaves_out(["a"])
+    steps = drafter.fix(None)
+    assert [rows for rows, _ in steps] == [2, 2] and all(seconds >= 0 for _, seconds in steps)
+    assert not drafter.leaves_out(["a", "b"])
