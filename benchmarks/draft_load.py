@@ -10,12 +10,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
-from benchmarks.common import summary
 from benchmarks.draft_cases import CONTROL, Case, Engines, ask
-from benchmarks.draft_runs import Plan
+from benchmarks.draft_runs import Plan, timed
 from teola_plugin.engines.vllm import VllmEngine
 
 Rounds = Sequence[Sequence[float]]
@@ -75,14 +74,10 @@ def load_row(kind: str, most: int, rounds: Mapping[str, Rounds], counts: Mapping
     ratios = {way: faster(rounds, way) for way in ways}
     drafting = [way for way in ways if way != CONTROL]
     return {
-        "kind": kind,
-        "at once": most,
-        **{f"{way} s": round(median(found), 3) for way, found in sets.items()},
-        **{f"{way} faster": round(median(found), 3) for way, found in ratios.items()},
+        **timed(kind, most, sets, ratios),
         **{f"{way} {what}": counts.get(f"{way} {what}", 0) for way in drafting for what in ("drafted", "accepted")},
         "differ": sum(counts.get(way, 0) for way in rounds),
         "plain differ": counts.get("plain", 0),
-        "ratios": {way: summary(found) for way, found in ratios.items()},
         "rounds": {way: [" ".join(f"{one:.3f}" for one in each) for each in found] for way, found in rounds.items()},
     }
 

@@ -96,13 +96,18 @@ class OneByOne:
         ratios = {way: self.ratios([kind], way, whole=True) for way in ways}
         numbers = range(len(self._found[kind, "plain"]))
         seconds = {way: [self._seconds([kind], way, n, True) for n in numbers] for way in ("plain", *ways)}
-        return {
-            "kind": kind,
-            "at once": 1,
-            **{f"{way} s": round(median(found), 3) for way, found in seconds.items()},
-            **{f"{way} faster": round(median(found), 3) for way, found in ratios.items()},
-            "ratios": {way: summary(found) for way, found in ratios.items()},
-        }
+        return timed(kind, 1, seconds, ratios)
+
+
+def timed(kind: str, most: int, seconds: _Values, ratios: _Values) -> dict[str, Any]:
+    """With so many at once, by way: seconds of each set of engines, and how many times faster they are."""
+    return {
+        "kind": kind,
+        "at once": most,
+        **{f"{way} s": round(median(found), 3) for way, found in seconds.items()},
+        **{f"{way} faster": round(median(found), 3) for way, found in ratios.items()},
+        "ratios": {way: summary(found) for way, found in ratios.items()},
+    }
 
 
 def proposing_us(tokens: int = 8192) -> dict[str, Any]:

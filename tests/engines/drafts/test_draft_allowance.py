@@ -185,3 +185,13 @@ def test_what_steps_take_is_believed_more_than_what_was_expected() -> None:
     for took in (1.0, 1.0, *[2.5] * 4):
         step(pacing, clock, {0: Stake(TOLD, 16, 1.0)} if clock.seconds else {}, took)
     assert pacing.slower(ROWS) == pytest.approx(2.5 / 1.5, rel=0.05)
+
+
+def test_only_a_part_is_paid_where_others_drafted_the_rest() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    shared = {0: Stake(TOLD, 12, 0.25), 1: Stake(UNTOLD, 4, 0.25)}
+    for stakes in ({}, shared, {}):
+        step(pacing, clock, stakes, 1.0 if not clock.seconds else 1.5, look=0.0)
+    left = {told: 0.5 - pacing.left([told], ROWS) for told in (TOLD, UNTOLD)}
+    assert left[TOLD] == pytest.approx(3 * left[UNTOLD], rel=0.1) and left[UNTOLD] > 0.1
