@@ -230,4 +230,4 @@ class Drafter:
         """Tokens that may be drafted for each of so many rows, whatever is right of them."""
         if self._fixed is not None:
             return min(self._most, self._fixed)
-        return self._most if self._lengths else min(self._most, self._budget // rows)
+        return self._most if self._lengths or self._together else min(self._most, self._budget // rows)

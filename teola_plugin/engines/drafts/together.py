@@ -48,6 +48,15 @@ def _growth(profile: EngineProfile, rows: int) -> Sequence[tuple[int, float]]:
     return found
 
 
+UNMEASURED = steps_of(
+    EngineProfile(
+        verifying={1: Curve(((0, 1.0), (64, 1.0 + 64 / 40))), 16: Curve(((0, 1.5), (64, 1.5 + 16 * 64 / 40)))}
+    )
+)
+"""Where nothing was measured: a row is taken for a thirtieth of a step, and a drafted token for a fortieth, as on one
+core it was of small models. What it takes beside real requests is learned (see `costs`)."""
+
+
 class Offer(NamedTuple):
     """A row's draft."""
 

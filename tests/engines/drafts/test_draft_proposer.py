@@ -254,10 +254,11 @@ class Clock:
 class Timed(Batch):
     """In which what drafting costs is weighed against what it brings."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, measured: bool = True, **options: Any) -> None:
         super().__init__(**options)
         self.clock = self.proposer._drafter._pacing._clock = Clock()
-        self.proposer.weigh([(4, 0.8, [(0, 1.0), (16, 1.5)])])
+        if measured:
+            self.proposer.weigh([(4, 0.8, [(0, 1.0), (16, 1.5)])])
         self._fresh = iter(range(1000, 100_000))
         for name in "ab":
             self.join(name, [ord(name), *PASSAGE])
@@ -284,17 +285,29 @@ class Timed(Batch):
                 self.join(name, [ord(name), *PASSAGE])
 
 
-def test_rows_that_find_nothing_are_looked_at_now_and_then() -> None:
-    batch = Timed()
+@pytest.mark.parametrize("measured", [True, False])
+def test_rows_that_find_nothing_are_looked_at_now_and_then(measured: bool) -> None:
+    """Also on a server, where nothing is measured."""
+    batch = Timed(measured=measured)
     batch.nothing(60)
     batch.nothing(400)
     assert batch.nothing(100) <= 10
-    alone = Batch()
-    alone.join("a", [1, 2])
-    alone.join("b", [3, 4])
-    for i in range(60):
-        alone.step(a=[1000 + 2 * i], b=[1001 + 2 * i])
-    assert alone.proposer._drafter._running["a"].row.rest < 8, "nothing is known of what steps cost"  # type: ignore[union-attr]
+
+
+def test_rows_that_copy_draft_beside_each_other_also_where_nothing_was_measured() -> None:
+    batch, drafted = Timed(measured=False), 0
+    for name in "cd":
+        batch.join(name, [ord(name)], tokens=[PASSAGE])
+    for at in range(1, 20):
+        found = batch.step(**{name: PASSAGE[at - 1 : at] for name in batch.rows})
+        drafted += sum(map(len, found.values()))
+    assert drafted > 20
+
+
+def test_with_a_budget_of_the_users_they_are_looked_at_as_a_row_alone_is() -> None:
+    batch = Timed(measured=False, budget=8)
+    batch.nothing(460)
+    assert batch.nothing(100) > 10
 
 
 def test_what_came_while_nobody_looked_is_known_afterwards() -> None:

@@ -16,7 +16,7 @@ from teola_plugin.engines.drafts.lengths import Lengths
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
 from teola_plugin.engines.drafts.skeleton import with_gaps
-from teola_plugin.engines.drafts.together import Steps
+from teola_plugin.engines.drafts.together import UNMEASURED, Steps
 from teola_plugin.engines.vllm.drafts.options import ENV, Told
 from teola_plugin.graph import GAP
 from teola_plugin.shims.vllm import drafts as shim
@@ -31,6 +31,7 @@ class DraftProposer:
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
         self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
+        self._drafter.weigh(UNMEASURED)
         shim.mend()
 
     def load_model(self, *_: Any, **__: Any) -> None:
