@@ -130,6 +130,14 @@ def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -
         "prepared": [[None, 7, "ours"], ["ours", 7, "ours"]],
         "sampled": [True, False],
         "told": [False, True],
+        "left out": {
+            "as before": [None, None, 1],
+            "asked about": ["ours", "ours", 2],
+            "with another": ["ours", None, 1],
+            "with another instead": ["ours", None, 1],
+            "with drafts": ["ours", "ours", 1],
+            "afterwards": "ours",
+        },
     }
 
 

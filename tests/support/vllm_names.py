@@ -173,6 +173,8 @@ def _undrafted() -> dict[str, Any]:
     runner._sample = lambda logits, metadata: metadata
     runner._prepare_inputs = lambda scheduled, more: (runner.speculative_config, more)
     runner.take_draft_token_ids = lambda: runner.drafts
+    runner.execute_model = runner.sample_tokens = lambda step: runner.speculative_config
+    runner.vllm_config = SimpleNamespace(kv_transfer_config=None)
     drafts.attach(SimpleNamespace(model_runner=_runner_of(runner)))
     found: dict[str, Any] = {"last": [], "prepared": [], "sampled": [], "told": []}
     for drafted, ends in (([0, 0, 0], [1, 5, 6]), ([0, 2, 0], [1, 4, 5])):
@@ -183,7 +185,34 @@ def _undrafted() -> dict[str, Any]:
         found["sampled"].append(runner._sample(None, metadata) is None)
         runner.drafts = DraftTokenIds(["a", "b"], [[], [1] * max(drafted)])
         found["told"].append(runner.take_draft_token_ids() is not None)
-    return found
+    return found | {"left out": _left_out(runner)}
+
+
+def _left_out(runner: Any) -> dict[str, Any]:
+    """What a runner is configured with while a step runs, and while it is sampled; how often the proposer was asked."""
+    from types import SimpleNamespace
+
+    asked: list[bool] = []
+    runner.input_batch.req_ids = ["a", "b"]
+
+    def step(scheduled: str, leaves_out: bool, new: tuple[str, ...] = (), **drafted: list[int]) -> list[Any]:
+        asked.clear()
+        runner.drafter.leaves_out = lambda: asked.append(leaves_out) or leaves_out
+        output = SimpleNamespace(
+            num_scheduled_tokens=dict.fromkeys(scheduled, 1),
+            scheduled_new_reqs=new,
+            scheduled_spec_decode_tokens=drafted,
+        )
+        return [runner.execute_model(output), runner.sample_tokens(None), len(asked)]
+
+    return {
+        "as before": step("ab", True),
+        "asked about": step("ab", False),
+        "with another": step("abc", True, ("c",)),
+        "with another instead": step("ac", True),
+        "with drafts": step("ab", False, a=[1]),
+        "afterwards": runner.speculative_config,
+    }
 
 
 def _warmed() -> dict[str, Any]:

@@ -77,16 +77,23 @@ class Experience:
     """The same of all requests of one app and tenant, with which new ones begin."""
 
     def __init__(self) -> None:
-        self._kinds = {kind: Trust(expected(kind), _MEMORY) for kind in Kind}
-        self._kinds[Kind.ONE] = Trust(_UNSEEN, _MEMORY, _QUICKLY)
+        self._kinds: dict[Kind, Trust] = {}
 
     def begin(self, kind: Kind) -> Trust:
         """Of a new request. Behind single tokens there are guesses everywhere: it is soon seen what they are worth."""
-        known = self._kinds[kind]
+        known = self._known(kind)
         return Trust(known.share, weight=_QUICKLY if kind is Kind.ONE else _FIRST, proven=known.proven)
 
     def saw(self, kind: Kind, right: int, *, wrong: bool) -> None:
-        self._kinds[kind].saw(right, wrong=wrong)
+        self._known(kind).saw(right, wrong=wrong)
+
+    def _known(self, kind: Kind) -> Trust:
+        found = self._kinds.get(kind)
+        if found is None:
+            one = kind is Kind.ONE
+            found = Trust(_UNSEEN, _MEMORY, _QUICKLY) if one else Trust(expected(kind), _MEMORY)
+            self._kinds[kind] = found
+        return found
 
 
 class Calibration:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 LONGEST = 24
 """Tokens that are compared at most: longer matches are as good."""
 _PLACES = 12
 """Earlier places that are compared, the latest first."""
 _NOWHERE = -1
+_SCANS, _SCANNED = 8, 1024
+"""Looks for which a corpus of so many tokens at most is searched from its end, before an index is made of it."""
 
 
 class Corpus:
     """Tokens, which grow at their end. A place is the index of the token that comes next there.
 
-    `add` takes O(1) a token, `best` O(places * longest), whatever the length.
+    `add` takes O(1) a token, `best` O(places * longest), whatever the length; the first looks into a short one, O(its
+    length), which is less than its index takes.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -23,6 +26,7 @@ class Corpus:
         """The latest place behind a token, and behind a pair."""
         self._earlier: tuple[list[int], list[int]] = [_NOWHERE], [_NOWHERE]
         """For each place, the one before it behind the same token or pair."""
+        self._scans = 0
         self.add(tokens)
 
     def __len__(self) -> int:
@@ -53,32 +57,52 @@ class Corpus:
 
         Of two with as many, the later one; with `after`, the first at or behind that place. `least`: 1 or 2.
         """
-        self._index()
-        found, most, left, size = _NOWHERE, 0, _PLACES, len(self.tokens)
-        place = self._latest(last, least)
-        earlier, longest = self._earlier[least - 1], min(LONGEST, len(last))
-        while place != _NOWHERE and left:
-            if place < size:
-                left -= 1
-                agreed = self._agreed(last, place, least, longest)
-                if agreed > most or (after and agreed == most and after <= place < found):
-                    found, most = place, agreed
-                    if agreed >= LONGEST and not after:
-                        break
-            place = earlier[place]
+        found, most, left = _NOWHERE, 0, _PLACES
+        longest = min(LONGEST, len(last))
+        for place in self._places(last, least):
+            agreed = self._agreed(last, place, least, longest)
+            if agreed > most or (after and agreed == most and after <= place < found):
+                found, most = place, agreed
+                if agreed >= LONGEST and not after:
+                    break
+            left -= 1
+            if not left:
+                break
         return found, most
 
     def latest(self, token: int) -> int:
         """The latest place behind the token that has something behind it; below 0 for none."""
-        self._index()
-        place = self._last[0].get(token, _NOWHERE)
-        return self._earlier[0][place] if place == len(self.tokens) else place
+        return next(self._places((token,), 1), _NOWHERE)
 
-    def _latest(self, last: Sequence[int], least: int) -> int:
+    def _places(self, last: Sequence[int], least: int) -> Iterator[int]:
+        """Places behind the last token, or the last two, that have something behind them, the latest first."""
         if len(last) < least:
-            return _NOWHERE
+            return iter(())
+        if len(self._earlier[0]) == 1 and self._scans < _SCANS and len(self.tokens) <= _SCANNED:
+            self._scans += 1
+            return self._scanned(last, least)
+        self._index()
+        return self._indexed(last, least)
+
+    def _scanned(self, last: Sequence[int], least: int) -> Iterator[int]:
+        turned, token = self.tokens[::-1], last[-1]
+        size, at = len(turned), 0
+        while True:
+            try:
+                at = turned.index(token, at + 1)
+            except ValueError:
+                return
+            if least == 1 or turned[at + 1 : at + 2] == [last[-2]]:
+                yield size - at
+
+    def _indexed(self, last: Sequence[int], least: int) -> Iterator[int]:
         key = last[-1] if least == 1 else last[-2] << 32 | last[-1]
-        return self._last[least - 1].get(key, _NOWHERE)
+        place, earlier = self._last[least - 1].get(key, _NOWHERE), self._earlier[least - 1]
+        if place == len(self.tokens):
+            place = earlier[place]
+        while place != _NOWHERE:
+            yield place
+            place = earlier[place]
 
     def _agreed(self, last: Sequence[int], place: int, least: int, longest: int) -> int:
         """How many of the last tokens stand before the place."""

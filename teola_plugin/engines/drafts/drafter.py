@@ -18,6 +18,8 @@ from teola_plugin.engines.drafts.together import Steps, Together
 
 _SOURCES = 64
 """Of which is remembered how often guesses were right."""
+_SAMPLED = 64
+"""Steps in which a request that samples, and runs by itself, is not asked about."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class Drafter:
         self._fixed: int | None = None
         self._steps: list[tuple[int, float]] = []
         """Rows and time of each step, while it is measured."""
+        self._alone, self._rest = "", 0
+        """A request that runs by itself, and steps in which it need not be looked at."""
 
     def afford(self, lengths: Lengths) -> None:
         """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead.
@@ -72,6 +76,7 @@ class Drafter:
         many. With 0 tokens for several rows they are all rows, those that are still prefilling among them.
         """
         self._pacing.forget()
+        self._alone = ""
         self._fixed, (steps, self._steps) = tokens, (self._steps, [])
         return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
 
@@ -80,6 +85,9 @@ class Drafter:
         if self._fixed == 0 and len(names) > 1:  # what steps of several take that draft nothing: nobody is asked then
             self._steps.append((len(names), self._clock()))
             return True
+        if len(names) == 1:
+            self._rest -= 1
+            return self._alone == names[0] and self._rest >= 0
         return self._pacing.leaves_out(names)
 
     def step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
@@ -100,6 +108,8 @@ class Drafter:
 
     def looked(self, names: Sequence[str], rows: int) -> None:
         """What one step of so many rows drafts is said."""
+        if len(names) == 1 and self._fixed is None:
+            self._rests_alone(names[0])
         if self._weighs(rows):
             rests: dict[bool, list[int]] = {}
             for name in names:
@@ -107,6 +117,11 @@ class Drafter:
                     rests.setdefault(row.told, []).append(row.rest)
             middle = {told: sorted(each)[len(each) // 2] for told, each in rests.items()}
             self._pacing.said(rows, self._stakes, self._looked, middle)
+
+    def _rests_alone(self, name: str) -> None:
+        """A row that came to rest is asked about when that is over; one that samples, or is still prefilling, soon."""
+        one = self._running.get(name)
+        self._alone, self._rest = name, 0 if one is None else _SAMPLED if one.row is None else one.row.rest
 
     def _told(self, name: str) -> bool:
         one = self._running.get(name)

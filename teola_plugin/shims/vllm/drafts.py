@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,9 +145,9 @@ def warm(worker: Any, sizes: Iterable[int], seconds: float) -> bool:
 
 def _spare(runner: Any) -> None:
     """Steps in which no token is drafted cost what they cost without speculation: `_sample`, `take_draft_token_ids`
-    and, on the CPU, `_prepare_inputs`, `_preprocess` and `sample_tokens` of the model runner, as in 0.32. That goes
-    through its rejection sampler in every step, a twentieth of the time of a small model's, and tells its scheduler of
-    each row that it drafts nothing. Where the names are not there they are as vLLM has them."""
+    and, on the CPU, `execute_model`, `_prepare_inputs`, `_preprocess` and `sample_tokens` of the model runner, as in
+    0.32. That goes through its rejection sampler in every step, a twentieth of the time of a small model's, and tells
+    its scheduler of each row that it drafts nothing. Where the names are not there they are as vLLM has them."""
     from vllm.platforms import current_platform
 
     if getattr(runner, "use_async_scheduling", True):
@@ -164,28 +163,43 @@ def _spare(runner: Any) -> None:
             runner._preprocess = _undrafted(runner, runner._preprocess)
         transfers = getattr(getattr(runner, "vllm_config", None), "kv_transfer_config", True)
         if transfers is None and hasattr(runner, "sample_tokens"):  # a connector is finished behind the drafts
-            runner.sample_tokens = _unless_left_out(runner)
+            runner.execute_model, runner.sample_tokens = _unless_left_out(runner)
 
 
-def _unless_left_out(runner: Any) -> Any:
-    """`sample_tokens(grammar_output)`, as a runner's without `speculative_config` in steps that the proposer leaves
-    out: it is not asked then."""
-    sample = runner.sample_tokens
+def _unless_left_out(runner: Any) -> tuple[Any, Any]:
+    """`execute_model(scheduler_output, ...)` and `sample_tokens(grammar_output)`, as a runner's without
+    `speculative_config` in steps that the proposer leaves out: it is not asked then. Where the requests are those of
+    the step before, that is known before the step runs; else, when drafts would be asked for."""
+    execute, sample, left_out = runner.execute_model, runner.sample_tokens, False
+
+    def executed(scheduler_output: Any, *more: Any, **named: Any) -> Any:
+        nonlocal left_out
+        left_out = _goes_on(runner, scheduler_output) and runner.drafter.leaves_out()
+        if left_out:
+            return _without_speculation(runner, execute, scheduler_output, *more, **named)
+        return execute(scheduler_output, *more, **named)
 
     def sampled(grammar_output: Any) -> Any:
-        if not runner.drafter.leaves_out():
-            return sample(grammar_output)
-        with _without_speculation(runner):
-            return sample(grammar_output)
+        plain = left_out or runner.drafter.leaves_out()
+        return _without_speculation(runner, sample, grammar_output) if plain else sample(grammar_output)
 
-    return sampled
+    return executed, sampled
 
 
-@contextmanager
-def _without_speculation(runner: Any) -> Iterator[None]:
+def _goes_on(runner: Any, scheduler_output: Any) -> bool:
+    """Whether a step without drafts is of the requests of the one before, and of no other."""
+    names, scheduled = runner.input_batch.req_ids, scheduler_output.num_scheduled_tokens
+    if scheduler_output.scheduled_spec_decode_tokens or scheduler_output.scheduled_new_reqs:
+        return False
+    return len(names) == len(scheduled) > 0 and all(name in scheduled for name in names)
+
+
+def _without_speculation(runner: Any, step: Any, *args: Any, **named: Any) -> Any:
+    """What a part of a step does where the runner has no `speculative_config`. No context manager: it is called some
+    times in each step."""
     configured, runner.speculative_config = runner.speculative_config, None
     try:
-        yield
+        return step(*args, **named)
     finally:
         runner.speculative_config = configured
 
@@ -216,10 +230,9 @@ def _undrafted(runner: Any, prepare: Any) -> Any:
     token is drafted: of each request the last token's logits count, and no token is to be filled in."""
 
     def prepared(scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        if scheduler_output.scheduled_spec_decode_tokens:
+        if scheduler_output.scheduled_spec_decode_tokens or runner.speculative_config is None:
             return prepare(scheduler_output, *more, **named)
-        with _without_speculation(runner):
-            return prepare(scheduler_output, *more, **named)
+        return _without_speculation(runner, prepare, scheduler_output, *more, **named)
 
     return prepared
 

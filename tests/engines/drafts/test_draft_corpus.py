@@ -39,6 +39,15 @@ def test_a_corpus_that_grew_is_one_that_was_made_at_once(first: list[int], more:
     assert grown.best(last) == Corpus(whole).best(last)
 
 
+@given(TOKENS, TOKENS, st.sampled_from([1, 2]), st.integers(0, 20))
+def test_an_index_finds_what_the_first_looks_find(tokens: list[int], last: list[int], least: int, after: int) -> None:
+    corpus = Corpus(tokens)
+    looks = [corpus.best(last, least=least, after=after) for _ in range(12)]
+    assert looks == [looks[0]] * 12
+    corpus, token = Corpus(tokens), (last or [0])[-1]
+    assert {corpus.latest(token) for _ in range(12)} == {Corpus(tokens).latest(token)}
+
+
 def test_the_later_of_two_places_counts_and_with_after_the_next_one() -> None:
     corpus = Corpus([1, 2, 7, 1, 2, 8, 1, 2, 9])
     assert corpus.behind(corpus.best([1, 2])[0], 1) == [9]

@@ -337,6 +337,30 @@ def test_one_row_alone_is_looked_at_at_once() -> None:
     assert batch.step(a=PASSAGE[:2])["a"][:2] == PASSAGE[2:4]
 
 
+def test_a_row_alone_that_rests_is_left_out_until_it_is_looked_at() -> None:
+    """Where nothing is copied. Then it is known what came meanwhile."""
+    batch = Batch()
+    batch.join("a", PASSAGE[:20])
+    drafter, asked = batch.proposer._drafter, list[int]()
+    for i in range(120):
+        if drafter.leaves_out(["a"]):
+            batch.tokens["a"].append(1000 + i)
+        else:
+            asked.append(i)
+            assert batch.step(a=[1000 + i]) == {"a": []}
+    assert asked[:4] == [0, 1, 2, 3] and len(asked) < 40 and asked[-1] > 100
+    row = drafter._running["a"].row
+    assert row is not None and row.output == batch.tokens["a"][20 : len(row)]
+    assert not drafter.leaves_out(["b"])
+
+
+def test_a_sampled_request_alone_is_hardly_asked_about() -> None:
+    batch = Batch()
+    batch.join("a", PASSAGE, temperature=0.7)
+    batch.step(a=[1])
+    assert all(batch.proposer.leaves_out() for _ in range(64)) and not batch.proposer.leaves_out()
+
+
 def test_nothing_is_asked_of_a_proposer_without_a_runner() -> None:
     assert not proposer(4).leaves_out()
 
