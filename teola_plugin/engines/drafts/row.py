@@ -158,7 +158,7 @@ class Row:
                 break
         if best is not None and rows > 1 and not self.trust(best.kind).proven:
             room = min(room, _TRY)
-        length = 0 if best is None else room if longest is None else min(room, of_share(longest, most))
+        length = 0 if best is None else room if longest is None else min(room, self._length(best.kind, most, longest))
         self._draft = list(best.tokens[:length]) if best is not None and length > 0 else []
         self._guessed = [
             _Guess(guess.kind, self._draft if guess is best and self._draft else guess.tokens[:_WATCHED])
@@ -167,6 +167,10 @@ class Row:
         self._best = None if best is None else (best.kind, most)
         self._tire()
         return self._draft
+
+    def _length(self, kind: Kind, share: float, longest: Sequence[int]) -> int:
+        """What pays of a draft. Beside others, what came of such drafts is told as they are weighed (see `offer`)."""
+        return of_share(longest, share * self._calibration.of(kind) if self._rows == 1 else share)
 
     @property
     def speed(self) -> float:
