@@ -52,6 +52,7 @@ CHECKED = {
         "mend",
         "encoder",
     },
+    "undrafted": {"spare"},
     "streams": {"lacking", "seldom", "every_token", "texts"},
     "scheduler": {"tested", "lacking", "extra", "scheduler_class", "queue_class"},
 }
@@ -123,6 +124,10 @@ def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
     assert found["kv_use"] == [0.25]
 
 
+ASKED, LEFT_OUT = ["ours", "ours", 1], [None, None, 0]
+"""What a runner is configured with in a step, where the proposer is asked about it, and where it has left it out."""
+
+
 def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
     """The logits that count are then those of each request's last token, with speculation as without."""
     assert found["undrafted"] == {
@@ -131,13 +136,14 @@ def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -
         "sampled": [True, False],
         "told": [False, True],
         "left out": {
-            "as before": [None, None, 1],
-            "asked about": ["ours", "ours", 2],
-            "with another": ["ours", None, 1],
-            "with another instead": ["ours", None, 1],
-            "with drafts": ["ours", "ours", 1],
+            "to the end": [ASKED, LEFT_OUT, LEFT_OUT, ASKED, 0],
+            "until others came": [ASKED, LEFT_OUT, ASKED, None, 1],
+            "until others were there": [ASKED, LEFT_OUT, ASKED, None, 1],
+            "until something was drafted": [ASKED, LEFT_OUT, ASKED, None, 1],
+            "while measured": ["ours", None, 0],
             "afterwards": "ours",
         },
+        "taken": [None, "all", "all"],
     }
 
 

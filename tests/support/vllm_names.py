@@ -9,7 +9,7 @@ import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from teola_plugin.engines.bundled import llama
 from teola_plugin.engines.vllm import scheduler as ours
@@ -185,34 +185,51 @@ def _undrafted() -> dict[str, Any]:
         found["sampled"].append(runner._sample(None, metadata) is None)
         runner.drafts = DraftTokenIds(["a", "b"], [[], [1] * max(drafted)])
         found["told"].append(runner.take_draft_token_ids() is not None)
-    return found | {"left out": _left_out(runner)}
+    return found | {"left out": _left_out(runner), "taken": _taken()}
 
 
 def _left_out(runner: Any) -> dict[str, Any]:
-    """What a runner is configured with while a step runs, and while it is sampled; how often the proposer was asked."""
+    """What a runner is configured with while a step runs and while it is sampled, how often the proposer was asked; and
+    what it is told of steps that were not made."""
     from types import SimpleNamespace
 
-    asked: list[bool] = []
+    asked, resumed, pauses = list[bool](), list[int](), [0]
     runner.input_batch.req_ids = ["a", "b"]
+    runner.drafter.leaves_out = lambda: asked.append(False)
+    runner.drafter.pause, runner.drafter.resume = lambda: pauses.pop(0), resumed.append
 
-    def step(scheduled: str, leaves_out: bool, new: tuple[str, ...] = (), **drafted: list[int]) -> list[Any]:
+    def step(scheduled: str = "ab", **drafted: list[int]) -> list[Any]:
         asked.clear()
-        runner.drafter.leaves_out = lambda: asked.append(leaves_out) or leaves_out
-        output = SimpleNamespace(
-            num_scheduled_tokens=dict.fromkeys(scheduled, 1),
-            scheduled_new_reqs=new,
-            scheduled_spec_decode_tokens=drafted,
-        )
+        output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(scheduled, 1), scheduled_spec_decode_tokens=drafted)
         return [runner.execute_model(output), runner.sample_tokens(None), len(asked)]
 
-    return {
-        "as before": step("ab", True),
-        "asked about": step("ab", False),
-        "with another": step("abc", True, ("c",)),
-        "with another instead": step("ac", True),
-        "with drafts": step("ab", False, a=[1]),
-        "afterwards": runner.speculative_config,
-    }
+    found: dict[str, Any] = {}
+    for name, others, drafted in (
+        ("to the end", "ab", {}),
+        ("until others came", "abc", {}),
+        ("until others were there", "ac", {}),
+        ("until something was drafted", "ab", {"a": [1]}),
+    ):
+        pauses[:], resumed[:] = [2, 0], []
+        steps = [step(), step(), step(others, **drafted)]
+        found[name] = [*steps, step() if name == "to the end" else None, *resumed]
+    runner.drafter.leaves_out = lambda: True
+    return found | {"while measured": step(), "afterwards": runner.speculative_config}
+
+
+def _taken() -> list[Any]:
+    """What an executor in the worker's process takes where nothing was drafted, where something was, and where its
+    runner does not say so."""
+    from types import SimpleNamespace
+
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    def taken(**names: Any) -> Any:
+        worker = SimpleNamespace(model_runner=SimpleNamespace(**names))
+        asked = SimpleNamespace(driver_worker=SimpleNamespace(worker=worker), collective_rpc=lambda *_, **__: "all")
+        return UniProcExecutor.take_draft_token_ids(cast("UniProcExecutor", asked))
+
+    return [taken(_draft_token_req_ids=None), taken(_draft_token_req_ids=["a"]), taken()]
 
 
 def _warmed() -> dict[str, Any]:

@@ -90,6 +90,20 @@ class Drafter:
             return self._alone == names[0] and self._rest >= 0
         return self._pacing.leaves_out(names)
 
+    def pause(self, names: Sequence[str]) -> int:
+        """Steps of these requests, from the next one on, about which nothing is to be asked. They are taken for made,
+        unless `resume` says how many were not."""
+        if self._fixed is not None:
+            return 0
+        if len(names) == 1:
+            steps, self._rest = (max(0, self._rest) if self._alone == names[0] else 0), 0
+            return steps
+        return self._pacing.pause(names)
+
+    def resume(self, left: int) -> None:
+        """So many steps of the last pause were not made: the requests are others."""
+        self._pacing.resume(left)
+
     def step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
         """A step is over, in which each of these requests has written that. Those that are looked at, by number;
         `looked` has to follow."""

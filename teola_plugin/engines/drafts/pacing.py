@@ -71,6 +71,17 @@ class Pacing:
             return True
         return False
 
+    def pause(self, names: Sequence[str]) -> int:
+        """Steps of these requests about which nothing is to be asked. They are taken for made."""
+        if self._last is None or self._last.names != names:
+            return 0
+        steps, self._left_out = self._left_out, 0
+        return steps
+
+    def resume(self, left: int) -> None:
+        """So many of those were not made."""
+        self._left_out = left
+
     def pays(self, told: bool, rows: int) -> bool:
         """Whether a row that is looked at may draft beside so many."""
         return self._allowances[told].left(rows) >= self._least

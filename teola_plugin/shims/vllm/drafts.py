@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.shims.vllm.undrafted import spare
 from teola_plugin.shims.vllm.versions import missing
 
 log = logging.getLogger("vllm.teola_plugin")
@@ -111,7 +112,7 @@ def attach(worker: Any) -> bool:
         return False
     if not getattr(runner, _ATTACHED, False):
         runner.drafter.attach(Runner(runner))
-        _spare(runner)
+        spare(runner)
         setattr(runner, _ATTACHED, True)
     return True
 
@@ -141,100 +142,6 @@ def warm(worker: Any, sizes: Iterable[int], seconds: float) -> bool:
             log.debug("teola: steps are not prepared (%s)", error)
             break
     return True
-
-
-def _spare(runner: Any) -> None:
-    """Steps in which no token is drafted cost what they cost without speculation: `_sample`, `take_draft_token_ids`
-    and, on the CPU, `execute_model`, `_prepare_inputs`, `_preprocess` and `sample_tokens` of the model runner, as in
-    0.32. That goes through its rejection sampler in every step, a twentieth of the time of a small model's, and tells
-    its scheduler of each row that it drafts nothing. Where the names are not there they are as vLLM has them."""
-    from vllm.platforms import current_platform
-
-    if getattr(runner, "use_async_scheduling", True):
-        return
-    if hasattr(runner, "_sample"):
-        runner._sample = _plainly(runner._sample)
-    if hasattr(runner, "take_draft_token_ids"):
-        runner.take_draft_token_ids = _unless_none(runner.take_draft_token_ids)
-    recurrent = getattr(getattr(runner, "model_config", None), "is_hybrid", True)  # its steps differ by their drafts
-    if current_platform.is_cpu() and not recurrent and hasattr(runner, "_prepare_inputs"):
-        runner._prepare_inputs = _undrafted(runner, runner._prepare_inputs)
-        if hasattr(runner, "_preprocess"):
-            runner._preprocess = _undrafted(runner, runner._preprocess)
-        transfers = getattr(getattr(runner, "vllm_config", None), "kv_transfer_config", True)
-        if transfers is None and hasattr(runner, "sample_tokens"):  # a connector is finished behind the drafts
-            runner.execute_model, runner.sample_tokens = _unless_left_out(runner)
-
-
-def _unless_left_out(runner: Any) -> tuple[Any, Any]:
-    """`execute_model(scheduler_output, ...)` and `sample_tokens(grammar_output)`, as a runner's without
-    `speculative_config` in steps that the proposer leaves out: it is not asked then. Where the requests are those of
-    the step before, that is known before the step runs; else, when drafts would be asked for."""
-    execute, sample, left_out = runner.execute_model, runner.sample_tokens, False
-
-    def executed(scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        nonlocal left_out
-        left_out = _goes_on(runner, scheduler_output) and runner.drafter.leaves_out()
-        if left_out:
-            return _without_speculation(runner, execute, scheduler_output, *more, **named)
-        return execute(scheduler_output, *more, **named)
-
-    def sampled(grammar_output: Any) -> Any:
-        plain = left_out or runner.drafter.leaves_out()
-        return _without_speculation(runner, sample, grammar_output) if plain else sample(grammar_output)
-
-    return executed, sampled
-
-
-def _goes_on(runner: Any, scheduler_output: Any) -> bool:
-    """Whether a step without drafts is of the requests of the one before, and of no other."""
-    names, scheduled = runner.input_batch.req_ids, scheduler_output.num_scheduled_tokens
-    if scheduler_output.scheduled_spec_decode_tokens or scheduler_output.scheduled_new_reqs:
-        return False
-    return len(names) == len(scheduled) > 0 and all(name in scheduled for name in names)
-
-
-def _without_speculation(runner: Any, step: Any, *args: Any, **named: Any) -> Any:
-    """What a part of a step does where the runner has no `speculative_config`. No context manager: it is called some
-    times in each step."""
-    configured, runner.speculative_config = runner.speculative_config, None
-    try:
-        return step(*args, **named)
-    finally:
-        runner.speculative_config = configured
-
-
-def _plainly(sample: Any) -> Any:
-    """`_sample(logits, spec_decode_metadata)`, as without metadata where it has no drafted token."""
-
-    def sampled(logits: Any, spec_decode_metadata: Any) -> Any:
-        none = spec_decode_metadata is None or not any(spec_decode_metadata.num_draft_tokens)
-        return sample(logits, None if none else spec_decode_metadata)
-
-    return sampled
-
-
-def _unless_none(take: Any) -> Any:
-    """`take_draft_token_ids()`: None where all drafts are empty. The scheduler would take from each request the drafts
-    that it has; a request that has run has none any more (`Scheduler.schedule` takes them with it)."""
-
-    def taken() -> Any:
-        found = take()
-        return found if found is not None and any(map(len, found.draft_token_ids)) else None
-
-    return taken
-
-
-def _undrafted(runner: Any, prepare: Any) -> Any:
-    """`_prepare_inputs(scheduler_output, ...)` or `_preprocess`, as a runner's without `speculative_config` where no
-    token is drafted: of each request the last token's logits count, and no token is to be filled in."""
-
-    def prepared(scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        if scheduler_output.scheduled_spec_decode_tokens or runner.speculative_config is None:
-            return prepare(scheduler_output, *more, **named)
-        return _without_speculation(runner, prepare, scheduler_output, *more, **named)
-
-    return prepared
 
 
 def encoder(vllm_config: Any) -> Callable[[str], Sequence[int]]:

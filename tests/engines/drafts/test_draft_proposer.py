@@ -354,6 +354,35 @@ def test_a_row_alone_that_rests_is_left_out_until_it_is_looked_at() -> None:
     assert not drafter.leaves_out(["b"])
 
 
+def test_what_is_left_out_is_known_beforehand() -> None:
+    """Steps of several requests, and of one; what was not made of them, as the requests are others, did not pass."""
+    batch = Timed()
+    batch.nothing(60)
+    drafter = batch.proposer._drafter
+    steps = drafter.pause(["a", "b"])
+    assert steps > 1 and not drafter.leaves_out(["a", "b"]) and drafter.pause(["a", "b"]) == 0
+    drafter.resume(steps - 1)
+    assert drafter.pause(["b", "a"]) == 0 and drafter.pause(["a", "b"]) == steps - 1
+    drafter.resume(1)
+    assert drafter.leaves_out(["a", "b"]) and not drafter.leaves_out(["a", "b"])
+
+
+def test_a_sampled_request_alone_is_left_out_beforehand() -> None:
+    batch = Batch()
+    batch.join("a", PASSAGE, temperature=0.7)
+    batch.step(a=[1])
+    assert batch.proposer.pause() == 64 and batch.proposer.pause() == 0
+    assert proposer(4).pause() == 0, "without a runner"
+
+
+def test_nothing_is_left_out_beforehand_while_it_is_measured() -> None:
+    batch = Batch()
+    batch.join("a", PASSAGE, temperature=0.7)
+    batch.step(a=[1])
+    batch.proposer.fix(0)
+    assert batch.proposer.pause() == 0
+
+
 def test_a_sampled_request_alone_is_hardly_asked_about() -> None:
     batch = Batch()
     batch.join("a", PASSAGE, temperature=0.7)

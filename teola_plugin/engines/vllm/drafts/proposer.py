@@ -60,6 +60,14 @@ class DraftProposer:
         """Whether nothing is drafted in the step that runs: asked once, before the proposer would be."""
         return self._runner is not None and self._drafter.leaves_out(self._runner.names())
 
+    def pause(self) -> int:
+        """Steps of the requests that run, from the next one on, in which nothing is drafted. See `Drafter.pause`."""
+        return 0 if self._runner is None else self._drafter.pause(self._runner.names())
+
+    def resume(self, left: int) -> None:
+        """See `Drafter.resume`."""
+        self._drafter.resume(left)
+
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
     ) -> list[list[int]]:

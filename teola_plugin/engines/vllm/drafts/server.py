@@ -51,6 +51,15 @@ class ServerProposer:
         """See `DraftProposer.leaves_out`."""
         return self._proposer is not None and self._proposer.leaves_out()
 
+    def pause(self) -> int:
+        """See `DraftProposer.pause`."""
+        return 0 if self._proposer is None else self._proposer.pause()
+
+    def resume(self, left: int) -> None:
+        """See `DraftProposer.resume`."""
+        if self._proposer is not None:
+            self._proposer.resume(left)
+
     def propose(
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
     ) -> list[list[int]]:
