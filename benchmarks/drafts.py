@@ -7,7 +7,7 @@ anything, is asked where there is nothing to copy; with drafts that mislead; and
 request. One request at a time, 4 and 16 at once, each kind by itself and mixed. Ratios are of runs side by side, one
 for each repeat, which starts its engines anew; the median counts. Several at once are compared with both engines
 without drafts, in the mean, and those with each other: so far are the ratios of equal engines from 1. The second model
-has six times as many repeats: where nothing is to be gained, small differences count. All engines take their memory in
+has three times as many repeats: where nothing is to be gained, small differences count. All engines take their memory in
 huge pages where the system has them: two equal ones differ less then, as less depends on where it lies.
 
     python -m benchmarks.drafts --json
@@ -39,7 +39,7 @@ ROUNDS = 4
 """Of several at once in each repeat: one lasts a second, and anything else on the machine shows."""
 LOADED = 16
 """Cases of a kind with several at once."""
-MORE = 6
+MORE = 3
 """Times as many repeats with the model that copies nothing: equal engines are some hundredths apart."""
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Of torch, and of what else allocates, in the processes of all engines."""
@@ -187,7 +187,7 @@ def _steps(profile: EngineProfile) -> dict[str, dict[str, float]]:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=4, help=f"with the first model; {MORE} times with the second")
+    parser.add_argument("--repeats", type=int, default=8, help=f"with the first model; {MORE} times with the second")
     parser.add_argument("--cores", default="0", help="of all engines, which work in turn (CPU builds)")
 
 

@@ -124,26 +124,21 @@ def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
     assert found["kv_use"] == [0.25]
 
 
-ASKED, LEFT_OUT = ["ours", "ours", 1], [None, None, 0]
-"""What a runner is configured with in a step, where the proposer is asked about it, and where it has left it out."""
-
-
 def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
     """The logits that count are then those of each request's last token, with speculation as without."""
-    assert found["undrafted"] == {
-        "last": [True, False],
-        "prepared": [[None, 7, "ours"], ["ours", 7, "ours"]],
-        "sampled": [True, False],
-        "told": [False, True],
-        "left out": {
-            "to the end": [ASKED, LEFT_OUT, LEFT_OUT, ASKED, 0],
-            "until others came": [ASKED, LEFT_OUT, ASKED, None, 1],
-            "until others were there": [ASKED, LEFT_OUT, ASKED, None, 1],
-            "until something was drafted": [ASKED, LEFT_OUT, ASKED, None, 1],
-            "while measured": ["ours", None, 0],
-            "afterwards": "ours",
-        },
-        "taken": [None, "all", "all"],
+    undrafted = found["undrafted"]
+    assert (undrafted["last"], undrafted["sampled"], undrafted["told"]) == ([True, False], [True, False], [False, True])
+    assert undrafted["taken"] == [None, "all", "all"]
+
+
+def test_the_proposer_is_asked_behind_a_step_without_drafts_unless_it_is_left_out(found: Any) -> None:
+    asked, left_out = [None, None, "asked of [[7], [8]], [3, 4]", None, None, "ours"], [None, None, None, None, "ours"]
+    assert found["undrafted"]["steps"] == {
+        "without drafts": [asked, [*asked[:3], [[], [9]], ["a", "b"], "ours"]],
+        "with drafts": [["ours", "ours", None, None, "ours"]],
+        "left out": [asked, left_out, left_out, asked],
+        "left out until others come": [asked, left_out, ["1 left", *asked], asked],
+        "others instead": [asked, ["1 left", *asked]],
     }
 
 

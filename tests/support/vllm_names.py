@@ -154,8 +154,8 @@ def _scheduler() -> dict[str, Any]:
 
 
 def _undrafted() -> dict[str, Any]:
-    """Steps without and with a drafted token: which logits count, by vLLM with speculation; what it is configured with
-    while it prepares them, what it samples with, and what it tells its scheduler."""
+    """Steps without and with a drafted token: which logits count, by vLLM with speculation; what it samples with where
+    its steps are not hooked, and what it tells its scheduler."""
     from types import SimpleNamespace
 
     import numpy as np
@@ -164,57 +164,57 @@ def _undrafted() -> dict[str, Any]:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     numbers = np.arange(64, dtype=np.int32)
-    runner: Any = SimpleNamespace(device="cpu", use_async_scheduling=False, speculative_config="ours")
-    runner.model_config = SimpleNamespace(is_hybrid=False)
+    runner: Any = SimpleNamespace(device="cpu", use_async_scheduling=False)
     runner._arange_scratch, runner.arange_np = numbers.copy(), numbers
     runner.input_ids = SimpleNamespace(gpu=torch.arange(64, dtype=torch.int32))
     for name in ("_get_cumsum_and_arange", "_calc_spec_decode_metadata"):
         setattr(runner, name, getattr(GPUModelRunner, name).__get__(runner))
     runner._sample = lambda logits, metadata: metadata
-    runner._prepare_inputs = lambda scheduled, more: (runner.speculative_config, more)
     runner.take_draft_token_ids = lambda: runner.drafts
-    runner.execute_model = runner.sample_tokens = lambda step: runner.speculative_config
-    runner.vllm_config = SimpleNamespace(kv_transfer_config=None)
     drafts.attach(SimpleNamespace(model_runner=_runner_of(runner)))
-    found: dict[str, Any] = {"last": [], "prepared": [], "sampled": [], "told": []}
+    found: dict[str, Any] = {"last": [], "sampled": [], "told": []}
     for drafted, ends in (([0, 0, 0], [1, 5, 6]), ([0, 2, 0], [1, 4, 5])):
         metadata = runner._calc_spec_decode_metadata(np.array(drafted, np.int32), np.array(ends, np.int32))
         found["last"].append(metadata.logits_indices.tolist() == [end - 1 for end in ends])
-        scheduled = SimpleNamespace(scheduled_spec_decode_tokens={"b": [1, 2]} if any(drafted) else {})
-        found["prepared"].append([*runner._prepare_inputs(scheduled, 7), runner.speculative_config])
         found["sampled"].append(runner._sample(None, metadata) is None)
         runner.drafts = DraftTokenIds(["a", "b"], [[], [1] * max(drafted)])
         found["told"].append(runner.take_draft_token_ids() is not None)
-    return found | {"left out": _left_out(runner), "taken": _taken()}
+    return found | {"steps": _steps(), "taken": _taken()}
 
 
-def _left_out(runner: Any) -> dict[str, Any]:
-    """What a runner is configured with while a step runs and while it is sampled, how often the proposer was asked; and
-    what it is told of steps that were not made."""
+def _steps() -> dict[str, list[list[Any]]]:
+    """Of each step: with what a runner is configured while it runs and while it is sampled, what the proposer is asked,
+    and what the runner has for its scheduler. `_steps` of a proposer are those that it leaves out from then on."""
     from types import SimpleNamespace
 
-    asked, resumed, pauses = list[bool](), list[int](), [0]
-    runner.input_batch.req_ids = ["a", "b"]
-    runner.drafter.leaves_out = lambda: asked.append(False)
-    runner.drafter.pause, runner.drafter.resume = lambda: pauses.pop(0), resumed.append
+    runner: Any = SimpleNamespace(use_async_scheduling=False, speculative_config="ours")
+    runner.model_config = SimpleNamespace(is_hybrid=False)
+    came: list[Any] = []
+    written = SimpleNamespace(sampled_token_ids=[[7], [8]])
+    runner.execute_model = lambda output: came.append(runner.speculative_config)
+    runner.sample_tokens = lambda grammar: came.append(runner.speculative_config) or written
+    _runner_of(runner).input_batch = SimpleNamespace(req_ids=["a", "b"], num_tokens_no_spec=[3, 4], token_ids_cpu=[])
+    proposer = runner.drafter
+    proposer.pause, proposer.resume = lambda: proposer.pauses, lambda left: came.append(f"{left} left")
+    proposer.propose = lambda new, lengths, tokens: came.append(f"asked of {new}, {lengths}") or proposer.drafts
+    drafts.attach(SimpleNamespace(model_runner=runner))
 
-    def step(scheduled: str = "ab", **drafted: list[int]) -> list[Any]:
-        asked.clear()
-        output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(scheduled, 1), scheduled_spec_decode_tokens=drafted)
-        return [runner.execute_model(output), runner.sample_tokens(None), len(asked)]
+    def step(names: str = "ab", pauses: int = 0, proposed: str = "", **drafted: list[int]) -> list[Any]:
+        came.clear()
+        runner._draft_token_ids = runner._draft_token_req_ids = None
+        proposer.pauses, proposer.drafts = pauses, [[], [9] if proposed else []]
+        scheduled = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(names, 1), scheduled_spec_decode_tokens=drafted)
+        runner.execute_model(scheduled)
+        runner.sample_tokens(None)
+        return [*came, runner._draft_token_ids, runner._draft_token_req_ids, runner.speculative_config]
 
-    found: dict[str, Any] = {}
-    for name, others, drafted in (
-        ("to the end", "ab", {}),
-        ("until others came", "abc", {}),
-        ("until others were there", "ac", {}),
-        ("until something was drafted", "ab", {"a": [1]}),
-    ):
-        pauses[:], resumed[:] = [2, 0], []
-        steps = [step(), step(), step(others, **drafted)]
-        found[name] = [*steps, step() if name == "to the end" else None, *resumed]
-    runner.drafter.leaves_out = lambda: True
-    return found | {"while measured": step(), "afterwards": runner.speculative_config}
+    return {
+        "without drafts": [step(), step(proposed="b")],
+        "with drafts": [step(b=[9])],
+        "left out": [step(pauses=2), step(), step(), step()],
+        "left out until others come": [step(pauses=2), step(), step("abc"), step()],
+        "others instead": [step(pauses=1), step("ac")],
+    }
 
 
 def _taken() -> list[Any]:
@@ -272,6 +272,7 @@ def _runner_of(runner: Any) -> Any:
     from types import SimpleNamespace
 
     runner.requests, runner.input_batch = {}, SimpleNamespace(req_ids=[])
+    runner._draft_token_ids = runner._draft_token_req_ids = None
     runner.drafter = SimpleNamespace(attach=lambda seen: None)
     return runner
 

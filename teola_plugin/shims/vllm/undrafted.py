@@ -1,9 +1,8 @@
 """Steps in which no token is drafted cost what they cost in vLLM without speculation.
 
-With it vLLM goes through its rejection sampler in every step, a twentieth of the time of a small model's, and asks for
-drafts and tells its scheduler of each row that there are none. Beside a model's weights, which go through the caches in
-each step, little code is costly: on one core a call that is made once in a step takes five microseconds. So where
-it is known that some steps draft nothing, the runner is as without speculation until they are over.
+With it vLLM goes through its rejection sampler in every step, prepares more, asks for drafts, and tells its scheduler
+of each row that there are none: of a small model a tenth of the time. Beside the weights, which go through the caches
+in each step, little code is costly: on one core a call that is made once in a step takes five microseconds.
 """
 
 from __future__ import annotations
@@ -13,74 +12,74 @@ from typing import Any
 
 
 def spare(runner: Any) -> None:
-    """Hooks of a model runner: `_sample`, `take_draft_token_ids` and, on the CPU, `_prepare_inputs`, `_preprocess`,
-    `execute_model` and `sample_tokens`, as in 0.32. Where the names are not there they are as vLLM has them."""
+    """Hooks of a model runner: `take_draft_token_ids`, of its executor, too, and on the CPU `execute_model` and
+    `sample_tokens`, elsewhere `_sample`, as in 0.32. Where the names are not there they are as vLLM has them."""
     from vllm.platforms import current_platform
 
     if getattr(runner, "use_async_scheduling", True):
         return
-    hooks = dict[str, Any]()
-    if hasattr(runner, "_sample"):
-        hooks["_sample"] = _plainly(runner._sample)
-    if hasattr(runner, "take_draft_token_ids"):
-        hooks["take_draft_token_ids"] = _unless_none(runner.take_draft_token_ids)
     recurrent = getattr(getattr(runner, "model_config", None), "is_hybrid", True)  # its steps differ by their drafts
-    if current_platform.is_cpu() and not recurrent and hasattr(runner, "_prepare_inputs"):
-        for name in ("_prepare_inputs", "_preprocess"):
-            if hasattr(runner, name):
-                hooks[name] = _undrafted(runner, getattr(runner, name))
-        transfers = getattr(getattr(runner, "vllm_config", None), "kv_transfer_config", True)
-        if transfers is None and hasattr(runner, "sample_tokens"):  # a connector is finished behind the drafts
-            LeftOut(runner, hooks)
-            _ask_only_for_drafts()
-    vars(runner).update(hooks)
+    if current_platform.is_cpu() and not recurrent and all(hasattr(runner, name) for name in _STEP):
+        PlainSteps(runner)
+        _ask_only_for_drafts()
+    elif hasattr(runner, "_sample"):
+        runner._sample = _plainly(runner._sample)
+    if hasattr(runner, "take_draft_token_ids"):
+        runner.take_draft_token_ids = _unless_none(runner.take_draft_token_ids)
 
 
-class LeftOut:
-    """Steps that the proposer leaves out. While they last, only `execute_model` is hooked, and looks whether the
-    requests are still those for which it said so."""
+_STEP = ("execute_model", "sample_tokens", "_draft_token_ids", "_draft_token_req_ids")
 
-    def __init__(self, runner: Any, hooks: dict[str, Any]) -> None:
-        """`hooks`: those beside these ones, which are added."""
-        self._runner, self._hooks, self._proposer = runner, hooks, runner.drafter
+
+class PlainSteps:
+    """Steps without a drafted token are those of a runner without `speculative_config`. The proposer is asked behind
+    them, as vLLM asks a `custom_class` behind those with drafts, unless it has said that it need not be."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner, self._proposer, self._speculation = runner, runner.drafter, runner.speculative_config
         self._execute, self._sample = runner.execute_model, runner.sample_tokens
-        self._unhooked = {name: getattr(runner, name) for name in (*hooks, "sample_tokens")}
-        self._speculation = runner.speculative_config
-        self._names: Set[str] | None = None
-        """Of the requests in those steps; None while there are no such steps."""
-        self._left = 0
-        hooks["sample_tokens"] = self.sample
-        runner.execute_model = self.execute
+        self._left, self._names = 0, frozenset[str]()
+        """Steps of these requests in which it need not be."""
+        self._asks = True
+        """Whether it is in this one."""
+        runner.execute_model, runner.sample_tokens = self.execute, self.sample
 
     def execute(self, scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        if self._names is not None:
-            same = scheduler_output.num_scheduled_tokens.keys() == self._names
-            if self._left and same and not scheduler_output.scheduled_spec_decode_tokens:
-                self._left -= 1
-            else:
-                self._end()
-        return self._execute(scheduler_output, *more, **named)
-
-    def sample(self, grammar_output: Any) -> Any:
-        """Of a step of which it was not known; the proposer is asked in it, and says what comes."""
-        if self._proposer.leaves_out():
-            return _without_speculation(self._runner, self._sample, grammar_output)
-        output = self._sample(grammar_output)
-        self._left = self._proposer.pause()
-        if self._left:
-            self._begin()
+        self._asks = not self._left or not self._goes_on(scheduler_output.num_scheduled_tokens.keys())
+        if not scheduler_output.scheduled_spec_decode_tokens:
+            self._runner.speculative_config = None
+        output = self._execute(scheduler_output, *more, **named)
+        if output is not None:  # nothing is sampled
+            self._runner.speculative_config = self._speculation
         return output
 
-    def _begin(self) -> None:
-        self._names = frozenset(self._runner.input_batch.req_ids)
-        self._runner.speculative_config = None
-        vars(self._runner).update(self._unhooked)
-
-    def _end(self) -> None:
-        self._names = None
+    def sample(self, grammar_output: Any) -> Any:
+        plain = self._runner.speculative_config is None
+        output = self._sample(grammar_output)
         self._runner.speculative_config = self._speculation
-        vars(self._runner).update(self._hooks)
-        self._proposer.resume(self._left)
+        if self._asks:
+            if plain:
+                self._ask(output)
+            if left := self._proposer.pause():
+                self._left, self._names = left, frozenset(self._runner.input_batch.req_ids)
+        return output
+
+    def _goes_on(self, names: Set[str]) -> bool:
+        """Counts a step that is left out, or says that the others are not made."""
+        if names == self._names:
+            self._left -= 1
+            return True
+        left, self._left = self._left, 0
+        self._proposer.resume(left)
+        return False
+
+    def _ask(self, output: Any) -> None:
+        """`propose_draft_token_ids` of a runner, for a `custom_class`."""
+        batch, written = self._runner.input_batch, getattr(output, "sampled_token_ids", ())
+        if len(written) == len(batch.req_ids) > 0:
+            drafts = self._proposer.propose(written, batch.num_tokens_no_spec, batch.token_ids_cpu)
+            if any(drafts):
+                self._runner._draft_token_ids, self._runner._draft_token_req_ids = drafts, batch.req_ids.copy()
 
 
 def _ask_only_for_drafts() -> None:
@@ -105,16 +104,6 @@ def _if_there_are(take: Any) -> Any:
     return taken
 
 
-def _without_speculation(runner: Any, step: Any, *args: Any, **named: Any) -> Any:
-    """What a part of a step does where the runner has no `speculative_config`. No context manager: it is called some
-    times in each step."""
-    configured, runner.speculative_config = runner.speculative_config, None
-    try:
-        return step(*args, **named)
-    finally:
-        runner.speculative_config = configured
-
-
 def _plainly(sample: Any) -> Any:
     """`_sample(logits, spec_decode_metadata)`, as without metadata where it has no drafted token."""
 
@@ -134,15 +123,3 @@ def _unless_none(take: Any) -> Any:
         return found if found is not None and any(map(len, found.draft_token_ids)) else None
 
     return taken
-
-
-def _undrafted(runner: Any, prepare: Any) -> Any:
-    """`_prepare_inputs(scheduler_output, ...)` or `_preprocess`, as a runner's without `speculative_config` where no
-    token is drafted: of each request the last token's logits count, and no token is to be filled in."""
-
-    def prepared(scheduler_output: Any, *more: Any, **named: Any) -> Any:
-        if scheduler_output.scheduled_spec_decode_tokens:
-            return prepare(scheduler_output, *more, **named)
-        return _without_speculation(runner, prepare, scheduler_output, *more, **named)
-
-    return prepared

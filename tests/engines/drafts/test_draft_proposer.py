@@ -387,11 +387,8 @@ def test_a_sampled_request_alone_is_hardly_asked_about() -> None:
     batch = Batch()
     batch.join("a", PASSAGE, temperature=0.7)
     batch.step(a=[1])
-    assert all(batch.proposer.leaves_out() for _ in range(64)) and not batch.proposer.leaves_out()
-
-
-def test_nothing_is_asked_of_a_proposer_without_a_runner() -> None:
-    assert not proposer(4).leaves_out()
+    drafter = batch.proposer._drafter
+    assert all(drafter.leaves_out(["a"]) for _ in range(64)) and not drafter.leaves_out(["a"])
 
 
 def test_steps_of_several_without_drafts_are_measured_as_they_are_left_out() -> None:

@@ -56,10 +56,6 @@ class DraftProposer:
         """See `Drafter.forget`."""
         self._drafter.forget(tenant)
 
-    def leaves_out(self) -> bool:
-        """Whether nothing is drafted in the step that runs: asked once, before the proposer would be."""
-        return self._runner is not None and self._drafter.leaves_out(self._runner.names())
-
     def pause(self) -> int:
         """Steps of the requests that run, from the next one on, in which nothing is drafted. See `Drafter.pause`."""
         return 0 if self._runner is None else self._drafter.pause(self._runner.names())

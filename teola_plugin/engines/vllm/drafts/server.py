@@ -47,10 +47,6 @@ class ServerProposer:
         if self._proposer is not None:
             self._proposer.forget(tenant)
 
-    def leaves_out(self) -> bool:
-        """See `DraftProposer.leaves_out`."""
-        return self._proposer is not None and self._proposer.leaves_out()
-
     def pause(self) -> int:
         """See `DraftProposer.pause`."""
         return 0 if self._proposer is None else self._proposer.pause()
