@@ -7,8 +7,8 @@ anything, is asked where there is nothing to copy; with drafts that mislead; and
 request. One request at a time, 4 and 16 at once, each kind by itself and mixed. Ratios are of runs side by side, one
 for each repeat, which starts its engines anew; the median counts. Several at once are compared with both engines
 without drafts, in the mean, and those with each other: so far are the ratios of equal engines from 1. The second model
-has three times as many repeats: where nothing is to be gained, small differences count. All engines take their memory in
-huge pages where the system has them: two equal ones differ less then, as less depends on where it lies.
+has three times as many: where nothing is to be gained, small differences count. All engines take their memory in huge
+pages where the system has them: two equal ones differ less then, as less depends on where it lies.
 
     python -m benchmarks.drafts --json
 """
