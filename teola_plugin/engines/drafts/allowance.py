@@ -18,8 +18,8 @@ _AHEAD, _BEHIND, _LOOKED = 2.0, 1.0, 0.15
 Drafts may cost what it is ahead by, so that they are behind only where they cost more than was expected."""
 _START = 0.5
 """Steps that may be spent before anything was brought."""
-_COMES = 0.4
-"""Of what is saved early, as rows that are ahead may be waited for by others, or wait for them."""
+_COMES, _COMES_WAITED_FOR = 0.4, 0.9
+"""Of what is saved early, as rows that are ahead wait for others in the end; and where others wait for their places."""
 
 
 class Allowance:
@@ -46,9 +46,11 @@ class Allowance:
         engine that had nothing to do has earned nothing."""
         self._add(rows, _SHARE * steps, _BEHIND, max(_AHEAD, least))
 
-    def drafted(self, rows: int, cost: float, saved: float) -> None:
-        """Verifying took so much of a step, and what was accepted saves so much."""
-        self._add(rows, _COMES * saved - cost, _BEHIND)
+    def drafted(self, rows: int, cost: float, saved: float, waited_for: float = 0.0) -> None:
+        """Verifying took so much of a step, and what was accepted saves so much. `waited_for`: how often others take
+        the places of rows that end (see `places`)."""
+        comes = _COMES + (_COMES_WAITED_FOR - _COMES) * waited_for
+        self._add(rows, comes * saved - cost, _BEHIND)
 
     def _add(self, rows: int, steps: float, behind: float, ahead: float = _AHEAD) -> None:
         left = self.left(rows)

@@ -238,8 +238,9 @@ class Drafter:
             return {i: draft for i, (_, draft) in drafts.items()}
         offers, speeds = [row.offer for row, _ in drafts.values()], self._speeds(rows)
         left = self._pacing.left({row.told for row, _ in drafts.values()}, rows)
-        lengths = self._together.lengths(offers, speeds, self._pacing.slower(rows), left)
-        worths = self._together.worths([offer.speed for offer in offers], speeds)
+        waited_for = self._pacing.waited_for(rows)
+        lengths = self._together.lengths(offers, speeds, self._pacing.slower(rows), left, waited_for)
+        worths = self._together.worths([offer.speed for offer in offers], speeds, waited_for)
         each = zip(drafts.items(), lengths, worths, strict=True)
         self._stakes = {i: Stake(row.told, length, worth) for (i, (row, _)), length, worth in each if length}
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}

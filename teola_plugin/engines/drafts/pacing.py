@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from teola_plugin.engines.drafts.allowance import Allowance
 from teola_plugin.engines.drafts.costs import StepCosts
+from teola_plugin.engines.drafts.places import Places
 from teola_plugin.engines.drafts.together import Together
 
 _LONGEST_PAUSE = 64
 """Steps: so many tokens at the end of a request may be missing in its recent output."""
+_IDLE = 16
+"""Steps that pass, at least, where an engine has nothing to do between two batches."""
 
 
 TOLD, UNTOLD = True, False
@@ -56,6 +59,7 @@ class Pacing:
     def forget(self) -> None:
         """All that was learned."""
         self._costs, self._allowances = StepCosts(), {TOLD: Allowance(), UNTOLD: Allowance()}
+        self._places = Places()
         self._last: _Step | None = None
         self._left_out = 0
         """Of the steps that are left out, those to come."""
@@ -94,6 +98,10 @@ class Pacing:
         """How much longer than expected steps of so many rows with drafts take."""
         return self._costs.slower(rows)
 
+    def waited_for(self, rows: int) -> float:
+        """How often the place of one of so many rows is soon taken by another, once it ends: 0 to 1."""
+        return self._places.taken(rows)
+
     def begin(self) -> None:
         """A request is new: looking at it takes as long as its prompt is, which is no fault of drafting."""
         self._begun = True
@@ -123,6 +131,7 @@ class Pacing:
         verified = _verified(last, this)
         drafted = sum(stake.tokens for stake in verified.values())
         expected = together.takes(rows, drafted)
+        self._places.passed(last.names, this.names, steps, idle=self._was_idle(last, this, steps))
         if same and drafted:
             self._costs.drafted(rows, seconds, expected)
         elif same:
@@ -134,7 +143,14 @@ class Pacing:
             if mine:
                 part = sum(stake.tokens for stake in mine.values()) / drafted
                 saved = sum(stake.worth * max(0, len(written[i]) - 1) for i, stake in mine.items())
-                allowance.drafted(rows, part * cost, saved)
+                allowance.drafted(rows, part * cost, saved, self.waited_for(rows))
+
+    def _was_idle(self, last: _Step, this: _Step, steps: int) -> bool:
+        """Whether all had ended before the others came."""
+        if not set(last.names).isdisjoint(this.names):
+            return False
+        plain = self._costs.without(last.rows)
+        return plain is None or this.over - last.over > (steps + _IDLE) * plain
 
     def said(
         self, rows: int, stakes: Mapping[int, Stake], looked: Mapping[bool, int], rests: Mapping[bool, int]

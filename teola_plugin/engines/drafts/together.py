@@ -84,13 +84,18 @@ class Together:
         return bool(self._took)
 
     def lengths(
-        self, drafts: Sequence[Offer], speeds: Sequence[float], slower: float = 1.0, left: float = math.inf
+        self,
+        drafts: Sequence[Offer],
+        speeds: Sequence[float],
+        slower: float = 1.0,
+        left: float = math.inf,
+        waited_for: float = 0.0,
     ) -> Sequence[int]:
         """Of each draft: those with which all rows together gain most a second. All 0 where that is hardly more than
         without. `speeds`: tokens a step of every row, drafting or not. `slower`: how much longer such steps take of
-        late than was measured. `left`: steps that the drafts may cost."""
+        late than was measured. `left`: steps that the drafts may cost. `waited_for`: see `worths`."""
         took = self._of(len(speeds))[1]
-        worths = self.worths([offer.speed for offer in drafts], speeds)
+        worths = self.worths([offer.speed for offer in drafts], speeds, waited_for)
         each = [worth * offer.trust for worth, offer in zip(worths, drafts, strict=True)]
         gains = [
             (worth * offer.share**k, i)
@@ -108,10 +113,12 @@ class Together:
                 lengths[i] += 1
         return lengths
 
-    def worths(self, drafting: Sequence[float], speeds: Sequence[float]) -> Sequence[float]:
+    def worths(self, drafting: Sequence[float], speeds: Sequence[float], waited_for: float = 0.0) -> Sequence[float]:
         """Of a token more of each drafting row, in steps that all rows need not make. `drafting`: speeds of those, as
-        `speeds` has them of all."""
+        `speeds` has them of all. `waited_for`: how often others take the places of rows that end (see `places`): then
+        all rows' tokens are worth the same."""
         alone, behind = self._of(len(speeds))[0], sum(speed**-_BEHIND for speed in speeds)
+        alone *= 1.0 - waited_for
         return [(1 - alone) / len(speeds) + alone * speed**-_BEHIND / behind for speed in drafting]
 
     def takes(self, rows: int, drafted: int) -> float:

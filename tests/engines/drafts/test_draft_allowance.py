@@ -66,6 +66,16 @@ def test_drafts_that_save_less_do_not() -> None:
     assert 2 <= steps <= 4
 
 
+def test_where_others_wait_for_places_more_comes_of_what_is_saved() -> None:
+    allowance = Allowance()
+    for _ in range(100):
+        allowance.drafted(ROWS, 0.2, 0.3, waited_for=1.0)
+    assert not allowance.debt(ROWS, 0.2) and allowance.left(ROWS) == pytest.approx(2.0)
+    for _ in range(100):
+        allowance.drafted(ROWS, 0.2, 0.3)
+    assert allowance.debt(ROWS, 0.2), "it pays for itself there only"
+
+
 def test_numbers_of_rows_are_apart() -> None:
     allowance = Allowance()
     allowance.looked(16, 50.0)
@@ -144,6 +154,24 @@ def test_a_step_in_which_a_row_was_prefilled_says_nothing_of_steps_without_draft
     assert step(pacing, clock, {}, 9.0) == [], "the last of the prompts was prefilled in it"
     assert step(pacing, clock, {}, 1.0) == [TOLD, UNTOLD]
     assert pacing._costs.without(ROWS) == pytest.approx(1.0)
+
+
+def test_it_is_seen_whether_places_are_waited_for() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+
+    def goes_on(*names: str, seconds: float = 1.0) -> None:
+        clock.seconds += seconds
+        pacing.over(list(names), [[1]] * len(names), TOGETHER)
+
+    goes_on(*NAMES)
+    goes_on(*NAMES)
+    goes_on("b", "c", "d", "e")
+    assert pacing.waited_for(ROWS) == 0.125
+    goes_on("f", "g", "h", "i", seconds=100.0)
+    assert pacing.waited_for(ROWS) < 0.125, "the engine had nothing to do before these came"
+    pacing.forget()
+    assert pacing.waited_for(ROWS) == 0.0
 
 
 def test_all_is_forgotten() -> None:

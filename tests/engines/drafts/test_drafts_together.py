@@ -106,3 +106,15 @@ def test_a_row_that_is_ahead_does_not_hold_up_those_that_are_behind() -> None:
     assert sum(lengths(*drafts, speed=3.0)) < sum(lengths(*drafts)) / 2
     assert sum(lengths(*drafts, others=3.0)) >= sum(lengths(*drafts)), "but they are waited for"
     assert lengths((16, 0.9), rows=1, speed=3.0) == lengths((16, 0.9), rows=1), "nobody else is there"
+
+
+def test_where_places_are_waited_for_a_token_of_each_row_is_worth_the_same() -> None:
+    """One that is ahead makes room for another; where none waits it is hardly missed."""
+    together, speeds = Together(steps_of(PROFILE)), [3.0, 1.0, 1.0, 1.0]
+    ahead, behind = together.worths([3.0, 1.0], speeds)
+    assert ahead < behind / 3
+    assert together.worths([3.0, 1.0], speeds, 1.0) == pytest.approx([0.25, 0.25])
+    assert ahead < together.worths([3.0], speeds, 0.5)[0] < 0.25
+    offers = [Offer(16, 0.8, 1.0, 3.0)]
+    ending, waited = (sum(together.lengths(offers, speeds, waited_for=share)) for share in (0.0, 1.0))
+    assert ending < waited

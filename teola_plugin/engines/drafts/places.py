@@ -1,0 +1,51 @@
+"""Whether the place of a request that ends is soon taken by another one.
+
+Where requests wait for a place, each token that a row is ahead makes room for them. Where none does, a row that ends
+sooner is hardly missed: the others' steps are only shorter by its part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from teola_plugin.engines.drafts.costs import about
+
+_SOON = 16
+"""Steps: who asks one request after the other needs some to ask again."""
+_NEARER = 0.125
+"""Of the difference, by which each request that ends corrects the share."""
+
+
+class Places:
+    """By the number of rows in a step, up to a power of two: a load of sixteen says nothing of one of four."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, float] = {}
+        self._empty: deque[tuple[int, int]] = deque()
+        """Places that may still be taken: of how many rows, and the step in which each became empty."""
+        self._step = 0
+
+    def taken(self, rows: int) -> float:
+        """The share of places that were soon taken, of late; 0 where none has become empty yet."""
+        return self._taken.get(about(rows), 0.0)
+
+    def passed(self, before: Sequence[str], names: Sequence[str], steps: int, *, idle: bool) -> None:
+        """So many steps were made, from one with the requests `before` to one with these. `idle`: between the two the
+        engine had nothing to do, so that those who come now did not wait."""
+        self._step += steps
+        if before != names:
+            ended = set(before).difference(names)
+            self._empty.extend([(about(len(before)), self._step)] * len(ended))
+        while self._empty and (idle or self._step - self._empty[0][1] > _SOON):
+            self._saw(0.0)
+        if self._empty and before != names:
+            came = set(names).difference(before)
+            for _ in range(min(len(came), len(self._empty))):
+                self._saw(1.0)
+
+    def _saw(self, taken: float) -> None:
+        """What has come of the place that has been empty longest."""
+        rows, _ = self._empty.popleft()
+        known = self._taken.get(rows, 0.0)
+        self._taken[rows] = known + _NEARER * (taken - known)
