@@ -16,8 +16,8 @@ _SHARE = 0.0025
 _AHEAD, _BEHIND, _LOOKED = 2.0, 1.0, 0.15
 """Steps that drafting may be ahead or behind, at most, and behind by looking alone: what was longer ago does not count.
 Drafts may cost what it is ahead by, so that they are behind only where they cost more than was expected."""
-_START = 0.5
-"""Steps that may be spent before anything was brought."""
+_START = 2.0
+"""Steps that may be spent before anything was brought: with less it is chance whether a gain is ever found."""
 _COMES, _COMES_WAITED_FOR = 0.4, 0.9
 """Of what is saved early, as rows that are ahead wait for others in the end; and where others wait for their places."""
 

@@ -91,8 +91,9 @@ class Pacing:
         return self._allowances[told].left(rows) >= self._least
 
     def left(self, kinds: Iterable[bool], rows: int) -> float:
-        """Steps that drafts of these rows, beside so many, may cost."""
-        return min(self._allowances[told].left(rows) for told in kinds)
+        """Steps that drafts of these rows, beside so many, may cost in this one: half of what is left, so that a few
+        guesses are tried, however wrong the first ones are."""
+        return max(self._least, min(self._allowances[told].left(rows) for told in kinds) / 2)
 
     def slower(self, rows: int) -> float:
         """How much longer than expected steps of so many rows with drafts take."""
