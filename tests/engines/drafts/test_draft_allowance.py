@@ -11,8 +11,23 @@ from teola_plugin.engines.drafts.together import Together
 ROWS = 4
 
 
-def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
+def tried() -> Allowance:
+    """Half a step is left of what may be tried."""
     allowance = Allowance()
+    allowance.drafted(ROWS, allowance.left(ROWS) - 0.5, saved=0.0)
+    return allowance
+
+
+def test_some_guesses_are_tried_before_anything_was_brought() -> None:
+    allowance = Allowance()
+    for _ in range(5):
+        assert not allowance.debt(ROWS, 0.3)
+        allowance.drafted(ROWS, 0.3, saved=0.0)
+    assert not allowance.debt(ROWS, 0.0) and allowance.left(16) == 2.0
+
+
+def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
+    allowance = tried()
     allowance.looked(ROWS, 0.55)
     assert allowance.debt(ROWS, 0.0) in (20, 21)
     for left in range(19, -1, -1):
@@ -29,7 +44,7 @@ def test_debts_of_looking_are_no_longer_than_a_pause() -> None:
 
 
 def test_drafts_are_looked_for_once_they_can_be_paid_for() -> None:
-    allowance = Allowance()
+    allowance = tried()
     allowance.drafted(ROWS, 0.5, saved=0.0)
     assert allowance.debt(ROWS, 0.2) == pytest.approx(80, abs=1) and allowance.debt(ROWS, 0.0) == 0
     for _ in range(81):
@@ -58,7 +73,7 @@ def test_drafts_that_save_more_than_they_take_pay_for_what_is_looked_for() -> No
 
 
 def test_drafts_that_save_less_do_not() -> None:
-    allowance = Allowance()
+    allowance = tried()
     steps = 0
     while not allowance.debt(ROWS, 0.2):
         allowance.drafted(ROWS, 0.2, saved=0.15)
@@ -83,7 +98,7 @@ def test_numbers_of_rows_are_apart() -> None:
 
 
 def test_a_step_that_cost_more_than_was_expected_is_paid_for_before_the_next() -> None:
-    allowance = Allowance()
+    allowance = tried()
     allowance.drafted(ROWS, 1.5, saved=0.0)
     assert allowance.left(ROWS) == -1.0 and allowance.debt(ROWS, 0.0) == pytest.approx(400, abs=2)
     allowance.looked(ROWS, 100.0)
@@ -174,6 +189,20 @@ def test_it_is_seen_whether_places_are_waited_for() -> None:
     assert pacing.waited_for(ROWS) == 0.0
 
 
+def test_one_step_costs_no_more_than_half_of_what_is_left() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    step(pacing, clock, {}, 1.0)
+    assert pacing.left([TOLD, UNTOLD], ROWS) == 1.0
+    for _ in range(3):
+        step(pacing, clock, {0: Stake(TOLD, 8, 0.25)}, 1.5, look=0.0)
+    least = max(0.0, TOGETHER.least(ROWS) - 1.0)
+    assert 0.5 < pacing.left([TOLD, UNTOLD], ROWS) < pacing.left([UNTOLD], ROWS) == 1.0
+    for _ in range(9):
+        step(pacing, clock, {0: Stake(TOLD, 8, 0.25)}, 1.5, look=0.0)
+    assert pacing.left([TOLD], ROWS) == pytest.approx(least), "but for the shortest drafts that there are"
+
+
 def test_all_is_forgotten() -> None:
     clock = Clock()
     pacing = Pacing(clock)
@@ -221,5 +250,5 @@ def test_only_a_part_is_paid_where_others_drafted_the_rest() -> None:
     shared = {0: Stake(TOLD, 12, 0.25), 1: Stake(UNTOLD, 4, 0.25)}
     for stakes in ({}, shared, {}):
         step(pacing, clock, stakes, 1.0 if not clock.seconds else 1.5, look=0.0)
-    left = {told: 0.5 - pacing.left([told], ROWS) for told in (TOLD, UNTOLD)}
+    left = {told: 2.0 - 2.0 * pacing.left([told], ROWS) for told in (TOLD, UNTOLD)}
     assert left[TOLD] == pytest.approx(3 * left[UNTOLD], rel=0.1) and left[UNTOLD] > 0.1
