@@ -15,13 +15,11 @@ from typing import NamedTuple
 
 from teola_plugin.engines.drafts.allowance import Allowance
 from teola_plugin.engines.drafts.costs import StepCosts
-from teola_plugin.engines.drafts.places import Places
+from teola_plugin.engines.drafts.places import SOON, Places
 from teola_plugin.engines.drafts.together import Together
 
 _LONGEST_PAUSE = 64
 """Steps: so many tokens at the end of a request may be missing in its recent output."""
-_IDLE = 16
-"""Steps that pass, at least, where an engine has nothing to do between two batches."""
 
 
 TOLD, UNTOLD = True, False
@@ -148,10 +146,10 @@ class Pacing:
 
     def _was_idle(self, last: _Step, this: _Step, steps: int) -> bool:
         """Whether all had ended before the others came."""
-        if not set(last.names).isdisjoint(this.names):
+        if any(name in this.names for name in last.names):
             return False
         plain = self._costs.without(last.rows)
-        return plain is None or this.over - last.over > (steps + _IDLE) * plain
+        return plain is None or this.over - last.over > (steps + SOON) * plain
 
     def said(
         self, rows: int, stakes: Mapping[int, Stake], looked: Mapping[bool, int], rests: Mapping[bool, int]

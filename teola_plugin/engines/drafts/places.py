@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from teola_plugin.engines.drafts.costs import about
 
-_SOON = 16
+SOON = 16
 """Steps: who asks one request after the other needs some to ask again."""
 _NEARER = 0.125
 """Of the difference, by which each request that ends corrects the share."""
@@ -37,7 +37,7 @@ class Places:
         if before != names:
             ended = set(before).difference(names)
             self._empty.extend([(about(len(before)), self._step)] * len(ended))
-        while self._empty and (idle or self._step - self._empty[0][1] > _SOON):
+        while self._empty and (idle or self._step - self._empty[0][1] > SOON):
             self._saw(0.0)
         if self._empty and before != names:
             came = set(names).difference(before)
