@@ -7,8 +7,9 @@ anything, is asked where there is nothing to copy; with drafts that mislead; and
 request. One request at a time, 4 and 16 at once, each kind by itself and mixed. Ratios are of runs side by side, one
 for each repeat, which starts its engines anew; the median counts. Several at once are compared with both engines
 without drafts, in the mean, and those with each other: so far are the ratios of equal engines from 1. The second model
-has three times as many: where nothing is to be gained, small differences count. All engines take their memory in huge
-pages where the system has them: two equal ones differ less then, as less depends on where it lies.
+has three times as many, of twice as many rounds: where nothing is to be gained, small differences count. All engines
+take their memory in huge pages where the system has them: two equal ones differ less then, as less depends on where it
+lies.
 
     python -m benchmarks.drafts --json
 """
@@ -35,8 +36,9 @@ from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import EngineProfile
 
 AT_ONCE = (4, 16)
-ROUNDS = 4
-"""Of several at once in each repeat: one lasts a second, and anything else on the machine shows."""
+ROUNDS, ROUNDS_WRITTEN = 4, 8
+"""Of several at once in each repeat, with the first model and with the second: one lasts a second, and anything else on
+the machine shows."""
 LOADED = 16
 """Cases of a kind with several at once."""
 MORE = 3
@@ -65,12 +67,12 @@ class Measured:
 
 async def copied(pairs: Pairs, repeats: int) -> Measured:
     """Answers, refinements, and both at once."""
-    return await measured(pairs, _copied, repeats)
+    return await measured(pairs, _copied, repeats, ROUNDS)
 
 
 async def written(pairs: Pairs, repeats: int) -> Measured:
     """Texts that repeat hardly anything."""
-    return await measured(pairs, _written, repeats)
+    return await measured(pairs, _written, repeats, ROUNDS_WRITTEN)
 
 
 async def _copied(plain: VllmEngine) -> tuple[Plan, Plan]:
@@ -92,8 +94,10 @@ async def _written(plain: VllmEngine) -> tuple[Plan, Plan]:
     return Plan(cases, ways), Plan(cases, {kind: (*some, CONTROL) for kind, some in ways.items()})
 
 
-async def measured(pairs: Pairs, plans: Callable[[VllmEngine], Awaitable[tuple[Plan, Plan]]], repeats: int) -> Measured:
-    """`plans`: what is asked one at a time, and what several at once."""
+async def measured(
+    pairs: Pairs, plans: Callable[[VllmEngine], Awaitable[tuple[Plan, Plan]]], repeats: int, rounds: int
+) -> Measured:
+    """`plans`: what is asked one at a time, and what several at once, in so many rounds."""
     async with pairs() as engines:
         one, many = await plans(engines.plain)
         alone, load = OneByOne(one), Load(many, {kind: await _texts(engines, many.cases[kind]) for kind in many.cases})
@@ -101,7 +105,7 @@ async def measured(pairs: Pairs, plans: Callable[[VllmEngine], Awaitable[tuple[P
         async with pairs() as engines:
             profile = await engines.drafting.measure()
             await alone.repeat(engines, number)
-            await load.repeat(engines, ROUNDS, AT_ONCE)
+            await load.repeat(engines, rounds, AT_ONCE)
     rows = [alone.load_row(kind) for kind in many.cases if kind in one.cases]
     return Measured(alone, list(one.cases), [*rows, *load.rows()], profile)
 

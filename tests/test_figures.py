@@ -45,7 +45,7 @@ SENTENCES = {
         "{drafts[held_out_lookup]:.2f} and {drafts[held_out_graph]:.2f} times.",
         "is {drafts[nothing_to_copy]:.3f} times as fast where there is nothing to copy, and {drafts[misled]:.2f} times",
         "that misleads (load {drafts[environment][load_1m]:.1f})",
-        "the least of all is {drafts[worst_at_load]:.2f} ({drafts[worst_is]})",
+        "the least of all is {drafts[worst_at_load]:.3f} ({drafts[worst_is]})",
         "the control, is {drafts[control_at_load][0]:.2f} to {drafts[control_at_load][1]:.2f} times as fast",
         "(the median has {likeliest[chunks][upload]:.0f} chunks) or all of it ({likeliest[chunks][reference]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.vllm.cache import CachedPrefixes
+from teola_plugin.engines.vllm.drafts.options import extra_args
 from teola_plugin.engines.vllm.drafts.worker import FORGET
 from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit, Tell
 from teola_plugin.engines.vllm.output import Output
 from teola_plugin.engines.vllm.scheduler import KEY
 from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
-from teola_plugin.requests.draft_texts import KEY as DRAFTS
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
 from teola_plugin.shims.vllm import streams
 from teola_plugin.shims.vllm.llm import limits_of, token_prompt
@@ -107,7 +107,7 @@ class RequestRunner:
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
             texts = [await self._tokens.draft(text) for text in submit.drafts]
-            params.extra_args = {DRAFTS: {"tokens": texts, "app": submit.app, "tenant": submit.tenant}}
+            params.extra_args = extra_args(texts, submit.app, submit.tenant)
         written.ask(ids, params)
         self._enter()
         try:
