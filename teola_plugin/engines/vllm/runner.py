@@ -106,7 +106,8 @@ class RequestRunner:
         ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
-            params.extra_args = extra_args(submit.drafts, submit.app, submit.tenant)
+            texts = [await self._tokens.draft(text) for text in submit.drafts]
+            params.extra_args = extra_args(texts, submit.app, submit.tenant)
         written.ask(ids, params)
         self._enter()
         try:
