@@ -54,13 +54,16 @@ class Row:
         ends: int | None = None,
     ) -> None:
         """`tokens`: the prompt, which has `prompt` of them, and what is written already. `texts`: what the output may
-        repeat; one with a `GAP_TOKEN` is a skeleton. `most`: of one draft. `lookup`: whether the tokens are looked
-        through themselves. `learned`: how often guesses were right in the requests of its app and tenant, of which it
-        is one; `calibration`: the same of its engine. `ends`: tokens that it has at most in the end."""
+        repeat, read when something is first looked up; one with a `GAP_TOKEN` is a skeleton. `most`: of one draft.
+        `lookup`: whether the tokens are looked through themselves. `learned`: how often guesses were right in the
+        requests of its app and tenant, of which it is one; `calibration`: the same of its engine. `ends`: tokens that
+        it has at most in the end."""
         self._own = Corpus(tokens[:prompt])
         self._prompt, self._most = prompt, most
-        self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
-        self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
+        self._unfound: Sequence[Sequence[int]] = texts
+        """Texts that were not looked at yet: many a row is never drafted for."""
+        self._texts = list[FollowedText]()
+        self._skeletons = list[Skeleton]()
         self._recent, self._lookup = recent, lookup
         self._learned, self._calibration, self._ends = learned, calibration or Calibration(), ends
         self._trust: dict[Kind, Trust] = {}
@@ -88,7 +91,7 @@ class Row:
     @property
     def told(self) -> bool:
         """Whether a text came along that it may still repeat."""
-        return bool(self._texts or self._skeletons)
+        return bool(self._unfound or self._texts or self._skeletons)
 
     @property
     def output(self) -> list[int]:
@@ -110,9 +113,7 @@ class Row:
             self._learn(new)
         self._rest = max(0, self._rest - len(new))
         self._own.add(new)
-        for skeleton in self._skeletons:
-            skeleton.follow(new)
-        self._skeletons = [skeleton for skeleton in self._skeletons if not skeleton.over]
+        self._follow_skeletons(new)
         self._unfollowed += len(new)
 
     def _learn(self, new: Sequence[int]) -> None:
@@ -204,8 +205,22 @@ class Row:
         """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""
         return [self._own.tokens[i % self._prompt] for i in range(count)]
 
+    def _read(self) -> None:
+        """The texts, and where the output is in them that are skeletons."""
+        texts, self._unfound = [*self._unfound], ()
+        self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
+        self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
+        self._follow_skeletons(self.output)
+
+    def _follow_skeletons(self, new: Sequence[int]) -> None:
+        for skeleton in self._skeletons:
+            skeleton.follow(new)
+        self._skeletons = [skeleton for skeleton in self._skeletons if not skeleton.over]
+
     def _follow(self) -> None:
         """As late as this: nothing is looked for where nothing is to be drafted."""
+        if self._unfound:
+            self._read()
         if self._texts and self._unfollowed:
             last = self._own.tokens[max(self._prompt, len(self._own) - self._unfollowed - LONGEST) :]
             for text in self._texts:

@@ -106,8 +106,7 @@ class RequestRunner:
         ids = self._checked(await self._tokens.whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
-            texts = [await self._tokens.draft(text) for text in submit.drafts]
-            params.extra_args = extra_args(texts, submit.app, submit.tenant)
+            params.extra_args = extra_args(submit.drafts, submit.app, submit.tenant)
         written.ask(ids, params)
         self._enter()
         try:

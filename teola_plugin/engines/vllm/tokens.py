@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.engines.drafts.skeleton import with_gaps
 from teola_plugin.engines.vllm.positions import block_ends
-from teola_plugin.graph import GAP
 from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
 
@@ -18,8 +16,6 @@ _LONG = 20_000
 """Characters from which tokenising goes to a thread: about 5 ms of work, more than a token stream should wait."""
 _UNSTABLE = 8
 """At most this many tokens at the end of a prefix are taken for unstable."""
-_FORMS = 1024
-"""Forms of answers whose tokens are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,6 @@ class PromptTokens:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._forms: dict[str, Sequence[int]] = {}
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
 
     async def whole(self, prompt: Prompt) -> Encoded:
@@ -67,23 +62,6 @@ class PromptTokens:
         text, special = self.render(prompt)
         known, unknown, _ = text.partition(UNKNOWN)
         return await _run(len(known), lambda: self._encode(prompt, text, known, special, stable=bool(unknown)))
-
-    async def text(self, text: str) -> list[int]:
-        """Of a text that stands in no prompt, without special tokens."""
-        encoded = await _run(len(text), lambda: self._encode(Prompt(text=text), text, text, False))
-        return encoded.ids
-
-    async def draft(self, text: str) -> Sequence[int]:
-        """Of a text that may be drafted. One with gaps is likely to come again: its ids are kept."""
-        if GAP not in text:
-            return await self.text(text)
-        found = self._forms.get(text)
-        if found is None:
-            found = with_gaps(text, GAP, lambda part: self._encode(Prompt(text=part), part, part, False).ids)
-            if len(self._forms) >= _FORMS:
-                self._forms.clear()
-            self._forms[text] = found
-        return found
 
     def render(self, prompt: Prompt) -> tuple[str, bool]:
         """The prompt's text, and whether special tokens are still to be added (a chat template writes its own)."""

@@ -17,6 +17,8 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.shims.vllm import drafts as shim
 
 PASSAGE = list(range(100, 160))
+TEXT = "".join(map(chr, PASSAGE))
+"""The same; a character's number is its token."""
 
 
 class Batch:
@@ -60,6 +62,7 @@ def proposer(tokens: int, **options: Any) -> DraftProposer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENV, json.dumps(options))
         patch.setattr(shim, "mend", lambda: None)
+        patch.setattr(shim, "encoder", lambda config: lambda text: [ord(char) for char in text])
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
             model_config=SimpleNamespace(max_model_len=200),
@@ -76,7 +79,7 @@ def test_a_row_copies_its_prompt() -> None:
 
 def test_a_text_that_came_along_is_followed_from_its_first_token() -> None:
     batch = Batch()
-    batch.join("a", [1, 2], tokens=[PASSAGE])
+    batch.join("a", [1, 2], texts=[TEXT])
     assert batch.step(a=PASSAGE[:1]) == {"a": PASSAGE[1:9]}
 
 
@@ -195,14 +198,14 @@ def test_lookup_can_be_off() -> None:
 def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
     batch = Batch(tokens=16)
     batch.proposer.afford([(1, (16,) * SHARES), (4, (6,) * SHARES), (8, (0,) * SHARES)])
-    batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
+    batch.join("a", [1, *PASSAGE], texts=[TEXT])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 16
     for i in range(3):
-        batch.join(f"b{i}", [i + 2, *PASSAGE], tokens=[PASSAGE])
+        batch.join(f"b{i}", [i + 2, *PASSAGE], texts=[TEXT])
     written = {f"b{i}": PASSAGE[:1] for i in range(3)}
     assert set(map(len, batch.step(a=PASSAGE[1:18], **written).values())) == {6}
     for i in range(3, 6):
-        batch.join(f"b{i}", [i + 2, *PASSAGE], tokens=[PASSAGE])
+        batch.join(f"b{i}", [i + 2, *PASSAGE], texts=[TEXT])
     written = {f"b{i}": PASSAGE[1:2] if i < 3 else PASSAGE[:1] for i in range(6)}
     assert set(map(len, batch.step(a=PASSAGE[18:19], **written).values())) == {0}
 
@@ -210,7 +213,7 @@ def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
 def test_a_budget_of_the_users_holds() -> None:
     batch = Batch(budget=4)
     batch.proposer.afford([(1, (0,) * SHARES)])
-    batch.join("a", [1, *PASSAGE], tokens=[PASSAGE])
+    batch.join("a", [1, *PASSAGE], texts=[TEXT])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 4
 
 
@@ -297,7 +300,7 @@ def test_rows_that_find_nothing_are_looked_at_now_and_then(measured: bool) -> No
 def test_rows_that_copy_draft_beside_each_other_also_where_nothing_was_measured() -> None:
     batch, drafted = Timed(measured=False), 0
     for name in "cd":
-        batch.join(name, [ord(name)], tokens=[PASSAGE])
+        batch.join(name, [ord(name)], texts=[TEXT])
     for at in range(1, 20):
         found = batch.step(**{name: PASSAGE[at - 1 : at] for name in batch.rows})
         drafted += sum(map(len, found.values()))
@@ -323,7 +326,7 @@ def test_a_request_that_is_new_is_looked_at_where_others_are_left_out() -> None:
     batch = Timed()
     batch.nothing(60)
     assert batch.proposer._drafter.leaves_out(["a", "b"]) and not batch.proposer._drafter.leaves_out(["a", "b", "c"])
-    batch.join("c", [7, 8], tokens=[PASSAGE])
+    batch.join("c", [7, 8], texts=[TEXT])
     drafts = batch.step(a=[3000], b=[3001], c=PASSAGE[:1])
     assert drafts == {"a": [], "b": [], "c": PASSAGE[1:2]}, "a short one first"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,11 +14,13 @@ from teola_plugin.engines.drafts.corpus import Corpus
 from teola_plugin.engines.drafts.followed import FollowedText
 from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
 from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.skeleton import GAP_TOKEN
 
 MOST = 16
 ALONE = longest_drafts(unmeasured(MOST), 1)
 """For one row on an engine that was not measured."""
 TOKENS = st.lists(st.integers(0, 30), max_size=40)
+WITH_GAPS = st.lists(st.lists(st.sampled_from([GAP_TOKEN, *range(6)]), max_size=12), max_size=4)
 
 
 def written(row: Row, output: Sequence[int], longest: Sequence[int] = ALONE) -> int:
@@ -184,3 +186,37 @@ def test_behind_a_single_token_nothing_is_drafted_until_it_was_right_there() -> 
     later = Row([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, learned=learned)
     later.grow([9, 7])
     assert later.draft(MOST, ALONE)[:1] == [8], "and so it came"
+
+
+class Unread(list[list[int]]):
+    """Texts that count how often they are read."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_texts_are_read_once_something_is_looked_up() -> None:
+    texts = Unread([[*range(100, 140)], [7, 101, GAP_TOKEN]])
+    row = Row([1, 2, 3], 3, texts, None, MOST)
+    for token in range(100, 110):
+        row.grow([token])
+    assert (row.told, texts.times) == (True, 0)
+    assert row.draft(MOST) == [*range(110, 110 + MOST)]
+    row.grow([*range(110, 115)])
+    row.draft(MOST)
+    assert texts.times == 1
+
+
+@given(WITH_GAPS, TOKENS, st.integers(0, 40))
+def test_a_text_that_is_read_late_is_followed_like_one_that_was_there(
+    texts: list[list[int]], output: list[int], late: int
+) -> None:
+    early, lazy = (Row([50], 1, texts, None, MOST) for _ in range(2))
+    early._read()
+    for token in output[:late]:
+        early.grow([token])
+        lazy.grow([token])
+    assert lazy.draft(MOST) == early.draft(MOST)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from engines.drafts.test_draft_rows import MOST, TOKENS, written
+from engines.drafts.test_draft_rows import MOST, TOKENS, WITH_GAPS, written
 from hypothesis import given
-from hypothesis import strategies as st
 
 from teola_plugin.engines.drafts.row import Row
 from teola_plugin.engines.drafts.skeleton import GAP_TOKEN as GAP
@@ -15,7 +14,6 @@ from teola_plugin.engines.drafts.skeleton import Skeleton, with_gaps
 
 LIST = [1, 2, GAP, 9, 3, 2, GAP, 9, 4, 2, GAP, 9, 5, 2, GAP]
 """`1. ...\\n2. ...\\n3. ...`"""
-WITH_GAPS = st.lists(st.lists(st.sampled_from([GAP, *range(6)]), max_size=12), max_size=4)
 
 
 def row(*texts: Sequence[int], prompt: Sequence[int] = (50,)) -> Row:

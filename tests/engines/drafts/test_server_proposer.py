@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.drafts.skeleton import GAP_TOKEN
 from teola_plugin.engines.vllm.drafts.options import Told, extra_args
 from teola_plugin.engines.vllm.drafts.server import ServerProposer
 from teola_plugin.graph import GAP
@@ -103,8 +102,17 @@ def test_nor_one_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_others_write_there_is_left_out() -> None:
-    assert Told.of({"teola_drafts": ["a", 3, "b"], "x": 1}) == Told(("", ""), (), ["a", "b"], False)
-    assert Told.of({"teola_drafts": "text"}) == Told.of({}) == Told(("", ""), (), [], False)
+    assert Told.of({"teola_drafts": ["a", 3, "b"], "x": 1}) == Told(("", ""), ["a", "b"], False)
+    assert Told.of({"teola_drafts": "text"}) == Told.of({}) == Told(("", ""), [], False)
     assert Told.of({"teola_app": 1}).source == ("1", "")
-    ours = Told.of(extra_args([[1, GAP_TOKEN, 2**31 - 1], []], "x", ""))
-    assert ours == Told(("x", ""), [[1, GAP_TOKEN, 2**31 - 1], []], (), True)
+    assert Told.of(extra_args(["a", "\ud800"], "x", "")) == Told(("x", ""), ["a"], True)
+
+
+def test_texts_go_to_vllm_as_plain_ones() -> None:
+    """It refuses subclasses of `str` where it sends a request on: LangChain's `message.text` is one."""
+
+    class Text(str):
+        __slots__ = ()
+
+    [given] = extra_args([Text("a")], Text("x"), Text("y")).values()
+    assert {type(text) for text in (*given["texts"], given["app"], given["tenant"])} == {str}

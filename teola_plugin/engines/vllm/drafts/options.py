@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.draft_texts import APP, KEY, TENANT
 
 ENV = "TEOLA_DRAFTS"
 """Environment variable by which the proposer gets its settings, as JSON: vLLM makes it with its own configuration."""
 _MOST_TEXTS = 64
-_IDS = "i"
-"""Token ids travel as bytes: vLLM copies what comes with a request item by item."""
 
 
-def extra_args(texts: Sequence[Sequence[int]], app: str, tenant: str) -> dict[str, Any]:
-    """`SamplingParams.extra_args` of a request from the engine's host. `texts`: token ids of what it may repeat."""
-    return {KEY: {"tokens": [array(_IDS, text).tobytes() for text in texts], "app": app, "tenant": tenant}}
+def extra_args(texts: Sequence[str], app: str, tenant: str) -> dict[str, Any]:
+    """`SamplingParams.extra_args` of a request from the engine's host. What is no Unicode is left out of `texts`, as it
+    would not arrive; nor would subclasses of `str`, such as what LangChain's messages have as their text."""
+    told = [str.__str__(text) for text in texts if not lone_surrogate(text)]
+    return {KEY: {"texts": told, "app": str.__str__(app), "tenant": str.__str__(tenant)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,8 @@ class Told:
 
     source: tuple[str, str] = ("", "")
     """App and tenant."""
-    tokens: Sequence[Sequence[int]] = ()
-    """Texts that its answer may repeat, where they are tokens already."""
     texts: Sequence[str] = ()
+    """What its answer may repeat."""
     kept: bool = True
     """Whether its output is a recent one, and may draft from those: over HTTP only where its app or tenant is named."""
 
@@ -38,11 +37,10 @@ class Told:
         """Of `SamplingParams.extra_args`. What is of another form is left out: others may write there, too."""
         given = extra.get(KEY)
         if isinstance(given, Mapping):
-            tokens = [array(_IDS, ids).tolist() for ids in given.get("tokens", ())]
-            return Told((str(given.get("app", "")), str(given.get("tenant", ""))), tokens)
+            return Told((str(given.get("app", "")), str(given.get("tenant", ""))), given.get("texts", ()))
         source = str(extra.get(APP, "")), str(extra.get(TENANT, ""))
         texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
-        return Told(source, (), texts[:_MOST_TEXTS], any(source))
+        return Told(source, texts[:_MOST_TEXTS], any(source))
 
 
 def ruled_out(engine_args: Mapping[str, Any]) -> str:

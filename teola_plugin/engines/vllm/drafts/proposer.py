@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from teola_plugin.engines.drafts.drafter import Drafter
 from teola_plugin.engines.drafts.lengths import Lengths
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.drafts.skeleton import with_gaps
 from teola_plugin.engines.drafts.together import UNMEASURED, Steps
 from teola_plugin.engines.vllm.drafts.options import ENV, Told
-from teola_plugin.graph import GAP
+from teola_plugin.engines.vllm.drafts.texts import Encoded, Encoder
 from teola_plugin.shims.vllm import drafts as shim
 
 
 class DraftProposer:
     """Drafts of all running requests. In the process of vLLM's worker, on its one thread."""
 
-    def __init__(self, vllm_config: Any, encode: Callable[[str], Sequence[int]] | None = None) -> None:
-        """`encode` makes tokens of texts that come as such; without it nothing is made of them."""
-        self._encode = encode
+    def __init__(self, vllm_config: Any) -> None:
+        self._encode = Encoder(shim.encoder(vllm_config))
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
         self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
@@ -112,10 +110,7 @@ class DraftProposer:
         """A request that is new here, or that was preempted and comes again."""
         asked = runner.asked(name)
         told = Told.of(asked.extra)
-        texts = (told.tokens or self._encoded(told.texts)) if asked.greedy else ()
+        texts = Encoded(told.texts, self._encode) if asked.greedy else ()
         return self._drafter.begin(
             name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept, ends=asked.ends
         )
-
-    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
-        return [] if self._encode is None else [with_gaps(text, GAP, self._encode) for text in texts]

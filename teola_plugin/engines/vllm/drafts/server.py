@@ -1,12 +1,12 @@
 """The proposer for a vLLM server that somebody else starts: `vllm serve` with two flags, see docs/drafts.md.
 
-Texts come with the requests and become tokens here. Whatever goes wrong, the server serves, without drafts.
+Whatever goes wrong, the server serves, without drafts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
@@ -14,8 +14,6 @@ from teola_plugin.requests.draft_texts import FORGET_ALL, FORGET_TENANT
 from teola_plugin.shims.vllm import drafts as shim
 
 log = logging.getLogger("vllm.teola_plugin")
-_KEPT = 1024
-"""Texts whose tokens are kept: forms of answers come again."""
 
 
 class ServerProposer:
@@ -28,7 +26,7 @@ class ServerProposer:
             self._off(f"this vLLM has no {', '.join(lacking)}")
             return
         try:
-            self._proposer = _OnServer(vllm_config, _remembering(shim.encoder(vllm_config)))
+            self._proposer = _OnServer(vllm_config)
         except Exception as error:
             self._off(f"{type(error).__name__}: {error}")
 
@@ -78,17 +76,3 @@ class _OnServer(DraftProposer):
         elif tenant := extra.get(FORGET_TENANT):
             self.forget(str(tenant))
         return super()._begin(runner, name, tokens)
-
-
-def _remembering(encode: Callable[[str], Sequence[int]]) -> Callable[[str], Sequence[int]]:
-    known: dict[str, Sequence[int]] = {}
-
-    def encoded(text: str) -> Sequence[int]:
-        found = known.get(text)
-        if found is None:
-            if len(known) >= _KEPT:
-                known.clear()
-            found = known[text] = encode(text)
-        return found
-
-    return encoded

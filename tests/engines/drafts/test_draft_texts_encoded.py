@@ -1,0 +1,46 @@
+"""Texts of requests become tokens in the worker, when they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from teola_plugin.engines.drafts.skeleton import GAP_TOKEN
+from teola_plugin.engines.vllm.drafts.texts import Encoded, Encoder
+from teola_plugin.graph import GAP
+
+
+class Tokenizer:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, text: str) -> list[int]:
+        self.asked.append(text)
+        if not text.isascii():
+            raise TypeError("TextEncodeInput must be Union[TextInputSequence, ...]")
+        return [ord(char) for char in text]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return Tokenizer()
+
+
+def test_nothing_is_encoded_before_it_is_asked_for(tokenizer: Tokenizer) -> None:
+    texts = Encoded(["ab", "c"], Encoder(tokenizer))
+    assert (len(texts), bool(texts), tokenizer.asked) == (2, True, [])
+    assert [*texts] == [[97, 98], [99]] and texts[1] == [99] and [*texts[:1]] == [[97, 98]]
+
+
+def test_without_texts_there_are_none(tokenizer: Tokenizer) -> None:
+    assert not Encoded([], Encoder(tokenizer))
+
+
+def test_forms_are_kept_and_other_texts_are_not(tokenizer: Tokenizer) -> None:
+    encode = Encoder(tokenizer)
+    for _ in range(2):
+        assert encode("a" + GAP) == [97, GAP_TOKEN] and encode("b") == [98]
+    assert tokenizer.asked == ["a", "b", "b"]
+
+
+def test_of_what_the_tokenizer_does_not_take_there_is_nothing(tokenizer: Tokenizer) -> None:
+    assert [*Encoded(["é", "é" + GAP, "a"], Encoder(tokenizer))] == [(), (), [97]]
