@@ -32,15 +32,15 @@ class Load:
         self._counts: dict[tuple[str, int], Counter[str]] = {}
         """Of those: answers that differ, tokens drafted and accepted, by way."""
 
-    async def repeat(self, engines: Engines, rounds: int, at_once: Sequence[int]) -> None:
-        """One set of engines."""
-        for most in at_once:
+    async def repeat(self, engines: Engines, rounds: Mapping[int, int]) -> None:
+        """One set of engines. `rounds`: by number at once."""
+        for most, times in rounds.items():
             for kind in self._plan.cases:
                 ways = ("plain", *self._plan.ways[kind])
                 found = self._rounds.setdefault((kind, most), {})
                 for way in ways:
                     found.setdefault(way, []).append([])
-                for number in range(rounds):
+                for number in range(times):
                     shift = number % len(ways)
                     for way in (*ways[shift:], *ways[:shift]):
                         found[way][-1].append(await self._once(engines.of(way), kind, most, way))

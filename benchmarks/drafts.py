@@ -7,9 +7,9 @@ anything, is asked where there is nothing to copy; with drafts that mislead; and
 request. One request at a time, 4 and 16 at once, each kind by itself and mixed. Ratios are of runs side by side, one
 for each repeat, which starts its engines anew; the median counts. Several at once are compared with both engines
 without drafts, in the mean, and those with each other: so far are the ratios of equal engines from 1. The second model
-has three times as many, of twice as many rounds: where nothing is to be gained, small differences count. All engines
-take their memory in huge pages where the system has them: two equal ones differ less then, as less depends on where it
-lies.
+has three times as many, of two to four times as many rounds: where nothing is to be gained, small differences count.
+All engines take their memory in huge pages where the system has them: two equal ones differ less then, as less depends
+on where it lies.
 
     python -m benchmarks.drafts --json
 """
@@ -35,10 +35,9 @@ from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import EngineProfile
 
-AT_ONCE = (4, 16)
-ROUNDS, ROUNDS_WRITTEN = 4, 8
-"""Of several at once in each repeat, with the first model and with the second: one lasts a second, and anything else on
-the machine shows."""
+ROUNDS, ROUNDS_WRITTEN = {4: 4, 16: 4}, {4: 8, 16: 16}
+"""By number at once, in each repeat, with the first model and with the second: one of the latter with 16 at once lasts
+a second, half as long as with 4, and anything else on the machine shows."""
 LOADED = 16
 """Cases of a kind with several at once."""
 MORE = 3
@@ -95,9 +94,9 @@ async def _written(plain: VllmEngine) -> tuple[Plan, Plan]:
 
 
 async def measured(
-    pairs: Pairs, plans: Callable[[VllmEngine], Awaitable[tuple[Plan, Plan]]], repeats: int, rounds: int
+    pairs: Pairs, plans: Callable[[VllmEngine], Awaitable[tuple[Plan, Plan]]], repeats: int, rounds: Mapping[int, int]
 ) -> Measured:
-    """`plans`: what is asked one at a time, and what several at once, in so many rounds."""
+    """`plans`: what is asked one at a time, and what several at once. `rounds`: by number at once."""
     async with pairs() as engines:
         one, many = await plans(engines.plain)
         alone, load = OneByOne(one), Load(many, {kind: await _texts(engines, many.cases[kind]) for kind in many.cases})
@@ -105,7 +104,7 @@ async def measured(
         async with pairs() as engines:
             profile = await engines.drafting.measure()
             await alone.repeat(engines, number)
-            await load.repeat(engines, rounds, AT_ONCE)
+            await load.repeat(engines, rounds)
     rows = [alone.load_row(kind) for kind in many.cases if kind in one.cases]
     return Measured(alone, list(one.cases), [*rows, *load.rows()], profile)
 
