@@ -11,8 +11,9 @@ import math
 
 from teola_plugin.engines.drafts.costs import about
 
-_SHARE = 0.0025
-"""Of the time, which looking for drafts may cost while it brings nothing."""
+SHARE, SHARE_OF_TEXTS = 0.0025, 0.001
+"""Of the time, which looking for drafts may cost while it brings nothing; and where texts are looked through that came
+with the requests, of which few steps see most."""
 _AHEAD, _BEHIND, _LOOKED = 2.0, 1.0, 0.15
 """Steps that drafting may be ahead or behind, at most, and behind by looking alone: what was longer ago does not count.
 Drafts may cost what it is ahead by, so that they are behind only where they cost more than was expected."""
@@ -25,13 +26,15 @@ _COMES, _COMES_WAITED_FOR = 0.4, 0.9
 class Allowance:
     """By the number of rows in a step, apart: at 2 rows it may pay, and at 16 not. All in steps without drafts."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = SHARE) -> None:
+        """`share`: of the time, see `SHARE`."""
+        self._share = share
         self._left: dict[int, float] = {}
         """What may be spent, by rows up to the next power of two."""
 
     def debt(self, rows: int, least: float) -> int:
         """Steps of so many rows until drafts that cost so much are looked for again: 0 for now."""
-        return max(0, math.ceil((least - self.left(rows)) / _SHARE))
+        return max(0, math.ceil((least - self.left(rows)) / self._share))
 
     def left(self, rows: int) -> float:
         """Steps that drafts for so many rows may cost; below 0 where they are behind what they have brought."""
@@ -44,7 +47,7 @@ class Allowance:
     def passed(self, rows: int, steps: int, least: float) -> None:
         """So many steps went before: a share of them may be spent, up to `least` in any case. Not of the time: an
         engine that had nothing to do has earned nothing."""
-        self._add(rows, _SHARE * steps, _BEHIND, max(_AHEAD, least))
+        self._add(rows, self._share * steps, _BEHIND, max(_AHEAD, least))
 
     def drafted(self, rows: int, cost: float, saved: float, waited_for: float = 0.0) -> None:
         """Verifying took so much of a step, and what was accepted saves so much. `waited_for`: how often others take

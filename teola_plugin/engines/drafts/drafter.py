@@ -50,6 +50,8 @@ class Drafter:
         """Of this step."""
         self._looked = {TOLD: 0, UNTOLD: 0}
         """Rows that are looked at in it."""
+        self._tried = {TOLD: 0, UNTOLD: 0}
+        """Those of them that were to draft."""
         self._learned: OrderedDict[tuple[Source, bool], Experience] = OrderedDict()
         self._fixed: int | None = None
         self._steps: list[tuple[int, float]] = []
@@ -110,7 +112,7 @@ class Drafter:
         rows = sum(map(bool, written))
         if self._fixed is not None:
             self._steps.append((rows, self._clock()))
-        self._stakes, self._looked = {}, {TOLD: 0, UNTOLD: 0}
+        self._stakes, self._looked, self._tried = {}, {TOLD: 0, UNTOLD: 0}, {TOLD: 0, UNTOLD: 0}
         wrote = [i for i, new in enumerate(written) if new]
         if not self._weighs(rows):
             return wrote
@@ -228,9 +230,14 @@ class Drafter:
             return []
         if self._fixed is not None:
             return row.first_tokens(room)
-        if self._weighs(rows) and not self._pacing.pays(row.told, rows):
+        if self._weighs(rows) and not self._may(row.told, rows):
             return []
         return row.draft(room, self._longest(rows), rows if self._together else 1)
+
+    def _may(self, told: bool, rows: int) -> bool:
+        """Whether one more row may draft in this step. Counts it."""
+        self._tried[told] += 1
+        return self._tried[told] <= self._pacing.most(told, rows)
 
     def weighed(self, drafts: Mapping[int, tuple[Row, list[int]]], rows: int) -> Mapping[int, list[int]]:
         """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""

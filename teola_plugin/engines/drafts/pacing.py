@@ -8,16 +8,19 @@ before that.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from teola_plugin.engines.drafts.allowance import Allowance
+from teola_plugin.engines.drafts.allowance import SHARE_OF_TEXTS, Allowance
 from teola_plugin.engines.drafts.costs import StepCosts
 from teola_plugin.engines.drafts.places import SOON, Places
 from teola_plugin.engines.drafts.together import Together
 
+_PART = 0.25
+"""Of the rows that are told, which try again as soon as drafts could be paid for."""
 _LONGEST_PAUSE = 64
 """Steps: so many tokens at the end of a request may be missing in its recent output."""
 
@@ -56,7 +59,7 @@ class Pacing:
 
     def forget(self) -> None:
         """All that was learned."""
-        self._costs, self._allowances = StepCosts(), {TOLD: Allowance(), UNTOLD: Allowance()}
+        self._costs, self._allowances = StepCosts(), {TOLD: Allowance(SHARE_OF_TEXTS), UNTOLD: Allowance()}
         self._places = Places()
         self._last: _Step | None = None
         self._left_out = 0
@@ -84,9 +87,14 @@ class Pacing:
         """So many of those were not made."""
         self._left_out = left
 
-    def pays(self, told: bool, rows: int) -> bool:
-        """Whether a row that is looked at may draft beside so many."""
-        return self._allowances[told].left(rows) >= self._least
+    def most(self, told: bool, rows: int) -> int:
+        """How many of such rows may draft in this step, beside so many. Of those that are told a part, for each of the
+        shortest drafts that could be paid for: a few find out whether it pays again, as their texts take long to
+        read."""
+        left = self._allowances[told].left(rows)
+        if left < self._least:
+            return 0
+        return min(rows, math.ceil(_PART * rows * left / self._least)) if told and self._least else rows
 
     def left(self, kinds: Iterable[bool], rows: int) -> float:
         """Steps that drafts of these rows, beside so many, may cost in this one: half of what is left, so that a few

@@ -203,6 +203,35 @@ def test_one_step_costs_no_more_than_half_of_what_is_left() -> None:
     assert pacing.left([TOLD], ROWS) == pytest.approx(least), "but for the shortest drafts that there are"
 
 
+def test_few_of_those_that_are_told_find_out_whether_drafts_pay() -> None:
+    """All of them as long as much is left; the others, whose looks take less, in any case."""
+    clock, rows = Clock(), 16
+    pacing, together = Pacing(clock), Together([(rows, 0.8, [(0, 1.0), (64, 3.0)])])
+    names = [str(i) for i in range(rows)]
+    pacing.over(names, [[1]] * rows, together)
+    least = together.least(rows) - 1.0
+    assert pacing.left([TOLD], rows) == 1.0 and pacing.most(TOLD, rows) == pacing.most(UNTOLD, rows) == rows
+    pacing._allowances[TOLD].drafted(rows, 2.0 - least, saved=0.0)
+    pacing._allowances[UNTOLD].drafted(rows, 2.0 - least, saved=0.0)
+    assert pacing.most(TOLD, rows) == rows // 4 and pacing.most(UNTOLD, rows) == rows
+    pacing._allowances[TOLD].drafted(rows, least, saved=0.0)
+    assert pacing.most(TOLD, rows) == 0 and pacing.most(UNTOLD, rows) == rows
+
+
+def test_texts_are_tried_again_later_than_what_is_looked_up() -> None:
+    clock = Clock()
+    pacing = Pacing(clock)
+    for _ in range(2):
+        step(pacing, clock, {}, 1.0)
+    for allowance in pacing._allowances.values():
+        allowance.drafted(ROWS, 2.0, saved=0.0)
+    looked: dict[bool, int] = {}
+    for number in range(400):
+        for told in step(pacing, clock, {}, 1.0, look=0.0):
+            looked.setdefault(told, number)
+    assert 2 * looked[UNTOLD] < looked[TOLD] < 3 * looked[UNTOLD]
+
+
 def test_all_is_forgotten() -> None:
     clock = Clock()
     pacing = Pacing(clock)
