@@ -13,7 +13,7 @@ from teola_plugin.engines.drafts.costs import about
 
 SHARE, SHARE_OF_TEXTS = 0.0025, 0.001
 """Of the time, which looking for drafts may cost while it brings nothing; and where texts are looked through that came
-with the requests, of which few steps see most."""
+with the requests, as those take longer to read."""
 _AHEAD, _BEHIND, _LOOKED = 2.0, 1.0, 0.15
 """Steps that drafting may be ahead or behind, at most, and behind by looking alone: what was longer ago does not count.
 Drafts may cost what it is ahead by, so that they are behind only where they cost more than was expected."""
