@@ -1,6 +1,6 @@
 """What `accelerate` takes and gives, for type checkers: the classes of accelerated objects are made at run time.
 
-An accelerated graph, model, engine or workflow has a class derived from the original's very own. No annotation can say
+Every accelerated object has a class derived from the original's very own. No annotation can say
 that of every class, so these have `Any` beside the framework's base class: they stand wherever the original may, and
 have whatever else it has.
 
@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar
 
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.utils import Input, Output
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
@@ -45,6 +44,8 @@ class Keywords(TypedDict, total=False):
     serve: str | None
 
 class Accelerated:
+    @property
+    def original(self) -> Any: ...
     def explain(self, input: Any = None, *, details: bool = False) -> str: ...
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None: ...
 
@@ -62,7 +63,7 @@ Function = Callable[..., Any]
 
 # ------------------------------------------------------------ LangChain and LangGraph
 
-class AcceleratedRunnable(Planned, RunnableBindingBase[Input, Output]):
+class AcceleratedRunnable(Planned, Runnable[Input, Output], Any):  # type: ignore[misc]
     @property
     def chain(self) -> Runnable[Input, Output]: ...
     @property
@@ -92,8 +93,6 @@ class AnyGraph(Protocol):
 class OnTerms(Planned):
     """What LlamaIndex's have in common."""
 
-    @property
-    def original(self) -> Any: ...
     def with_terms(
         self,
         *,

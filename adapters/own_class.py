@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -18,18 +19,26 @@ class ServedBy(NamedTuple):
 _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
 
 
-def subclass_of(own: type, base: type, served_by: ServedBy | None = None, slots: tuple[str, ...] = ()) -> Any:
-    """A subclass of `own`, with `base` before it and with its name, so that traces and events tell the same.
+def subclass_of(
+    own: type,
+    base: type,
+    served_by: ServedBy | None = None,
+    slots: tuple[str, ...] = (),
+    members: Callable[[], Mapping[str, Any]] = dict,
+) -> Any:
+    """Create a subclass of `own`, with the mixin `base` before it and with its name, which traces and events show.
 
-    It says `__teola_served_by__`, if that is given: whatever makes another object of the class has a served one.
+    With `served_by` it has the attribute `__teola_served_by__`: whatever creates another object of the class gets a
+    served one. `members` returns what else is in its namespace, the same for equal other arguments.
     """
     # Classes keep what their keys name by number.
     key = (own, base, slots, *((id(served_by.pool), served_by.engine) if served_by else ()))
-    made: Any = _classes.get(key)
-    if made is None:
-        said = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-        made = type(own)(own.__name__, (base, own), {**said, "__slots__": slots} if slots else said)
+    subclass: Any = _classes.get(key)
+    if subclass is None:
+        namespace = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+        namespace |= {"__slots__": slots} if slots else {}
+        subclass = type(own)(own.__name__, (base, own), {**namespace, **members()})
         if served_by is not None:
-            made.__teola_served_by__ = served_by
-        _classes[key] = made
-    return made
+            subclass.__teola_served_by__ = served_by
+        _classes[key] = subclass
+    return subclass

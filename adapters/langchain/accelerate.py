@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.language_models import BaseLanguageModel
+from langchain_core.output_parsers.base import BaseLLMOutputParser
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.runnables.base import RunnableEach
+from langchain_core.tools import BaseTool
 
 from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.langchain.accelerated import ModelCalls, accelerated_object, calls_of
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
 from teola_plugin.adapters.langchain.binding.serve import with_serving
 from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
-from teola_plugin.adapters.langchain.model import AcceleratedModel, ModelCalls, as_model
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
@@ -38,29 +43,104 @@ _KINDS: tuple[tuple[type, type[AcceleratedRunnable]], ...] = (
 
 
 def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None = None) -> Any:
-    """See `teola_plugin.accelerate`. An `AcceleratedRunnable`, or an object of the class of an accelerated model.
+    """See `teola_plugin.accelerate`. Returns an instance of a subclass of the original's class.
 
-    `graphs`: what becomes of graphs in the chain; they are left alone without it.
+    An object that is accelerated already is accelerated anew, on these terms. `graphs` accelerates compiled graphs in
+    the chain; without it they are left alone.
     """
     if not isinstance(runnable, Runnable):
         raise TraceError(
             f"a {type(runnable).__qualname__} is a LangChain object but no Runnable.",
             hint="pass the chain or retriever that uses it",
         )
-    if isinstance(runnable, AcceleratedModel):
-        runnable = runnable.chain
+    calls = calls_of(runnable)
+    if calls is not None:
+        runnable = calls.chain if isinstance(runnable, BaseLanguageModel) else calls.bound
+    return accelerated_object(_calls(runnable, options, graphs))
+
+
+def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> AcceleratedRunnable:
+    """Plan a Runnable. Raises `RegistrationError` and `TraceError` for what the user has to know."""
     again = partial(accelerate_runnable, options=options, graphs=graphs)
+    renew = partial(_renewed, options=replace(options, strict=False), graphs=graphs)
     options, serving = with_serving(runnable, replace(options, pool=options.pool or the_pool_of(runnable)))
     fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options))
     fast.copied_by(again)
     fast.tells_of(serving)
+    if fast.chain is not runnable or fast.is_routed:
+        fast.renewed_by(renew, FieldSnapshot(runnable, [obj for obj, _ in options.bind]))
     if options.shadow:
         fast.shadowed(options.shadow)
-    return as_model(fast) if isinstance(runnable, BaseLanguageModel) else fast
+    return fast
+
+
+def _renewed(calls: AcceleratedRunnable, options: Options, graphs: Graphs | None) -> AcceleratedRunnable:
+    """Plan an object again whose fields were set since. What cannot be planned any more just runs."""
+    try:
+        renewed = _calls(calls.bound, options, graphs)
+    except Exception as error:
+        log_fallback(error, calls.bound, "fields that were set")
+        renewed = calls.model_copy()
+        renewed.runs_original(untraced(calls.bound, f"teola-plugin failed: {error!r}"))
+    renewed.continues(calls)
+    return renewed
+
+
+class FieldSnapshot:
+    """The fields of an object and of the composites inside it, which copies of them are made of."""
+
+    def __init__(self, root: Any, bound_objects: Sequence[Any]) -> None:
+        objects = [*_composites(root), *bound_objects]
+        self._fields = [(vars(obj), _field_names(obj)) for obj in {id(obj): obj for obj in objects}.values()]
+        self._values = self._current()
+
+    def holds(self) -> bool:
+        """Return True if no field was set, and no list or dictionary among them was changed, since."""
+        values = self._current()
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+
+    def _current(self) -> list[Any]:
+        values: list[Any] = []
+        for fields, names in self._fields:
+            for name in names:
+                value = fields.get(name)
+                values.append(value)
+                if type(value) is list or type(value) is tuple:
+                    values += value
+                elif type(value) is dict:
+                    values += value.values()
+        return values
+
+
+_UNCOPIED = (BaseLanguageModel, BasePromptTemplate, BaseLLMOutputParser, BaseTool)
+"""Classes whose objects are called as they are, whatever is around them."""
+
+
+def _composites(root: Any) -> Iterator[Any]:
+    """The Runnables and compressors of the framework's own classes that `root` is made of, itself included."""
+    todo, seen = [root], set[int]()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if type(node) in (list, tuple):
+            todo += node
+        elif type(node) is dict:
+            todo += node.values()
+        elif isinstance(node, (Runnable, BaseDocumentCompressor)) and not isinstance(node, _UNCOPIED):
+            if type(node).__module__.startswith("langchain"):
+                yield node
+                todo += vars(node).values()
+
+
+def _field_names(obj: Any) -> tuple[str, ...]:
+    names = getattr(type(obj), "model_fields", None) or vars(obj)
+    return tuple(names)
 
 
 def _served(runnable: Node, options: Options) -> Any:
-    """The runnable, with what is bound to engines in its place; a model that is bound itself keeps its class."""
+    """Put what is bound to engines in its place; a model that is bound itself keeps its class."""
     bind, pool = options.bind, options.pool
     made = bound(runnable, bind, pool, strict=options.strict)
     if made is runnable or not isinstance(runnable, BaseLanguageModel):

@@ -1,4 +1,7 @@
-"""What users hold: a Runnable that answers as the original does, sooner."""
+"""The entry points of accelerated LangChain objects, which answer as the original does, sooner.
+
+Users hold an instance of the original's class (see `accelerated`), whose entry points are these.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -63,6 +66,14 @@ def _is_accelerated(cls: Any, instance: Any) -> bool:
 _KIND: Any = type("AcceleratedKind", (type(RunnableBindingBase),), {"__instancecheck__": _is_accelerated})
 
 
+class Snapshot(Protocol):
+    """Fields of an object as they were at some time."""
+
+    def holds(self) -> bool:
+        """Return True if none of them was set since."""
+        ...
+
+
 class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIND):  # type: ignore[metaclass]
     """The original (`.bound`) with a live query beside it.
 
@@ -83,8 +94,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
-    _again: Callable[[Runnable[Any, Any]], AcceleratedRunnable] | None = PrivateAttr(default=None)
+    _again: Callable[[Runnable[Any, Any]], Any] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
+    _snapshot: Snapshot | None = PrivateAttr(default=None)
+    """Fields of the original that the plan depends on; None if every field is read from the original itself."""
+    _renew: Callable[[AcceleratedRunnable], AcceleratedRunnable] | None = PrivateAttr(default=None)
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
     _serving: Serving | None = PrivateAttr(default=None)
@@ -112,9 +126,35 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         made._app = app or NO_APP
         return made
 
-    def copied_by(self, again: Callable[[Runnable[Any, Any]], AcceleratedRunnable]) -> None:
+    def copied_by(self, again: Callable[[Runnable[Any, Any]], Any]) -> None:
         """From now on copies are made of the original, by `again`, and so is what is pickled."""
         self._again = again
+
+    def renewed_by(self, renew: Callable[[AcceleratedRunnable], AcceleratedRunnable], snapshot: Snapshot) -> None:
+        """Plan with `renew` again once a field in `snapshot` is another."""
+        self._renew, self._snapshot = renew, snapshot
+
+    def is_current(self) -> bool:
+        """Return True unless a field of the original that the plan depends on was set since."""
+        return self._snapshot is None or self._snapshot.holds()
+
+    def renewed(self) -> AcceleratedRunnable:
+        """Return the same object, planned for the fields that the original has now."""
+        assert self._renew is not None
+        return self._renew(self)
+
+    @property
+    def is_routed(self) -> bool:
+        """True if a copy of the original runs whose models and retrievers are claimed from a call table."""
+        return self._routed is not None
+
+    def runs_original(self, traced: Traced) -> None:
+        """From now on nothing is planned: the original runs."""
+        self._chain, self._traced, self._routed, self._pool, self._snapshot = self.bound, traced, None, None, None
+
+    def continues(self, other: AcceleratedRunnable) -> None:
+        """Keep the last trace and the figures of `shadow=` of an object that this one replaces."""
+        self._last, self._shadow = other._last, other._shadow
 
     def shadowed(self, share: float) -> None:
         """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""

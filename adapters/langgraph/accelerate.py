@@ -14,7 +14,7 @@ from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
-from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, plain
+from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, original_of
 from teola_plugin.adapters.langgraph.nodes import WatchedNode
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import the_pool_of_graph
@@ -30,12 +30,12 @@ def is_graph(obj: object) -> bool:
 
 
 def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = None) -> Any:
-    """See `teola_plugin.accelerate`. An object of a subclass of the graph's own class; the graph is left as it is.
+    """See `teola_plugin.accelerate`. Returns an instance of a subclass of the graph's class that shares its state.
 
     One that is accelerated already is accelerated anew, on these terms. `like`: the acceleration of a graph that this
     one is a copy of, on the same terms; what is the same in both is not made again.
     """
-    graph = plain(graph)
+    graph = original_of(graph)
     if options.shadow:
         raise RegistrationError(
             "shadow= runs an object twice, which a graph's checkpoints do not bear.",
@@ -49,11 +49,11 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
     like = like if like is not None and like.pool is found else None
     if found is not None:
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    made = accelerated_graph(graph, acceleration, _nodes(graph, acceleration, options, like))
+    made = accelerated_graph(acceleration, _nodes(graph, acceleration, options, like))
     if found is not None:
         known = None if like is None else like.plans
         fits = known is not None and known.fit(graph)  # with what is bound to engines in its place
-        acceleration.plans = known if fits else Plans(made, graph, found, chosen, speculate)
+        acceleration.plans = known if fits else Plans(acceleration.runner, graph, found, chosen, speculate)
     return made
 
 

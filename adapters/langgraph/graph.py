@@ -1,4 +1,8 @@
-"""What users hold: a graph of the original's own class, whose pool-backed parts run as one query."""
+"""Accelerated graphs: instances of a subclass of the original's class that share the original's state.
+
+The user's object keeps the original's nodes and subgraphs. What runs is a *runner*: another instance with the same
+state, whose nodes tell the live query when they begin.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,15 @@ from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
-from teola_plugin.adapters.langgraph.plans import Plans
+from teola_plugin.adapters.langgraph.plans import Plans, is_same_shape, shaping_of
+from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.shims.pydantic import sharing
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
@@ -51,6 +57,14 @@ class Acceleration:
     last: list[QueryRun] = field(default_factory=list)
     serving: Serving | None = None
     """What `serve=` has done."""
+    runner: Any = None
+    """The graph that runs: it has the original's state, and nodes that tell when they begin."""
+    shaping: tuple[Any, ...] = ()
+    """See `shaping_of`: what the plans and the runner's nodes were made of."""
+
+    def is_current(self) -> bool:
+        """Return True unless a node, an interrupt or the like was set on the original since."""
+        return is_same_shape(shaping_of(self.original), self.shaping)
 
 
 class AcceleratedGraph:
@@ -58,27 +72,46 @@ class AcceleratedGraph:
     `stream` and `astream`, and what they do is LangGraph's own."""
 
     __teola_accelerated__: ClassVar[bool] = True
-    _teola: Acceleration
+    if TYPE_CHECKING:
+        _teola: Acceleration
+
+    @property
+    def original(self) -> Any:
+        """The graph that was accelerated."""
+        return self._teola.original
 
     @functools.wraps(Pregel.stream)
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        ours = _acceleration_of(self)
+        if ours is None:  # made by its class's constructor
+            yield from super().stream(input, config, **kwargs)  # type: ignore[misc]
+            return
         started = self._started(config)
-        yield from started.items(lambda: self._items(started, input, config, kwargs))
+        yield from started.items(lambda: self._items(ours.runner, started, input, config, kwargs))
 
-    def _items(self, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-        items = super().stream(input, config, **kwargs)  # type: ignore[misc]
+    def _items(
+        self, runner: Any, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]
+    ) -> Iterator[Any]:
+        items = runner.stream(input, config, **kwargs)
         call = self._call(started, kwargs)
         return items if call is None else stepped(call, items)
 
     @functools.wraps(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        started = self._started(config)
-        async with aclosing(started.aitems(lambda: self._aitems(started, input, config, kwargs))) as chunks:
+        ours = _acceleration_of(self)
+        started = None if ours is None else self._started(config)
+        if ours is None or started is None:
+            made = super().astream(input, config, **kwargs)  # type: ignore[misc]
+        else:
+            made = started.aitems(lambda: self._aitems(ours.runner, started, input, config, kwargs))
+        async with aclosing(made) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def _aitems(self, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-        items = super().astream(input, config, **kwargs)  # type: ignore[misc]
+    def _aitems(
+        self, runner: Any, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        items = runner.astream(input, config, **kwargs)
         call = self._call(started, kwargs)
         return items if call is None else astepped(call, items)
 
@@ -137,7 +170,7 @@ class AcceleratedGraph:
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
         ours = self._teola
-        facts = GraphFacts(self, ours.plans, ours.tools)
+        facts = GraphFacts(ours.runner, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
         told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
         return replace(told, served=served_section(ours.serving))
@@ -148,23 +181,48 @@ class AcceleratedGraph:
 
     # ------------------------------------------------------------ copies
 
-    def _plain(self) -> Any:
-        """The original, with what was changed on this object since."""
-        made = copy.copy(self._teola.original)
-        kept = {name: value for name, value in vars(self).items() if name not in (_OURS, "nodes")}
-        vars(made).update(kept)
-        return made
-
     def copy(self, update: dict[str, Any] | None = None) -> Any:
         """As the original is copied; accelerated on the same terms."""
-        return self._teola.again(self._plain().copy(update), like=self._teola)
+        ours = self._teola
+        return ours.again(ours.original.copy(update), like=ours)
+
+    def __copy__(self) -> Any:
+        ours = self._teola
+        return ours.again(copy.copy(ours.original), like=ours)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._teola.again(copy.deepcopy(self._plain(), memo))
+        return self._teola.again(copy.deepcopy(self._teola.original, memo))
 
     def __reduce__(self) -> Any:
         """As the original is pickled. Raises `RegistrationError` for one with a pool, which stays where it is."""
-        return self._teola.again, (self._plain(),)
+        return self._teola.again, (self._teola.original,)
+
+
+class _Runner:
+    """A mixin for the graph that runs, whose nodes are others than those in its state."""
+
+    if TYPE_CHECKING:
+        _teola: Mapping[str, Any]
+
+    @property
+    def nodes(self) -> Mapping[str, Any]:
+        return self._teola
+
+
+def _acceleration_of(graph: Any) -> Acceleration | None:
+    """Return the terms of an accelerated graph, up to date; None for one that its class's constructor has made."""
+    ours: Acceleration | None = getattr(graph, _OURS, None)
+    if ours is not None and not ours.is_current():
+        last = ours.last
+        try:
+            ours = ours.again(ours.original, like=ours)._teola
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error, ours.original)
+            ours = Acceleration(ours.original, None, ours.again, ours.app, runner=ours.original)
+        assert ours is not None
+        ours.last = last
+        object.__setattr__(graph, _OURS, ours)
+    return ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,27 +245,25 @@ def _merged(*configs: RunnableConfig | None) -> RunnableConfig:
         return {}
 
 
-def plain(graph: Any) -> Any:
-    """What was accelerated, as it is now; a graph that is not accelerated."""
-    return graph._plain() if isinstance(graph, AcceleratedGraph) else graph
+def original_of(graph: Any) -> Any:
+    """Return the graph that was accelerated; a graph that is not accelerated itself."""
+    return graph._teola.original if isinstance(graph, AcceleratedGraph) else graph
 
 
 def has_terms(graph: Any) -> bool:
-    """Whether it is accelerated, with a pool, already."""
+    """Return True for a graph that is accelerated, with a pool, already."""
     return isinstance(graph, AcceleratedGraph) and graph._teola.pool is not None
 
 
-def accelerated_graph(graph: Any, acceleration: Acceleration, nodes: dict[str, Any]) -> Any:
-    """A copy of the graph with these nodes, of a subclass of its own class."""
-    made = object.__new__(_subclass(type(graph)))  # type: ignore[arg-type]
-    vars(made).update(vars(graph))
-    made.nodes = nodes
-    vars(made)[_OURS] = acceleration
-    return made
+def accelerated_graph(acceleration: Acceleration, nodes: dict[str, Any]) -> Any:
+    """Create the accelerated graph, and the runner with these nodes, which share the original's state."""
+    acceleration.runner = _sharing(_Runner, acceleration.original, nodes)
+    acceleration.shaping = shaping_of(acceleration.original)
+    return _sharing(AcceleratedGraph, acceleration.original, acceleration)
 
 
-@functools.lru_cache(maxsize=64)
-def _subclass(cls: type[Any]) -> type[Any]:
-    """Of the same name, which traces and reprs show."""
-    said = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (AcceleratedGraph, cls), said)
+def _sharing(mixin: type, graph: Any, ours: Any) -> Any:
+    cls = subclass_of(type(graph), mixin, slots=(_OURS,))
+    instance = sharing(cls, graph)
+    object.__setattr__(instance, _OURS, ours)
+    return instance

@@ -38,7 +38,7 @@ class Plans:
         self, graph: Any, original: Any, pool: EnginePool, passes: tuple[Pass, ...] | None, speculate: str
     ) -> None:
         self._pool, self._passes, self._speculate = pool, passes, speculate
-        self._original = original
+        self._shaping = shaping_of(original)
         self.shape: GraphShape | None = shape_of(graph)
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
         self.channels = () if self.shape is None else tuple(self.shape.updates)
@@ -54,12 +54,8 @@ class Plans:
                 self._of(name, False).before()
 
     def fit(self, original: Any) -> bool:
-        """Whether they are those of this graph, too: a copy whose nodes and edges are the same."""
-        one, other = vars(self._original), vars(original)
-        nodes, others = one["nodes"], other["nodes"]
-        if nodes.keys() != others.keys() or any(nodes[name] is not others[name] for name in nodes):
-            return False
-        return all(one.get(name) is other.get(name) or one.get(name) == other.get(name) for name in _SHAPING)
+        """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
+        return is_same_shape(self._shaping, shaping_of(original))
 
     # ------------------------------------------------------------ one node
 
@@ -121,7 +117,24 @@ class Plans:
 
 
 _SHAPING = ("builder", "interrupt_before_nodes", "interrupt_after_nodes", "cache_policy")
-"""Of a graph, what its plans depend on besides its nodes."""
+"""Attributes of a graph, besides its nodes, that plans depend on."""
+
+
+def shaping_of(graph: Any) -> tuple[Any, ...]:
+    """Return what of a graph decides how it runs: its nodes, what they call, where it stops."""
+    fields = vars(graph)
+    stops = (tuple(value) if isinstance(value := fields.get(name), list) else value for name in _SHAPING)
+    nodes = fields["nodes"]
+    return (*stops, *nodes, *nodes.values(), *(node.bound for node in nodes.values()))
+
+
+def is_same_shape(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Compare two results of `shaping_of`: texts by their value, nodes and what they call by identity."""
+    return len(one) == len(other) and all(map(_is_same, one, other))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) in (str, tuple) and type(one) is type(other) and bool(one == other))
 
 
 def _behind(work: Callable[[], None]) -> None:

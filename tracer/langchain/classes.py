@@ -179,7 +179,9 @@ def emits_own_run(node: object) -> bool:
 
 
 def children(node: object) -> Iterator[tuple[str, object]]:
-    """The parts of a composite and where they are."""
+    """The parts of a composite and where they are. An accelerated object is a whole, with a plan of its own."""
+    if is_accelerated(node):
+        return
     if isinstance(node, RunnableSequence):
         yield from ((f".steps[{i}]", step) for i, step in enumerate(node.steps))
     elif isinstance(node, RunnableParallel):

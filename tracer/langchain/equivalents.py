@@ -16,7 +16,7 @@ from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
 from teola_plugin.shims.langchain import keeps_documents_as_bytes
 from teola_plugin.tracer.langchain import equivalent_chains as chains
-from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
+from teola_plugin.tracer.langchain.classes import changed, is_accelerated, is_pool_backed
 from teola_plugin.tracer.langchain.equivalent_compressors import step_of
 from teola_plugin.tracer.langchain.equivalent_parts import AsDict, Computed, SequentialEach
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -53,7 +53,7 @@ def _made(node: object, known: Mapping[str, Make]) -> Node | None:
 def _make(node: object, known: Mapping[str, Make]) -> Make | None:
     kind = type(node)
     make = known.get(_full_name(kind))  # type: ignore[arg-type]
-    return None if make is None or changed(node, kind) else make
+    return None if make is None or is_accelerated(node) or changed(node, kind) else make
 
 
 @lru_cache(maxsize=1024)

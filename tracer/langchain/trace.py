@@ -400,7 +400,7 @@ class _Walk:
         for path, one in inside:
             if path != place.path:
                 joins = "joins the query when it is called"
-                what = type(getattr(one, "bound", one) if is_accelerated(one) else one).__name__  # a graph has none
+                what = type(one).__name__
                 why = f"{joins}, with a plan of its own" if is_accelerated(one) else joins
                 self._draft.nodes.append(TraceNode(path, what, "joined", reason=why))
         return Ref(name), Span((name,), (name,))

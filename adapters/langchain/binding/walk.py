@@ -13,6 +13,8 @@ from langchain_core.runnables import Runnable, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import BaseModel
 
+from teola_plugin.tracer.langchain.classes import is_accelerated
+
 Make = Callable[[Any, Mapping[str, Any]], Any]
 """(object, arguments bound to it where it stands) -> what stands there instead, or the very same object."""
 
@@ -36,6 +38,8 @@ def replaced(node: Any, make: Make, kwargs: Mapping[str, Any] | None = None) -> 
         inner = {key: replaced(value, make) for key, value in node.items()}
         return node if _all_same(node.values(), inner.values()) else inner
     if not isinstance(node, BaseModel) or not isinstance(node, _LOOKED_INTO) or isinstance(node, BaseLanguageModel):
+        return node
+    if is_accelerated(node):  # on terms of its own
         return node
     return _with_fields(node, make, given)
 

@@ -14,6 +14,7 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.base import RunnableEach
 
+from teola_plugin.tracer.langchain.classes import is_accelerated
 from teola_plugin.tracer.langchain.equivalents import asked_per_query
 
 Node = Runnable[Any, Any]
@@ -21,6 +22,8 @@ Node = Runnable[Any, Any]
 
 def parts(node: Node) -> Iterator[tuple[str, Node]]:
     """The parts of a composite that is looked into, and where they are; as the tracer walks."""
+    if is_accelerated(node):
+        return
     if isinstance(node, RunnableSequence):
         yield from ((f".steps[{i}]", step) for i, step in enumerate(node.steps))
     elif isinstance(node, RunnableAssign):

@@ -6,7 +6,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 
-from teola_plugin.tracer.langchain.classes import changed
+from teola_plugin.tracer.langchain.classes import changed, is_accelerated
 from teola_plugin.tracer.langchain.equivalent_parts import is_from
 
 _RETRIEVERS = "langchain_classic.retrievers"
@@ -50,7 +50,7 @@ def name_of(node: Any) -> str:
     """Of a known class that nobody changed; empty for any other object."""
     kind = type(node)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return name if name in FIELDS and not changed(node, kind) else ""
+    return name if name in FIELDS and not is_accelerated(node) and not changed(node, kind) else ""
 
 
 def parts_of(node: Any) -> list[Any]:

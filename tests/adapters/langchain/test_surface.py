@@ -13,6 +13,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.langchain.accelerated import calls_of
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.tracer.langchain.classes import emits_own_run
@@ -149,7 +150,7 @@ def test_a_generator_says_at_once_what_it_lacks(
 
 async def test_transforming_uses_what_was_bound(pool: EnginePool) -> None:
     fast = accelerate(RunnableLambda(lambda x: x + 1), pool=pool)
-    fast._chain = RunnableLambda(lambda x: x + 2)
+    calls_of(fast)._chain = RunnableLambda(lambda x: x + 2)
     assert list(fast.transform(iter([1]))) == [3]
 
     async def given() -> AsyncIterator[int]:

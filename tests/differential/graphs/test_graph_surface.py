@@ -15,7 +15,7 @@ from support.graphs import GRAPHS
 
 from teola_plugin.errors import RegistrationError
 
-MORE = {"explain", "last_trace"}
+MORE = {"explain", "last_trace", "original"}
 """What an accelerated graph has in addition."""
 NAMES = [name for name, case in GRAPHS.items() if case.is_graph]
 
@@ -64,9 +64,7 @@ def test_what_it_says_of_itself(name: str, sooner: Side) -> None:
     assert _asked(fast) == _asked(made)
     assert set(dir(fast)) - set(dir(made)) <= MORE | {n for n in dir(fast) if n.startswith("_")}
     assert set(dir(made)) <= set(dir(fast))
-    assert {k: v for k, v in vars(fast).items() if k not in ("nodes", "_teola")} == {
-        k: v for k, v in vars(made).items() if k != "nodes"
-    }
+    assert vars(fast) is vars(made), "they share one state"
     assert vars(made) == before, "the original is left as it was"
     assert fast.explain()
 
@@ -127,7 +125,7 @@ def test_pickling_a_graph_of_functions_fails_as_it_did(plainly: Side, sooner: Si
 
 
 def test_attributes_that_are_set_count(plainly: Side, sooner: Side) -> None:
-    """As on the plain graph, and the original does not see them."""
+    """As on the plain graph, and they are set on the original, too."""
     for side in (plainly, sooner):
         made = GRAPHS["private_channels"].build(side.kit())
         graph = side.fast(made)
@@ -137,7 +135,36 @@ def test_attributes_that_are_set_count(plainly: Side, sooner: Side) -> None:
         assert graph.get_state(CONFIG).next == ("draft",)
         assert graph.get_name() == "another"
         if side.accelerated:
-            assert made.name != "another" and not made.interrupt_before_nodes
+            assert made.name == "another"
+            assert made.interrupt_before_nodes == ["draft"]
+
+
+@pytest.mark.parametrize("setting", ["on the original", "on the accelerated graph"])
+def test_an_interrupt_that_is_set_later_stops_the_graph(setting: str, sooner: Side) -> None:
+    made = GRAPHS["private_channels"].build(sooner.kit())
+    fast = sooner.fast(made)
+    fast.invoke(QUESTION, {"configurable": {"thread_id": "first"}})
+    graph = made if setting == "on the original" else fast
+    graph.interrupt_before_nodes = ["draft"]
+    fast.invoke(QUESTION, CONFIG)
+    assert fast.get_state(CONFIG).next == ("draft",)
+
+
+def test_subgraphs_are_the_users_own(sooner: Side) -> None:
+    made = GRAPHS["one_subgraph_for_two_nodes"].build(sooner.kit())
+    fast = sooner.fast(made)
+    subgraphs = dict(fast.get_subgraphs())
+    assert subgraphs and all(graph is dict(made.get_subgraphs())[name] for name, graph in subgraphs.items())
+
+
+def test_an_interrupt_that_is_set_on_a_subgraph_later_stops_it(sooner: Side) -> None:
+    made = GRAPHS["one_subgraph_for_two_nodes"].build(sooner.kit())
+    fast = sooner.fast(made)
+    fast.invoke(QUESTION, {"configurable": {"thread_id": "first"}})
+    name, inner = next(iter(made.get_subgraphs()))
+    inner.interrupt_before_nodes = list(inner.builder.nodes)[:1]
+    fast.invoke(QUESTION, CONFIG)
+    assert fast.get_state(CONFIG).next == (name,)
 
 
 @pytest.mark.parametrize(

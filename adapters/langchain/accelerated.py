@@ -1,0 +1,221 @@
+"""Accelerated LangChain objects: instances of a subclass of the original's class that share the original's state.
+
+The subclass replaces the entry points (`invoke`, `astream`, `batch`, ...). Everything else is inherited: methods,
+properties and fields are the original's own, and setting a field sets it on the original as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.runnables import RunnableSequence
+
+from teola_plugin.adapters.early_work import joinable, log_fallback
+from teola_plugin.adapters.langchain.live.started_calls import StartedCall
+from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.adapters.own_class import subclass_of
+from teola_plugin.adapters.terms import context_of
+from teola_plugin.errors import TeolaError
+from teola_plugin.shims.pydantic import sharing
+from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
+from teola_plugin.tracer.leaf import Leaf
+
+ENTRY_POINTS = (
+    *("invoke", "ainvoke", "stream", "astream", "transform", "atransform", "astream_events"),
+    *("batch", "abatch", "batch_as_completed", "abatch_as_completed"),
+)
+"""Methods that begin a query. All other methods are the original's own."""
+_CALLS = "_teola_calls"
+_PUBLIC = frozenset(
+    {"original", "bound", "chain", "report", "plan", "gains", "explain", "last_trace", "serving", "shadow"}
+    | {"__teola_of__", "__teola_explained__"}
+    | AcceleratedRunnable.__private_attributes__.keys()
+)
+"""Attributes of an `AcceleratedRunnable` that an accelerated object has where its own class has none of that name."""
+
+
+class ModelCalls(AcceleratedRunnable):
+    """The entry points of an accelerated model. Nothing of a single call can begin before it: the query is traced."""
+
+    def _started(self, input: Any, config: Any, terms: Any, *more: Any) -> StartedCall | None:
+        """Start no query inside a live one: whoever planned that query knows of the call."""
+        pool = self._pool
+        if pool is not None and joinable(context_of(terms.asked, terms.runs, pool).run) is not None:
+            return None
+        return super()._started(input, config, terms, *more)
+
+
+class AcceleratedObject:
+    """A mixin that stands before the original's class in the method resolution order."""
+
+    __teola_accelerated__: ClassVar[bool] = True
+    __teola_accelerated_runnable__: ClassVar[bool] = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that the original lacks: one of `_PUBLIC`, or what the class itself makes up."""
+        calls = _calls_of(self) if name in _PUBLIC else None
+        if calls is not None:
+            return calls.bound if name == "original" else getattr(calls, name)
+        if inherited := getattr(super(), "__getattr__", None):
+            return inherited(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set the attribute on the original, too, where a copy of it that is bound to an engine is called."""
+        super().__setattr__(name, value)
+        calls = _slot(self)
+        if calls is not None and vars(calls.bound) is not vars(self):
+            setattr(calls.bound, name, value)
+
+    def __copy__(self) -> Any:
+        """Return an accelerated copy of the original, on the same terms."""
+        calls = _calls_of(self)
+        if calls is None:
+            return super().__copy__()  # type: ignore[misc]
+        assert calls._again is not None
+        if not isinstance(self, BaseLanguageModel) or calls.chain is calls.bound:
+            return calls._again(copy.copy(calls.bound))
+        served: Any = calls._again(calls.bound)  # `bind=` names this very model, so that a copy of it will not do
+        vars(served).update(vars(self))
+        return served
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
+        calls = _calls_of(self)
+        return super().__deepcopy__(memo) if calls is None else copy.deepcopy(calls, memo)  # type: ignore[misc]
+
+    def __reduce__(self) -> Any:
+        """Pickle the original and the terms. Raises `RegistrationError` if a pool is among them: it stays here."""
+        calls = _calls_of(self)
+        return super().__reduce__() if calls is None else calls.__reduce__()
+
+
+class AcceleratedPoolObject(AcceleratedObject):
+    """An accelerated pool-backed object: in a chain it is the leaf that the original is."""
+
+    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
+        calls = _calls_of(self)
+        leaf = super().__teola_leaf__(kwargs) if calls is None else leaf_of(calls.chain, kwargs)  # type: ignore[misc]
+        return None if isinstance(leaf, str) else leaf
+
+
+class AcceleratedSequence(AcceleratedObject):
+    """An accelerated `RunnableSequence`, which a longer sequence takes apart: so the longer one is accelerated."""
+
+    def __or__(self, other: Any) -> Any:
+        return self._longer(super().__or__(other))  # type: ignore[misc]
+
+    def __ror__(self, other: Any) -> Any:
+        return self._longer(super().__ror__(other))  # type: ignore[misc]
+
+    def pipe(self, *others: Any, name: str | None = None) -> Any:
+        return self._longer(super().pipe(*others, name=name))  # type: ignore[misc]
+
+    def _longer(self, sequence: Any) -> Any:
+        """Accelerate a sequence that this one is a part of, on the same terms."""
+        calls = _calls_of(self)
+        if calls is None or calls._again is None:
+            return sequence
+        try:
+            return calls._again(sequence)
+        except TeolaError as error:  # e.g. the other part has a pool of its own
+            log_fallback(error, sequence)
+            return sequence
+
+
+def accelerated_object(calls: AcceleratedRunnable) -> Any:
+    """Create an instance of a subclass of the original's class whose entry points are those of `calls`.
+
+    It shares the state of the original; or, for a model that is itself bound to an engine, that of the bound copy.
+    """
+    state = _state_of(calls)
+    cls = _subclass(type(state), _mixin(state))
+    instance = sharing(cls, state)
+    object.__setattr__(instance, _CALLS, calls)
+    return instance
+
+
+def calls_of(obj: Any) -> AcceleratedRunnable | None:
+    """Return what makes the calls of an accelerated object; None for any other object."""
+    return _calls_of(obj) if isinstance(obj, AcceleratedObject) else None
+
+
+def _state_of(calls: AcceleratedRunnable) -> Any:
+    return calls.chain if isinstance(calls.bound, BaseLanguageModel) else calls.bound
+
+
+def _mixin(state: Any) -> type[AcceleratedObject]:
+    if is_pool_backed(state):
+        return AcceleratedPoolObject
+    return AcceleratedSequence if isinstance(state, RunnableSequence) else AcceleratedObject
+
+
+def _subclass(own: type, mixin: type[AcceleratedObject]) -> Any:
+    """Create the subclass of one class, with entry points that have the signatures of that class."""
+
+    def members() -> dict[str, Any]:
+        return {**{name: _entry_point(name, getattr(own, name)) for name in ENTRY_POINTS}, **_forwarded_slots(own)}
+
+    return subclass_of(own, mixin, slots=(_CALLS,), members=members)
+
+
+def _entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Create a method that calls `AcceleratedRunnable.<name>`.
+
+    An instance that its class has made, as `configurable_fields` does, has nothing to call: it runs the original's.
+    """
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls = _calls_of(self)
+        return original(self, *args, **kwargs) if calls is None else getattr(calls, name)(*args, **kwargs)
+
+    async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await method(self, *args, **kwargs)
+
+    return functools.wraps(original)(coroutine if inspect.iscoroutinefunction(original) else method)
+
+
+def _forwarded_slots(own: type) -> dict[str, property]:
+    """Create properties for what objects of a class keep in `__slots__`, where sharing `__dict__` does not reach."""
+    names = {
+        name
+        for cls in own.__mro__
+        for name, member in vars(cls).items()
+        if inspect.ismemberdescriptor(member) and not name.startswith("__")
+    }
+
+    def forwarded(name: str) -> property:
+        return property(
+            lambda self: getattr(_slot(self).bound, name),
+            lambda self, value: setattr(_slot(self).bound, name, value),
+            lambda self: delattr(_slot(self).bound, name),
+        )
+
+    return {name: forwarded(name) for name in sorted(names)}
+
+
+def _slot(instance: Any) -> Any:
+    """Return what makes the calls of an instance, without looking whether it is up to date."""
+    try:
+        return object.__getattribute__(instance, _CALLS)
+    except AttributeError:
+        return None
+
+
+def _calls_of(instance: Any) -> AcceleratedRunnable | None:
+    """Return what makes the calls of an instance, planned anew if fields of the original were set since."""
+    calls: AcceleratedRunnable | None = _slot(instance)
+    if calls is None or calls.is_current():
+        return calls
+    renewed = calls.renewed()
+    object.__setattr__(instance, _CALLS, renewed)
+    state = _state_of(renewed)
+    if vars(state) is not vars(instance):
+        object.__setattr__(instance, "__dict__", vars(state))
+    return renewed
+
