@@ -35,8 +35,9 @@ def subclass_of(
     key = (own, base, slots, *((id(served_by.pool), served_by.engine) if served_by else ()))
     subclass: Any = _classes.get(key)
     if subclass is None:
-        namespace = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-        namespace |= {"__slots__": slots} if slots else {}
+        namespace: dict[str, Any] = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        if slots:
+            namespace["__slots__"] = slots
         subclass = type(own)(own.__name__, (base, own), {**namespace, **members()})
         if served_by is not None:
             subclass.__teola_served_by__ = served_by

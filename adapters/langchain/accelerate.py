@@ -128,10 +128,14 @@ def _composites(root: Any) -> Iterator[Any]:
             todo += node
         elif type(node) is dict:
             todo += node.values()
-        elif isinstance(node, (Runnable, BaseDocumentCompressor)) and not isinstance(node, _UNCOPIED):
-            if type(node).__module__.startswith("langchain"):
-                yield node
-                todo += vars(node).values()
+        elif _is_composite(node):
+            yield node
+            todo += vars(node).values()
+
+
+def _is_composite(node: Any) -> bool:
+    is_runnable = isinstance(node, (Runnable, BaseDocumentCompressor)) and not isinstance(node, _UNCOPIED)
+    return is_runnable and type(node).__module__.startswith("langchain")
 
 
 def _field_names(obj: Any) -> tuple[str, ...]:

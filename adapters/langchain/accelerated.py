@@ -218,4 +218,3 @@ def _calls_of(instance: Any) -> AcceleratedRunnable | None:
     if vars(state) is not vars(instance):
         object.__setattr__(instance, "__dict__", vars(state))
     return renewed
-
