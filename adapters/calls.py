@@ -12,6 +12,7 @@ from teola_plugin.pool import EnginePool, need_pool
 from teola_plugin.requests.payloads import Vector
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 T = TypeVar("T")
 _END = object()
@@ -85,3 +86,6 @@ def to_list(vector: Vector) -> list[float]:
     """Plain floats, whatever sequence an engine gives."""
     tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
     return tolist() if tolist else [float(x) for x in vector]
+
+
+hide_from_stack_levels(globals())

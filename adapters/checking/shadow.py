@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from teola_plugin.adapters.checking.comparison import difference, failure, snapshot
 from teola_plugin.errors import QueryError, RegistrationError
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 SEED, IN_FLIGHT = 20240701, 4
 """Which calls are chosen is the same in every process; so many originals run at once, further ones are left out."""
@@ -188,3 +189,6 @@ class _Outcome:
 
 def _remade(share: float, snapshot: Snapshot, seed: int, in_flight: int) -> Shadow:
     return Shadow(share, snapshot, seed=seed, in_flight=in_flight)
+
+
+hide_from_stack_levels(globals())

@@ -22,6 +22,7 @@ from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.terms import context_of
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.pydantic import sharing
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
 from teola_plugin.tracer.leaf import Leaf
 
@@ -218,3 +219,6 @@ def _calls_of(instance: Any) -> AcceleratedRunnable | None:
     if vars(state) is not vars(instance):
         object.__setattr__(instance, "__dict__", vars(state))
     return renewed
+
+
+hide_from_stack_levels(globals())

@@ -15,6 +15,7 @@ from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
 from teola_plugin.errors import QueryTimeout
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
 def _in_time(made: list[Any], deadline: Deadline | None, return_exceptions: bool) -> list[Any]:
@@ -170,3 +171,6 @@ class Batches:
         made: Any = self.model_copy()  # type: ignore[attr-defined]
         made._limit = limit
         return made
+
+
+hide_from_stack_levels(globals())

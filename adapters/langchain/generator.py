@@ -9,6 +9,7 @@ from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.shims.langchain import yields
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
 class AcceleratedGenerator(AcceleratedRunnable):
@@ -23,3 +24,6 @@ class AcceleratedGenerator(AcceleratedRunnable):
         if not yields(self.bound, on_loop=True):
             return self.bound.astream(input, config, **kwargs)
         return super().astream(input, config, **kwargs)
+
+
+hide_from_stack_levels(globals())

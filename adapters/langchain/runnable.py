@@ -50,6 +50,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.trace import Traced
 
 if TYPE_CHECKING:
@@ -440,3 +441,6 @@ class _Terms(NamedTuple):
 
     asked: Asked
     runs: list[Any]
+
+
+hide_from_stack_levels(globals())

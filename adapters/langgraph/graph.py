@@ -34,6 +34,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.pydantic import sharing
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
@@ -267,3 +268,6 @@ def _sharing(mixin: type, graph: Any, ours: Any) -> Any:
     instance = sharing(cls, graph)
     object.__setattr__(instance, _OURS, ours)
     return instance
+
+
+hide_from_stack_levels(globals())

@@ -14,6 +14,7 @@ from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.steps import Steps
 from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 T = TypeVar("T")
 _END: Any = object()
@@ -109,3 +110,6 @@ async def astepped(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T
                 if item is _END:
                     return
                 yield item
+
+
+hide_from_stack_levels(globals())

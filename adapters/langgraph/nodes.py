@@ -10,6 +10,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langgraph.graph_call import current_call
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 _NO_TASK = nullcontext()
 
@@ -43,3 +44,6 @@ class WatchedNode(Runnable[Any, Any]):
             async with aclosing(self.node.astream(input, config, **kwargs)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+
+
+hide_from_stack_levels(globals())

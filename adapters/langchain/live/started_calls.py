@@ -16,6 +16,7 @@ from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLi
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 T = TypeVar("T")
 
@@ -135,3 +136,6 @@ def shared_limit(configs: Sequence[RunnableConfig]) -> ConcurrencyLimit | None:
     """What `max_concurrency` leaves to the early work of all inputs of a batch together."""
     most = [limit for one in configs if (limit := one.get("max_concurrency"))]
     return ConcurrencyLimit(min(most)) if most else None
+
+
+hide_from_stack_levels(globals())

@@ -43,6 +43,7 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Effect, WorkflowTemplate
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.leaf import WrappedLeaf
@@ -215,3 +216,6 @@ def _rebuilt(chain: Node, sites: Mapping[str, CallSite], early: frozenset[str]) 
         return made
 
     return rebuilt(chain, "chain", {where: claiming for where in sites})
+
+
+hide_from_stack_levels(globals())

@@ -164,7 +164,7 @@ def test_an_interrupt_that_is_set_on_a_subgraph_later_stops_it(sooner: Side) -> 
     name, inner = next(iter(made.get_subgraphs()))
     inner.interrupt_before_nodes = list(inner.builder.nodes)[:1]
     fast.invoke(QUESTION, CONFIG)
-    assert fast.get_state(CONFIG).next == (name,)
+    assert name in fast.get_state(CONFIG).next
 
 
 @pytest.mark.parametrize(
