@@ -44,6 +44,7 @@ WORDS = {
         "used": "steps on engines that ran ahead were of use",
         "unused": "were of none",
     },
+    "objects": {"object": "objects were replaced by accelerated ones"},
 }
 """What became of what tests made and called, by kind of suite."""
 
@@ -53,6 +54,8 @@ class Ran:
     """One run of the tests."""
 
     outcomes: dict[str, str]
+    errors: dict[str, str]
+    """The first line of the message, for tests that failed."""
     calls: dict[str, dict[str, int]]
     seconds: float
 
@@ -71,10 +74,13 @@ def main() -> int:
 
 
 def _options() -> Any:
-    known = {suite.package: suite for suite in SUITES}
+    known = {suite.label: suite for suite in SUITES}
     modes = list(dict.fromkeys(mode for suite in SUITES for mode in suite.modes))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--suites", type=_names, default=list(known), help=",".join(known))
+    parser.add_argument(
+        "--suites", type=_names, default=[], help="by default all that need no checkout: " + ",".join(known)
+    )
+    parser.add_argument("--checkout", type=Path, help="a checkout of the repository of the one suite in --suites")
     parser.add_argument("--modes", type=_names, default=modes, help=f"{','.join(modes)}; those that a suite has")
     parser.add_argument("--tests", type=_names, default=[], help="folders, files or tests of one suite's distribution")
     parser.add_argument("--names", action="store_true", help="name each test that routes nothing")
@@ -83,9 +89,19 @@ def _options() -> Any:
         for name in given:
             if name not in allowed:
                 parser.error(f"unknown {what} {name!r}; known: {', '.join(allowed)}")
-    if options.tests and len(options.suites) != 1:
-        parser.error("--tests needs one suite: --suites " + "|".join(known))
+    for option in ("tests", "checkout"):
+        if getattr(options, option) and len(options.suites) != 1:
+            parser.error(f"--{option} needs one suite: --suites " + "|".join(known))
+    options.suites = options.suites or [name for name, suite in known.items() if not suite.checkout_folder]
     options.suites = [known[name] for name in options.suites]
+    for suite in options.suites:
+        if bool(options.checkout) != bool(suite.checkout_folder):
+            need = (
+                "needs --checkout: its source distribution has no tests"
+                if suite.checkout_folder
+                else "takes no --checkout"
+            )
+            parser.error(f"{suite.label} {need}")
     return options
 
 
@@ -95,10 +111,12 @@ def _names(text: str) -> list[str]:
 
 def _passes(suite: Suite, options: Any) -> bool:
     """Whether all that passes plainly passes in every mode. Exits where nothing passes plainly."""
-    folder = source(suite)
+    folder = source(suite, options.checkout)
     tests = Tests(suite, folder, environment(suite, folder))
     wanted = options.tests or list(suite.tests)
-    print(f"{suite.package} {suite.version}, {len(wanted)} of its files and folders", flush=True)
+    print(f"{suite.label} {suite.version}, {len(wanted)} of its files and folders", flush=True)
+    for path, reason in suite.ignored.items():
+        print(f"  ignored, since {reason}: {path}")
     plain = tests.run("", wanted)
     print(f"plain    {plain.count()} in {plain.seconds:.0f} s", flush=True)
     if not plain.passed:
@@ -124,6 +142,9 @@ class Tests:
         report.unlink(missing_ok=True)
         command = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "upstream_plugin"]
         command += ["--tb=short"]
+        if (self.folder / "pyproject.toml").exists():  # else pytest takes the settings of a folder above
+            command += ["-c", "pyproject.toml"]
+        command += ["--continue-on-collection-errors", *(f"--ignore={path}" for path in self.suite.ignored)]
         command += [*self.suite.options, f"--timeout={TIMEOUT}", f"--teola-report={report}"]
         command += [f"--teola-route={self.suite.kind}:{mode}"] if mode else []
         path = os.pathsep.join(filter(None, (str(ROOT / "tools"), os.environ.get("PYTHONPATH"))))
@@ -134,7 +155,7 @@ class Tests:
         if not report.exists():
             sys.exit(f"upstream: pytest did not come to its end; see {log.name}")
         found = json.loads(report.read_text())
-        return Ran(found["outcomes"], found["calls"], time.monotonic() - started)
+        return Ran(found["outcomes"], found["errors"], found["calls"], time.monotonic() - started)
 
     def twice(self, mode: str, tests: list[str]) -> set[str]:
         """Those that differ once more; a test that a busy machine upsets is named and let go."""
@@ -164,6 +185,8 @@ def _compared(tests: Tests, mode: str, plain: Ran, wanted: list[str], unrouted: 
         different = tests.twice(mode, sorted(different))
     for test in sorted(different):
         print(f"  DIFFERENT: {test}: plain {plain.outcomes.get(test)}, routed {routed.outcomes.get(test)}")
+        if test in routed.errors:
+            print(f"    {routed.errors[test]}")
     if different:
         print(f"  see {suite.home / mode}.log")
     return not different

@@ -35,7 +35,7 @@ class Routing:
         from langgraph.graph import StateGraph
 
         if self.mode != "default":
-            self._pool = _fake_pool()
+            self._pool = fake_pool()
             self._terms = {"pool": self._pool, "speculate": "all"}
             _adapter("plans").runs_ahead = lambda source, graph: True
         if self.mode == "models":
@@ -49,7 +49,7 @@ class Routing:
         StateGraph.compile = compile  # type: ignore[method-assign, assignment]
         _construct(self._accelerated)
         self._count()
-        _fail_on_fallback()
+        fail_on_fallback()
 
     def stop(self) -> None:
         if self._pool is not None:
@@ -107,7 +107,8 @@ def _adapter(name: str) -> Any:
     return importlib.import_module(f"teola_plugin.adapters.langgraph.{name}")
 
 
-def _fake_pool() -> Any:
+def fake_pool() -> Any:
+    """Return a started pool of fake engines."""
     from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
     from teola_plugin.pool import EnginePool
 
@@ -149,10 +150,10 @@ def _construct(accelerated: Callable[[Any], Any]) -> None:
         setattr(Pregel, name, stand_in)
 
 
-def _fail_on_fallback() -> None:
-    """A failure inside the accelerator is not hidden behind the original's answer."""
+def fail_on_fallback() -> None:
+    """Raise a failure inside the accelerator, instead of answering with the original."""
 
-    def fail(error: Exception) -> None:
+    def fail(error: Exception, *details: Any) -> None:
         raise error
 
     early_work: Any = importlib.import_module("teola_plugin.adapters.early_work")

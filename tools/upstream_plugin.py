@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-KINDS = {"chains": "upstream_chains", "graphs": "upstream_graphs"}
+KINDS = {"chains": "upstream_chains", "graphs": "upstream_graphs", "objects": "upstream_objects"}
 """Modules with a class `Routing`, made for one mode, and the modes themselves, `MODES`."""
 
 
@@ -25,7 +25,7 @@ class Routing(Protocol):
     """Per test, how many routed calls ended as what."""
 
     def start(self) -> None:
-        """Routes whatever is called from now on."""
+        """Route what is called from now on, and what modules make that are imported from now on."""
 
     def stop(self) -> None: ...
 
@@ -36,6 +36,7 @@ class Report:
     def __init__(self, path: Path, routing: Routing | None) -> None:
         self._path, self._routing = path, routing
         self._outcomes: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._routing is not None:
@@ -45,12 +46,16 @@ class Report:
         if report.when == "call" or report.outcome != "passed":
             expected = hasattr(report, "wasxfail")
             self._outcomes[report.nodeid] = "xfailed" if expected and report.skipped else report.outcome
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if report.failed and crash is not None:
+            self._errors[report.nodeid] = crash.message.partition("\n")[0][:200]
 
     def pytest_sessionfinish(self) -> None:
         if self._routing is not None:
             self._routing.stop()
         calls = {} if self._routing is None else self._routing.calls
-        self._path.write_text(json.dumps({"outcomes": self._outcomes, "calls": calls}, indent=1))
+        content = {"outcomes": self._outcomes, "errors": self._errors, "calls": calls}
+        self._path.write_text(json.dumps(content, indent=1))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,13 +63,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--teola-report", type=Path, help="JSON file for the outcomes")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    route, path = config.getoption("--teola-route"), config.getoption("--teola-report")
-    routing = _routing(route) if route else None
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Start before the first conftest is imported, which may make objects, too."""
+    options = early_config.known_args_namespace
+    routing = _routing(options.teola_route) if options.teola_route else None
     if routing is not None:
         routing.start()
-    if path is not None:
-        config.pluginmanager.register(Report(path, routing), "teola-report")
+    if options.teola_report is not None:
+        early_config.pluginmanager.register(Report(options.teola_report, routing), "teola-report")
 
 
 def _routing(route: str) -> Routing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,28 +18,39 @@ from bootstrap import uv_environment
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "out" / "upstream"
 LOCK = ROOT / "requirements" / "cpu.lock"
-UNUSED = ("pytest-watcher", "pytest-xdist", "pytest-cov")
+UNUSED = ("pytest-watcher", "pytest-xdist", "pytest-cov", "mypy", "ruff", "types-")
 """Test requirements that the tests themselves do without."""
 TIMEOUT = "120"
 """Seconds for one test; plain ones take 3 at most."""
 
 _HANDLER = "it compares the config that a leaf gets, and a query on a pool adds one callback handler to it"
 _BLOCKS = "it calls a chain's sync `invoke` on a running loop, and waits there for a call that was made ahead"
+_POSTGRES = "it needs a PostgreSQL server"
 _WAITS = "it calls a sync `invoke` on a running loop, which a model on an engine of a pool holds up"
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests from the source distribution of the locked version of a package."""
+    """Tests of a package: from its source distribution, or from a checkout of its repository."""
 
     package: str
     tests: tuple[str, ...]
     kind: str
-    """What of them is accelerated: `chains` or `graphs`; see `upstream_plugin.KINDS`."""
+    """How the tests meet accelerated objects: `chains`, `graphs` or `objects`; see `upstream_plugin.KINDS`."""
     excluded: Mapping[str, Mapping[str, str]]
-    """By mode: tests that may fail there, and why. The modes are the keys; the first is what `accelerate(x)` does."""
+    """By mode: tests that may fail there, with the reason. The modes are the keys; the first is `accelerate(x)`."""
+    name: str = ""
+    """What `--suites` calls it; the package by default."""
+    pinned_version: str = ""
+    """The version, where the lock file has none."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Files and folders that do not run here, with the reason."""
+    checkout_folder: str = ""
+    """The folder of the tests in the repository, for a package whose source distribution has no tests."""
+    group: str = "test"
+    """The dependency group with what the tests need; none if empty."""
     needs: tuple[str, ...] = ()
-    """What the tests import beside what their `test` group lists."""
+    """What the tests import beside what their group lists."""
     unused: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -49,13 +61,22 @@ class Suite:
 
     @property
     def home(self) -> Path:
-        return HOME / self.package
+        return HOME / self.label
+
+    @property
+    def label(self) -> str:
+        return self.name or self.package
 
     @property
     def version(self) -> str:
-        found = re.search(rf"(?m)^{re.escape(self.package)}==([^ ;]+)", LOCK.read_text())
-        return found[1] if found else sys.exit(f"upstream: {LOCK} does not lock {self.package}")
+        if self.pinned_version:
+            return self.pinned_version
+        locked = re.search(rf"(?m)^{re.escape(self.package)}==([^ ;]+)", LOCK.read_text())
+        return locked[1] if locked else sys.exit(f"upstream: {LOCK} does not lock {self.package}")
 
+
+_OFFLINE = ("--disable-socket", "--allow-unix-socket")
+_OBJECTS: Mapping[str, Mapping[str, str]] = {"default": {}, "all": {}, "pool": {}}
 
 SUITES = (
     Suite(
@@ -73,23 +94,35 @@ SUITES = (
             },
         },
         needs=("rich",),
-        options=("--disable-socket", "--allow-unix-socket"),
+        options=_OFFLINE,
+    ),
+    Suite(
+        "langchain-core",
+        ("tests/unit_tests",),
+        "objects",
+        _OBJECTS,
+        name="langchain-core-objects",
+        needs=("rich",),
+        options=_OFFLINE,
     ),
     Suite(
         "langgraph",
-        (
-            "tests/test_pregel.py",
-            "tests/test_pregel_async.py",
-            "tests/test_large_cases.py",
-            "tests/test_large_cases_async.py",
-            "tests/test_state.py",
-            "tests/test_interruption.py",
-        ),
+        ("tests",),
         "graphs",
         {"default": {}, "pool": {}, "models": {}},
+        ignored={"tests/test_prune_postgres.py": _POSTGRES},
         unused=("pytest-repeat", "langgraph-cli", "uvloop", "pyperf", "py-spy"),
         environ={"NO_DOCKER": "true"},  # checkpointers and caches in memory and SQLite, without PostgreSQL and Redis
     ),
+    Suite(
+        "langgraph-prebuilt",
+        ("tests",),
+        "graphs",
+        {"default": {}, "pool": {}, "models": {}},
+        environ={"NO_DOCKER": "true"},
+    ),
+    Suite("langgraph-supervisor", ("tests",), "graphs", {"default": {}, "pool": {}}, pinned_version="0.0.31"),
+    Suite("langgraph-swarm", ("tests",), "graphs", {"default": {}, "pool": {}}, pinned_version="0.1.0"),
     Suite(
         "langchain",
         ("tests/unit_tests/agents",),
@@ -105,8 +138,34 @@ SUITES = (
                 "test_hook_with_class_inheritance[before-False]": _WAITS,
             },
         },
-        options=("--disable-socket", "--allow-unix-socket", "--benchmark-disable"),
+        options=(*_OFFLINE, "--benchmark-disable"),
         environ={"LANGGRAPH_TEST_FAST": "1"},  # the same: services are left out
+    ),
+    Suite("langchain-classic", ("tests/unit_tests",), "objects", _OBJECTS, options=_OFFLINE),
+    Suite("langchain-openai", ("tests/unit_tests",), "objects", _OBJECTS, options=(*_OFFLINE, "-o", "addopts=")),
+    Suite("llama-index-instrumentation", ("tests",), "objects", {"default": {}}, group="dev"),
+    Suite(
+        "llama-index-core",
+        ("tests",),
+        "objects",
+        _OBJECTS,
+        checkout_folder="llama-index-core",
+        group="",
+        needs=(
+            *("pytest-asyncio", "pytest-mock", "openai", "pandas", "llama-index-llms-openai", "rake-nltk"),
+            *("tree-sitter", "tree-sitter-language-pack<1.0"),
+        ),
+    ),
+    Suite(
+        "llama-index-workflows",
+        ("tests",),
+        "objects",
+        _OBJECTS,
+        checkout_folder="packages/llama-index-workflows",
+        group="dev",
+        needs=("llama-index-core",),
+        unused=("pre-commit",),
+        options=("-o", "addopts="),
     ),
 )
 
@@ -116,8 +175,17 @@ def _do(*command: str | Path) -> None:
         sys.exit("upstream: this command failed; see above:\n  " + " ".join(map(str, command)))
 
 
-def source(suite: Suite) -> Path:
-    """The folder of the source distribution: its tests and settings; not its package, the installed one is tested."""
+def source(suite: Suite, checkout: Path | None = None) -> Path:
+    """Return the folder with the tests and settings of the suite, without its package: the installed one is tested.
+
+    They come from the source distribution, or from `checkout`, a checkout of the repository.
+    """
+    if checkout is not None:
+        folder = suite.home / "checkout"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(checkout / suite.checkout_folder / "tests", folder / "tests")
+        shutil.copy(checkout / suite.checkout_folder / "pyproject.toml", folder)
+        return folder
     folder = suite.home / f"{suite.package.replace('-', '_')}-{suite.version}"
     if not (folder / "pyproject.toml").exists():
         suite.home.mkdir(parents=True, exist_ok=True)
@@ -134,7 +202,8 @@ def source(suite: Suite) -> Path:
 def environment(suite: Suite, folder: Path) -> Path:
     """Its Python. Versions are the locked ones where the lock file has them."""
     groups = tomllib.loads((folder / "pyproject.toml").read_text())["dependency-groups"]
-    needed = [one for one in groups["test"] if not one.startswith((*UNUSED, *suite.unused))]
+    group = groups[suite.group] if suite.group else []
+    needed = [one for one in group if not one.startswith((*UNUSED, *suite.unused))]
     wanted = [f"{suite.package}=={suite.version}", "setuptools", "pytest-timeout", *suite.needs, *needed]
     venv = suite.home / "venv"
     python, stamp = venv / "bin" / "python", venv / ".ready"
