@@ -53,13 +53,14 @@ class EventEncoder:
 
     def __init__(self, asked: Generate, body: Mapping[str, Any]) -> None:
         exact = isinstance(asked.prompt, wire.WirePrompt) and asked.prompt.exact
-        self._as_is = exact or bool((body.get("stream_options") or {}).get("include_usage"))
+        self.is_exact = exact or bool((body.get("stream_options") or {}).get("include_usage"))
+        """Whether every chunk is passed on as it came."""
         self._last: dict[str, Any] | None = None
         """A chunk that ends a choice, and is not sent yet: perhaps the last."""
 
     def encode(self, chunk: str) -> bytes:
         data = json.loads(chunk)
-        if self._as_is or not isinstance(data.get("choices", 0), list | None):
+        if self.is_exact or not isinstance(data.get("choices", 0), list | None):
             return self.flush() + _event(data)
         data.pop("usage", None)
         if not data["choices"]:
@@ -184,7 +185,7 @@ class _Transport:
             raise self._http.ReadTimeout(str(error), request=request) from error
 
     def _streamed(self, stream: Any, headers: wire.Headers) -> Any:
-        return self._http.Response(200, headers=wire.stream_headers(headers), stream=stream)
+        return self._http.Response(200, headers=headers, stream=stream)
 
 
 def _broken(error: TeolaError) -> str:
@@ -256,7 +257,7 @@ class EngineTransport(_Transport):
                 yield encoder.flush() + write_event(DONE).encode()
 
         stream = type("Stream", (self._http.SyncByteStream,), {"__iter__": lambda _: events(), "close": lambda _: None})
-        return self._streamed(stream(), headers)
+        return self._streamed(stream(), wire.stream_headers(headers, is_exact=encoder.is_exact))
 
     def __enter__(self) -> EngineTransport:
         return self
@@ -311,7 +312,7 @@ class AsyncEngineTransport(_Transport):
         async def aclose(_: Any) -> None: ...
 
         stream = type("Stream", (self._http.AsyncByteStream,), {"__aiter__": lambda _: events(), "aclose": aclose})
-        return self._streamed(stream(), headers)
+        return self._streamed(stream(), wire.stream_headers(headers, is_exact=encoder.is_exact))
 
     async def __aenter__(self) -> AsyncEngineTransport:
         return self

@@ -367,11 +367,15 @@ def whole_headers(headers: Headers) -> Headers:
     return (*_without_body(headers), ("content-type", "application/json"))
 
 
-def stream_headers(headers: Headers) -> Headers:
-    """Return the headers of a reply as they are true of an event stream, also if the reply came in one piece."""
+def stream_headers(headers: Headers, *, is_exact: bool) -> Headers:
+    """Return the headers of a reply as they are true of an event stream, also if the reply came in one piece.
+
+    Of a stream that is not passed on exactly as it came, the length is unknown.
+    """
     if _content_type(headers).endswith("json") or not headers:
         return (*_without_body(headers), ("content-type", "text/event-stream"))
-    return tuple((name, value) for name, value in headers if name.lower() != "content-encoding")  # already undone
+    untrue = {"content-encoding"} if is_exact else {"content-encoding", "content-length"}  # the encoding is undone
+    return tuple((name, value) for name, value in headers if name.lower() not in untrue)
 
 
 def joined_headers(headers: Headers) -> dict[str, str]:
