@@ -181,8 +181,8 @@ LAG = "teola_loop_lag_seconds_bucket"
 async def figures(client: httpx.AsyncClient) -> dict[str, float]:
     """Sums over labels of what the server itself tells; the buckets of the loop's lag one by one."""
     found: dict[str, float] = {}
-    for line in (await client.get("/metrics")).text.splitlines():
-        if not line.startswith("#"):
+    for line in (await client.get("/metrics")).text.split("\n"):
+        if line and not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             key = name if name.startswith(LAG) else name.partition("{")[0]
             found[key] = found.get(key, 0.0) + float(value)

@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from teola_plugin.server.access.hosts import LOOPBACK, name_of
@@ -17,6 +16,7 @@ from teola_plugin.server.logs import log, request_line
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import ServerSettings
 from teola_plugin.server.tracing import tell
+from teola_plugin.server.wire.answers import JSONAnswer
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -101,8 +101,8 @@ class Envelope:
             request_line(about)
 
 
-def respond(error: HttpError) -> JSONResponse:
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+def respond(error: HttpError) -> JSONAnswer:
+    return JSONAnswer(error.body(), error.status, headers=error.headers)
 
 
 def told_of_size(most: int) -> str:

@@ -64,13 +64,14 @@ def unexpected(request_id: str) -> HttpError:
 
 
 def http_error(error: TeolaError) -> HttpError:
-    """How an error of the pool is told. What a server behind an engine has answered is told as its answer."""
+    """Return the error that a client gets for an error of the pool. What a server behind an engine refuses of a request
+    is refused with its status; any other reply of it that is no answer is 502."""
     if isinstance(error, HttpError):
         return error
     refusal = refusal_in(error) if isinstance(error, EngineError) else None
     if refusal is not None and 400 <= refusal.status < 500 and refusal.status not in (401, 403):
         return HttpError(refusal.status, error.message, hint=error.hint, code="refused_by_server")
-    if type(error) is EngineError and not error.retryable and not broken_in(error):
+    if type(error) is EngineError and refusal is None and not error.retryable and not broken_in(error):
         return bad_request(error.message, error.hint, code="refused_by_engine")
     for kind, status, what, code in _TABLE:
         if isinstance(error, kind):

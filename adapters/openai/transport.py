@@ -16,12 +16,11 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from teola_plugin.adapters.openai.bypass import raise_captured, raise_past_client
-from teola_plugin.adapters.openai.event_encoder import DONE, EventEncoder
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
@@ -33,6 +32,7 @@ from teola_plugin.errors import (
     RequestTooLarge,
     TeolaError,
 )
+from teola_plugin.event_streams import DONE, write_event
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate
@@ -42,6 +42,44 @@ from teola_plugin.runtime.handles import CallHandle, PieceLog
 
 log = logging.getLogger("teola_plugin")
 _OF_THE_POOL = (QueryError, EngineUnavailable, EngineOverloaded)
+
+
+class EventEncoder:
+    """An encoder of chunks to the bytes that the server would have sent to this client alone.
+
+    An engine asks for the usage, which comes in a chunk of its own at the end. For a client that did not ask for it,
+    that chunk is left out, and what else it says about the answer goes to the last of the others.
+    """
+
+    def __init__(self, asked: Generate, body: Mapping[str, Any]) -> None:
+        exact = isinstance(asked.prompt, wire.WirePrompt) and asked.prompt.exact
+        self.is_exact = exact or bool((body.get("stream_options") or {}).get("include_usage"))
+        """Whether every chunk is passed on as it came."""
+        self._last: dict[str, Any] | None = None
+        """A chunk that ends a choice, and is not sent yet: perhaps the last."""
+
+    def encode(self, chunk: str) -> bytes:
+        data = json.loads(chunk)
+        if self.is_exact or not isinstance(data.get("choices", 0), list | None):
+            return self.flush() + _event(data)
+        data.pop("usage", None)
+        if not data["choices"]:
+            if self._last is not None:
+                self._last = {**data, **self._last}
+            return b""
+        before, choice = self.flush(), data["choices"][0]
+        if isinstance(choice, Mapping) and choice.get("finish_reason"):
+            self._last = data
+            return before
+        return before + _event(data)
+
+    def flush(self) -> bytes:
+        last, self._last = self._last, None
+        return b"" if last is None else _event(last)
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return write_event(json.dumps(data)).encode()
 
 
 class _Taken(NamedTuple):
@@ -98,8 +136,11 @@ class _Transport:
         return without_credentials(str(url)) == without_credentials(known)
 
     def _whole(self, value: Any) -> Any:
-        headers = {"content-type": "application/json"}
-        return self._http.Response(200, headers=headers, content=value.response.encode())
+        """Return a response with the headers that the server sent."""
+        content = value.response.encode("utf-8", "surrogatepass")
+        response = self._http.Response(200, headers={"content-type": "application/json"}, content=content)
+        response.headers = self._http.Headers(wire.whole_headers(value.headers))
+        return response  # a content-encoding is among them only now: it is already undone
 
     def _answer(self, error: TeolaError, request: Any) -> Any:
         """What the client gets for a request that was taken and failed: the server's own answer, if it gave one. Its
@@ -143,8 +184,8 @@ class _Transport:
             handle.cancel()
             raise self._http.ReadTimeout(str(error), request=request) from error
 
-    def _streamed(self, stream: Any) -> Any:
-        return self._http.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
+    def _streamed(self, stream: Any, headers: wire.Headers) -> Any:
+        return self._http.Response(200, headers=headers, stream=stream)
 
 
 def _broken(error: TeolaError) -> str:
@@ -203,21 +244,20 @@ class EngineTransport(_Transport):
         handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
         pieces = handle.pieces.within(_seconds(request))
         with self._in_time(handle, request):
-            first = next(pieces, None)
-        if first is None:
-            handle.result()  # raises what the server said
+            first: Any = next(pieces, None)
+        headers = first.headers if first is not None else handle.result()[0].headers  # raises what the server said
 
         def events() -> Iterator[bytes]:
             with self._streaming(handle, request):
                 for piece in itertools.chain([] if first is None else [first], pieces):
-                    yield encoder.encode(piece.chunk)  # type: ignore[attr-defined]
+                    yield encoder.encode(piece.chunk)
                 [value] = handle.result()
                 for chunk in wire.chunks_of(value.response) if first is None else ():
                     yield encoder.encode(chunk)
-                yield encoder.flush() + DONE
+                yield encoder.flush() + write_event(DONE).encode()
 
         stream = type("Stream", (self._http.SyncByteStream,), {"__iter__": lambda _: events(), "close": lambda _: None})
-        return self._streamed(stream())
+        return self._streamed(stream(), wire.stream_headers(headers, is_exact=encoder.is_exact))
 
     def __enter__(self) -> EngineTransport:
         return self
@@ -255,25 +295,24 @@ class AsyncEngineTransport(_Transport):
         handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
         pieces = _within(handle.pieces, _seconds(request))
         with self._in_time(handle, request):
-            first = await anext(pieces, None)
-        if first is None:
-            await handle
+            first: Any = await anext(pieces, None)
+        headers = first.headers if first is not None else (await handle)[0].headers
 
         async def events() -> AsyncIterator[bytes]:
             with self._streaming(handle, request):
                 if first is not None:
-                    yield encoder.encode(first.chunk)  # type: ignore[attr-defined]
+                    yield encoder.encode(first.chunk)
                 async for piece in pieces:
                     yield encoder.encode(piece.chunk)  # type: ignore[attr-defined]
                 [value] = await handle
                 for chunk in wire.chunks_of(value.response) if first is None else ():
                     yield encoder.encode(chunk)
-                yield encoder.flush() + DONE
+                yield encoder.flush() + write_event(DONE).encode()
 
         async def aclose(_: Any) -> None: ...
 
         stream = type("Stream", (self._http.AsyncByteStream,), {"__aiter__": lambda _: events(), "aclose": aclose})
-        return self._streamed(stream())
+        return self._streamed(stream(), wire.stream_headers(headers, is_exact=encoder.is_exact))
 
     async def __aenter__(self) -> AsyncEngineTransport:
         return self

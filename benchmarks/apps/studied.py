@@ -224,7 +224,8 @@ def run_all(
     """Runs of all cases, each once, in so many processes (1: in this one); `kept` has those of an earlier call that
     was broken off, and gets the others. Alike in every process: all is drawn from seeds."""
     names = {repr(case): case for case in cases}
-    before = [json.loads(line) for line in kept.read_text().splitlines()] if kept is not None and kept.exists() else []
+    lines = kept.read_text().split("\n") if kept is not None and kept.exists() else []
+    before = [json.loads(line) for line in lines if line]
     found = {names[one["case"]]: one["found"] for one in before if one["case"] in names}
     left = [case for case in names.values() if case not in found]
     for _ in found:

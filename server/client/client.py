@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +12,7 @@ from typing import Any, Self
 import httpx
 
 from teola_plugin.errors import EngineUnavailable, QueryError
+from teola_plugin.event_streams import ServerSentEvent, aread_events, read_events
 from teola_plugin.server.client.documents import GivenFile, document
 from teola_plugin.server.client.joining import AsyncQueryClient, QueryClient
 
@@ -57,7 +59,7 @@ class SubmittedQuery:
             raise QueryError(
                 f"query {self.id} has no answer: {why}", query_id=self.id, hint="wait for it, or see its error"
             )
-        return str(self.answer["text"])
+        return str(self.answer.get("text", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +76,43 @@ class QueryEvent:
         return str(self.data.get("text", "")) if self.kind == "delta" else ""
 
 
-def _query(told: Mapping[str, Any]) -> SubmittedQuery:
-    known = {field.name for field in fields(SubmittedQuery)}
-    return SubmittedQuery(**{key: value for key, value in told.items() if key in known})
+_WRONG_SERVER = "check that the address is that of teola serve, without a path, and that no proxy answers for it"
 
 
-def _checked(answer: httpx.Response) -> Any:
-    """The JSON of an answer. Raises `QueryError` with what the server says."""
-    if answer.is_success:
-        return answer.json() if answer.content else None
+def _query(reply: Mapping[str, Any]) -> SubmittedQuery:
+    """Return the query that a reply describes. Raise QueryError where a field is missing."""
+    values = {field.name: reply[field.name] for field in fields(SubmittedQuery) if field.name in reply}
+    objects = [values.get(name) for name in ("answer", "error", "waiting")]
+    texts = [values.get(name) for name in ("id", "status")]
     try:
-        told = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        told = answer.text[:300]
-    raise QueryError(f"the server answered {answer.status_code}: {told}", hint="change what it refuses, or try later")
+        if all(isinstance(one, str) for one in texts) and all(isinstance(one, dict | None) for one in objects):
+            return SubmittedQuery(**values)
+    except TypeError:  # fields are missing
+        pass
+    raise QueryError(f"the server's reply is no query: {str(reply)[:200]}", hint=_WRONG_SERVER)
+
+
+def _queries(reply: Mapping[str, Any]) -> list[SubmittedQuery]:
+    data = reply.get("data")
+    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+        raise QueryError(f"the server's reply is no list of queries: {str(reply)[:200]}", hint=_WRONG_SERVER)
+    return [_query(one) for one in data]
+
+
+def _checked(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object of a reply; an empty one for a reply without content.
+
+    Raise QueryError for what the server refuses, with what it says, and for a reply that is no JSON object.
+    """
+    if answer.is_success:
+        return _parse_object(answer.content, "the reply") if answer.content else {}
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = answer.text[:300]
+    raise QueryError(
+        f"the server answered {answer.status_code}: {message}", hint="change what it refuses, or try later"
+    )
 
 
 def _unreachable(url: str, error: httpx.TransportError) -> EngineUnavailable:
@@ -111,21 +136,21 @@ def _submission(
     return asked | {key: value for key, value in given.items() if value is not None}
 
 
-class _Events:
-    """Reads lines of server-sent events."""
+def _to_query_event(event: ServerSentEvent) -> QueryEvent:
+    """Raise QueryError for an event whose data is no JSON object."""
+    return QueryEvent(event.last_event_id, event.type, _parse_object(event.data, "an event"))
 
-    def __init__(self) -> None:
-        self._part: dict[str, str] = {}
 
-    def line(self, line: str) -> QueryEvent | None:
-        if line:
-            name, _, value = line.partition(": ")
-            self._part[name] = value
-            return None
-        part, self._part = self._part, {}
-        if "data" not in part:
-            return None
-        return QueryEvent(part.get("id", ""), part.get("event", ""), json.loads(part["data"]))
+def _parse_object(text: str | bytes, name: str) -> dict[str, Any]:
+    """Return a JSON object that the server has sent. Raise QueryError for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    shown = text if isinstance(text, str) else text.decode(errors="replace")
+    raise QueryError(f"{name} of the server is no JSON object: {shown[:200]!r}", hint=_WRONG_SERVER)
 
 
 def _headers(api_key: str) -> dict[str, str]:
@@ -183,14 +208,11 @@ class TeolaClient:
                     if not answer.is_success:
                         answer.read()
                         _checked(answer)
-                    reader = _Events()
-                    for line in answer.iter_lines():
-                        event = reader.line(line)
-                        if event is not None:
-                            last, kind, broken = event.id, event.kind, 0
-                            yield event
-                            if kind in ENDED:
-                                return
+                    for event in map(_to_query_event, read_events(answer.iter_bytes())):
+                        last, kind, broken = event.id, event.kind, 0
+                        yield event
+                        if kind in ENDED:
+                            return
                 if kind in _RESTS:
                     return
                 broken += 1
@@ -214,9 +236,9 @@ class TeolaClient:
 
     def latest(self, limit: int = 50, status: str = "") -> list[SubmittedQuery]:
         """`status`: only those that are so, e.g. `waiting`."""
-        return [_query(one) for one in self._ask("GET", "/v1/queries", params=_asked(limit, status))["data"]]
+        return _queries(self._ask("GET", "/v1/queries", params=_asked(limit, status)))
 
-    def _ask(self, method: str, path: str, **more: Any) -> Any:
+    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         try:
             return _checked(self._http.request(method, path, **more))
         except httpx.TransportError as error:
@@ -268,12 +290,11 @@ class AsyncTeolaClient:
                     if not answer.is_success:
                         await answer.aread()
                         _checked(answer)
-                    reader = _Events()
-                    async for line in answer.aiter_lines():
-                        event = reader.line(line)
-                        if event is not None:
-                            last, kind, broken = event.id, event.kind, 0
-                            yield event
+                    async with aclosing(aread_events(answer.aiter_bytes())) as received:
+                        async for event in received:
+                            news = _to_query_event(event)
+                            last, kind, broken = news.id, news.kind, 0
+                            yield news
                             if kind in ENDED:
                                 return
                 if kind in _RESTS:
@@ -297,9 +318,9 @@ class AsyncTeolaClient:
 
     async def latest(self, limit: int = 50, status: str = "") -> list[SubmittedQuery]:
         """`status`: only those that are so, e.g. `waiting`."""
-        return [_query(one) for one in (await self._ask("GET", "/v1/queries", params=_asked(limit, status)))["data"]]
+        return _queries(await self._ask("GET", "/v1/queries", params=_asked(limit, status)))
 
-    async def _ask(self, method: str, path: str, **more: Any) -> Any:
+    async def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         try:
             return _checked(await self._http.request(method, path, **more))
         except httpx.TransportError as error:

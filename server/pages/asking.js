@@ -73,18 +73,20 @@ export async function* events(id, signal) {
 
 async function* lines(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = "", event = {};
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    rest += value;
-    const blocks = rest.split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      yield Object.fromEntries(block.split("\n").map((line) => {
-        const at = line.indexOf(": ");
-        return [line.slice(0, at), line.slice(at + 2)];
-      }));
+    const complete = (rest + value).split(/\r\n|\n|\r(?!$)/);  // a CR at the end may be half of a CRLF
+    rest = complete.pop();
+    for (const line of complete) {
+      if (line) {
+        const [, field, text] = line.match(/^([^:]*):? ?(.*)$/s);
+        event[field] = field === "data" && "data" in event ? event.data + "\n" + text : text;
+        continue;
+      }
+      if ("data" in event) yield event;
+      event = {};
     }
   }
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from teola_plugin.server.access.terms import Caller
 from teola_plugin.server.documents.parts import FILE, with_documents
@@ -19,7 +19,7 @@ from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.routes.answering import service_of, terms_of, while_connected
 from teola_plugin.server.routes.forms import submission_schema, submitted
 from teola_plugin.server.routes.pages import trace_page
-from teola_plugin.server.wire.answers import event
+from teola_plugin.server.wire.answers import JSONAnswer, event
 from teola_plugin.server.wire.chat import Body, ChatMessage
 
 router = APIRouter(prefix="/v1")
@@ -75,7 +75,7 @@ async def submit(request: Request) -> Response:
     body = await submitted(request, Submission)
     taken = queries.submit(caller, terms_of(request), body.as_chat(), body.variables)
     record = await while_connected(request, taken)
-    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
+    return JSONAnswer(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
 @router.get("/queries")
@@ -122,7 +122,7 @@ async def resume(request: Request, id: str, body: Resumption) -> Response:
     """A query that waits for somebody goes on."""
     queries, caller = _of(request)
     record = await queries.resume(caller, terms_of(request), id, body.value)
-    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
+    return JSONAnswer(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
 @router.post("/queries/{id}/cancel")

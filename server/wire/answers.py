@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.responses import JSONResponse
+
+from teola_plugin import event_streams
+from teola_plugin.event_streams import write_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +185,38 @@ class CompletionChunks:
 
 
 def event(data: object, name: str = "", id: str = "") -> str:
-    """One server-sent event."""
-    lines = [f"event: {name}"] if name else []
-    lines += [f"id: {id}"] if id else []
-    return "\n".join([*lines, f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}", "", ""])
+    """Return one server-sent event whose data is JSON."""
+    return write_event(json_text(data), name, id)
 
 
-DONE = "data: [DONE]\n\n"
+DONE = write_event(event_streams.DONE)
+
+
+# ------------------------------------------------------------ JSON
+
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Lone surrogates, which UTF-8 has no bytes for, and characters at which many readers cut lines."""
+
+
+def json_text(value: object) -> str:
+    """Return compact JSON, whatever texts `value` has. NaN and infinity, which JSON does not have, become null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_without_nan(value), ensure_ascii=False, separators=(",", ":"))
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class JSONAnswer(JSONResponse):
+    """A response whose JSON may hold any text."""
+
+    def render(self, content: Any) -> bytes:
+        return json_text(content).encode()

@@ -233,7 +233,7 @@ _REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every se
 
 def _syntax(source: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"{source}, line {mark.line + 1 if mark else 1}: {problem}."
 
 

@@ -124,7 +124,7 @@ def _forked() -> EngineUnavailable:
 
 def _refused(address: str, error: Exception) -> EngineUnavailable:
     """The reason in one line, and what to do about it."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
     if "ersion mismatch" in str(error):
         hint = "use the same versions of Python and Ray in the app and in the cluster"
         text = " ".join(str(error).split())

@@ -36,7 +36,7 @@ def format_graph(graph: Graph, *, depths: bool = True) -> str:
         for label, fragment in (("each", p.fragment), ("else", p.otherwise)):
             if fragment is not None:
                 inner = format_graph(fragment.graph, depths=False)
-                lines += [f"    {label} | {line}" for line in inner.splitlines()]
+                lines += [f"    {label} | {line}" for line in inner.split("\n")]
     lines.append(f"return %{graph.output}")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ answer is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,7 @@ FORGET_ALL, FORGET_TENANT = "teola_forget_all", "teola_forget_tenant"
 """There, too: what was learned is to be forgotten, all of it or a tenant's."""
 MOST = 32
 """Texts of one request."""
+_LINE_END = re.compile(r"\r\n|\r|\n")  # not splitlines(): a call may hold U+2028
 _TOOLS = 8
 _CALLS = 4
 """Earlier calls of a conversation, the last ones."""
@@ -41,8 +43,9 @@ def texts_of(payload: object) -> tuple[str, ...]:
 
 def calls_in(messages: Sequence[Message]) -> tuple[str, ...]:
     """Calls of tools that the model has made in this conversation, the last one first."""
-    found = (line for m in reversed(messages) if m.role == "assistant" for line in reversed(m.content.splitlines()))
-    calls = dict.fromkeys(line for line in found if line.startswith('{"name": ') and line.endswith("}"))
+    answers = [m.content for m in reversed(messages) if m.role == "assistant"]
+    lines = (line for content in answers for line in reversed(_LINE_END.split(content)))
+    calls = dict.fromkeys(line for line in lines if line.startswith('{"name": ') and line.endswith("}"))
     return tuple(calls)[:_CALLS]
 
 

@@ -208,13 +208,13 @@ def chat_completion_params(model: Any, given: Mapping[str, Any]) -> dict[str, An
     return None if model._use_responses_api(params) else params
 
 
-def chat_result(model: Any, response: Mapping[str, Any]) -> Any:
-    """What a `BaseChatOpenAI` makes of a chat completion: a `ChatResult`.
+def chat_result(model: Any, response: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+    """Return the `ChatResult` that a `BaseChatOpenAI` makes of a chat completion with these headers.
 
     Private: `_create_chat_result` of that class; since langchain-openai 1.0.0. `chat_completion_params` tells before
     whether it is there.
     """
-    return model._create_chat_result(response)
+    return model._create_chat_result(response, {"headers": dict(headers)} if model.include_response_headers else None)
 
 
 def sentence_transformer(embeddings: Any) -> Any:

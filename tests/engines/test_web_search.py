@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import pickle
 import time
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fixed_replies import JSON_VALUES
 from support.search_stub import KEY, PAGES, Stub, search_stub
 
 from teola_plugin.engines.base import Engine
@@ -20,6 +24,7 @@ from teola_plugin.engines.fake import FakeTools, FakeWebSearch
 from teola_plugin.engines.fulltext import FullTextSearch, read_documents
 from teola_plugin.engines.profiles import tools, web_search
 from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearch
+from teola_plugin.engines.websearch.refusals import wait_of
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import CallTool, Chunk, SearchText
@@ -121,6 +126,22 @@ class TestFullText(_Searches):
 
 
 # ------------------------------------------------------------ the services' forms
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@given(answer=JSON_VALUES, listed=st.lists(st.fixed_dictionaries({"url": JSON_VALUES, "score": JSON_VALUES})))
+def test_any_answer_is_hits_or_a_value_error(service: str, answer: Any, listed: list[Any]) -> None:
+    for one in (answer, {"results": answer}, {"results": listed}, {"type": "search", "web": {"results": listed}}):
+        try:
+            hits = SERVICES[service].hits(one, 3)
+        except ValueError:
+            continue
+        assert all(isinstance(hit.score, int | float) for hit in hits)
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", "soon", "9" * 400, "Wed, 99 Foo", "1e400"])
+def test_a_wait_that_is_no_number_is_the_usual_one(said: str) -> None:
+    assert wait_of({"retry-after": said}, 1) == 1.0
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -280,6 +301,18 @@ def test_documents_are_read_from_files(tmp_path: Path) -> None:
         read_documents(tmp_path / "none")
     with pytest.raises(RegistrationError, match="two documents"):
         FullTextSearch("web", [Chunk("a", "1"), Chunk("a", "2")], dsn="unused")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=ascii)
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"], ids=ascii)
+def test_lines_of_a_jsonl_file_end_with_line_feeds_only(tmp_path: Path, mark: str, end: str) -> None:
+    pages = tmp_path / "pages.jsonl"
+    lines = [json.dumps({"text": f"oats{mark}{n}"}, ensure_ascii=False) for n in range(2)]
+    pages.write_bytes(("\ufeff" + end.join(lines) + end).encode())
+
+    chunks = read_documents(pages)
+
+    assert [chunk.text for chunk in chunks] == [f"oats{mark}0", f"oats{mark}1"]
 
 
 # ------------------------------------------------------------ how often

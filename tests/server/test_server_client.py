@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from support.service import Served, key, served
 
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.errors import EngineUnavailable, QueryError
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.client import AsyncTeolaClient, TeolaClient, joining
+from teola_plugin.server.client import AsyncTeolaClient, QueryEvent, TeolaClient, joining
 
 ONE = key("one")
 
@@ -72,3 +76,110 @@ def test_no_server() -> None:
             client.latest()
         with pytest.raises(EngineUnavailable, match="no server"):
             list(client.events("x"))
+
+
+# ------------------------------------------------------------ streams and replies of any form
+
+
+class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """The body of a response, one byte a chunk."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (bytes([byte]) for byte in self._content)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for byte in self._content:
+            yield bytes([byte])
+
+
+def read_events(content: bytes) -> list[QueryEvent]:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=Chunks(content)))
+    with TeolaClient("http://teola", transport=transport) as client:
+        return list(client.events("q"))
+
+
+def read_events_on_a_loop(content: bytes) -> list[QueryEvent]:
+    async def read() -> list[QueryEvent]:
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=Chunks(content)))
+        async with AsyncTeolaClient("http://teola", transport=transport) as client:
+            return [event async for event in client.events("q")]
+
+    return asyncio.run(read())
+
+
+READERS = [read_events, read_events_on_a_loop]
+EVENTS = "id: 1\nevent: delta\ndata: JSON\n\nid: 2\nevent: done\ndata: {}\n\n"
+FORMS = {
+    "usual": EVENTS,
+    "no spaces": EVENTS.replace(": ", ":"),
+    "CRLF": EVENTS.replace("\n", "\r\n"),
+    "CR": EVENTS.replace("\n", "\r"),
+    "byte order mark": "\ufeff" + EVENTS,
+    "comments and other fields": ": ping\n\nretry: 5\nfoo: bar\n" + EVENTS,
+    "several data lines": EVENTS.replace("JSON", 'JSON\ndata: , "more": 1}').replace("JSON", "CUT"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "é😀"], ids=ascii)
+@pytest.mark.parametrize("form", FORMS)
+def test_events_of_any_allowed_form_are_read(reader: Callable[..., Any], form: str, mark: str) -> None:
+    data = json.dumps({"text": f"oats{mark}hay"}, ensure_ascii=False)
+    content = FORMS[form].replace("JSON", data).replace("CUT", data.removesuffix("}"))
+
+    delta, done = reader(content.encode())
+
+    assert delta.text == f"oats{mark}hay"
+    assert (delta.id, delta.kind) == ("1", "delta")
+    assert (done.id, done.kind) == ("2", "done")
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("data", ["<html>", "[]", "null", "[" * 100_000], ids=lambda data: data[:6])
+def test_an_event_that_is_no_object_is_a_query_error(reader: Callable[..., Any], data: str) -> None:
+    with pytest.raises(QueryError, match="an event of the server is no JSON object"):
+        reader(f"id: 1\nevent: delta\ndata: {data}\n\n".encode())
+
+
+REPLIES: dict[str, Any] = {
+    "HTML": "<html>",
+    "a list": [],
+    "null": None,
+    "no content": "",
+    "no fields": {},
+    "a field missing": {"id": "q", "status": "done"},
+    "status a number": {"id": "q", "model": "m", "app": "", "status": 5, "created": 0.0, "attempt": 1},
+    "answer a text": {
+        "id": "q",
+        "model": "m",
+        "app": "",
+        "status": "done",
+        "created": 0.0,
+        "attempt": 1,
+        "answer": "x",
+    },
+    "data a number": {"data": 5},
+    "data of numbers": {"data": [5]},
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_reply_that_is_no_query_is_a_query_error(name: str) -> None:
+    reply = REPLIES[name]
+    text = reply if isinstance(reply, str) else json.dumps(reply)
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
+    with TeolaClient("http://teola", transport=transport) as client:
+        with pytest.raises(QueryError, match=r"the server's reply is no|the reply of the server is no JSON object"):
+            client.get("q")
+        with pytest.raises(QueryError, match=r"the server's reply is no|the reply of the server is no JSON object"):
+            client.latest()
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"error": "x"}', b"[" * 100_000], ids=lambda it: it[:6])
+def test_a_refusal_of_any_form_is_a_query_error(content: bytes) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(503, content=content))
+    with TeolaClient("http://teola", transport=transport) as client, pytest.raises(QueryError, match="answered 503"):
+        client.get("q")

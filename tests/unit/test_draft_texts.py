@@ -89,6 +89,16 @@ def test_a_call_of_each_tool_in_the_forms_of_models() -> None:
     assert len(found) == 8
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=ascii)
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"], ids=ascii)
+def test_an_earlier_call_may_hold_any_separator_but_line_ends(mark: str, end: str) -> None:
+    call = json.dumps({"name": "a", "arguments": {"text": f"oats{mark}hay"}}, ensure_ascii=False)
+
+    found = calls_in([Message("assistant", f"So.{end}{call}{end}")])
+
+    assert found == (call,)
+
+
 def test_earlier_calls_go_first_the_last_one_at_the_head() -> None:
     calls = [json.dumps({"name": "a", "arguments": {"n": n}}) for n in range(6)]
     messages = [Message("assistant", f"So.\n{call}") for call in calls] + [Message("user", calls[0])]

@@ -27,7 +27,7 @@ from teola_plugin.adapters.openai.bypass import (
 from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
 from teola_plugin.adapters.own_class import ServedBy, subclass_of
 from teola_plugin.engines.openai.envelope import without_credentials
-from teola_plugin.engines.openai.wire import WireGeneration, joinable
+from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
@@ -159,7 +159,7 @@ def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
 def _message(model: Any, generation: Generation) -> Any:
     """What the object makes of an answer, as `invoke` returns it."""
     assert isinstance(generation, WireGeneration)
-    result = chat_result(model, json.loads(generation.response))
+    result = chat_result(model, json.loads(generation.response), joined_headers(whole_headers(generation.headers)))
     message = result.generations[0].message
     info = {**(result.generations[0].generation_info or {}), **(result.llm_output or {})}
     message.response_metadata = {**info, **message.response_metadata}

@@ -29,7 +29,7 @@ def bindings_that_help(plain: Any) -> list[str]:
     except TeolaError:  # an object in which nothing can be replaced
         return []
     _, _, text = served_text(Serving("auto", None, tuple(bound))).partition(BY_HAND)
-    return [line.removeprefix("    ") for line in text.splitlines()]
+    return [line.removeprefix("    ") for line in text.split("\n") if line]
 
 
 def _wanted(plain: Any) -> Iterable[tuple[Any, Wanted]]:

@@ -81,7 +81,7 @@ class ApiServer:
     def metric(self, name: str) -> float:
         """A counter of vLLM, summed over its labels."""
         with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
+            lines = answer.read().decode().split("\n")
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 

@@ -62,7 +62,7 @@ def start_head(pool: str, host: str = "") -> Head:
     end_process(process.pid)
     if file:
         Path(file).unlink(missing_ok=True)
-    tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-5:])
+    tail = "\n".join(log.read_text(errors="replace").strip().split("\n")[-5:])
     raise EngineUnavailable(f"Ray did not start: {tail}", hint=f"see {log}")
 
 

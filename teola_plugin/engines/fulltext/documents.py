@@ -23,7 +23,7 @@ def read_documents(path: str | Path) -> list[Chunk]:
             files = sorted(file for file in place.rglob("*") if file.suffix in _TEXTS and file.is_file())
             found = [_of_file(file, place) for file in files]
         else:
-            lines = place.read_text(encoding="utf-8").splitlines()
+            lines = place.read_text(encoding="utf-8-sig").split("\n")  # not splitlines(): JSON may hold U+2028
             found = [_of_line(place, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise RegistrationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.http import json_of, root_of, unreachable
+from teola_plugin.engines.openai.http import json_of, root_of, text_of, unreachable
 from teola_plugin.errors import EngineUnavailable
+from teola_plugin.event_streams import DONE, read_events
 
 if TYPE_CHECKING:
     import httpx
@@ -42,14 +44,31 @@ async def discover(
 
     Raises `EngineUnavailable` for a server that is not there or does not serve the model.
     """
+    import httpx
+
     try:
         answer = await client.get(f"{base_url}/models")
     except Exception as error:
         raise unreachable(engine, base_url, error) from error
     if answer.status_code != 200:
         raise unusable_server(engine, f"{base_url}/models answered {answer.status_code}: {answer.text[:200]}")
-    facts = _chosen(engine, base_url, model, json_of(answer.text).get("data") or [])
-    return await _tried_out(client, engine, base_url, facts) if tries else facts
+    facts = _chosen(engine, base_url, model, _served_models(engine, base_url, text_of(answer)))
+    try:
+        return await _tried_out(client, engine, base_url, facts) if tries else facts
+    except httpx.HTTPError as error:
+        raise unreachable(engine, base_url, error) from error
+
+
+def _served_models(engine: str, base_url: str, content: str) -> list[Mapping[str, Any]]:
+    """Return the models of a reply of `/models`. Raise EngineUnavailable for a reply that is no list of them."""
+    try:
+        data = wire.parse_object(content).get("data") or []
+        if isinstance(data, list) and all(isinstance(one, Mapping) for one in data):
+            return data
+        fault = "data is not a list of objects"
+    except wire.MalformedReply as error:
+        fault = str(error)
+    raise unusable_server(engine, f"the reply of {base_url}/models is no list of models: {fault}: {content[:200]!r}")
 
 
 def _chosen(engine: str, base_url: str, model: str | None, served: Sequence[Mapping[str, Any]]) -> ServerFacts:
@@ -62,7 +81,8 @@ def _chosen(engine: str, base_url: str, model: str | None, served: Sequence[Mapp
     versions = {"model": wanted, "server": str(found.get("owned_by") or "openai-compatible")}
     if found.get("root") not in (None, wanted):
         versions["root"] = str(found["root"])
-    return ServerFacts(wanted, found.get("max_model_len"), versions)
+    length = found.get("max_model_len")
+    return ServerFacts(wanted, length if type(length) is int and length > 0 else None, versions)
 
 
 async def _tried_out(client: httpx.AsyncClient, engine: str, base_url: str, facts: ServerFacts) -> ServerFacts:
@@ -96,9 +116,15 @@ async def _shape(client: httpx.AsyncClient, base_url: str, asked: Mapping[str, A
     streamed = await client.post(f"{base_url}/chat/completions", json={**asked, **wire.STREAMED})
     if whole.status_code != 200 or streamed.status_code != 200:
         return None
-    shape, chunks = json_of(whole.text), wire.Chunks()
-    for chunk in filter(None, map(wire.chunk, streamed.text.splitlines())):
-        chunks.add(chunk)
+    shape, chunks = json_of(whole.text), wire.Chunks(strict=True)
+    try:
+        for event in itertools.takewhile(
+            lambda event: not event.data.startswith(DONE), read_events([streamed.content])
+        ):
+            if event.data:
+                chunks.add(event.data)
+    except wire.MalformedReply:
+        return None
     return shape if wire.same_fields(json_of(chunks.response(shape)), shape) else None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.http import refused, sent, unread
+from teola_plugin.engines.openai.http import malformed, refused, sent, text_of
+from teola_plugin.event_streams import DONE, aread_events
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Result
@@ -17,8 +18,10 @@ from teola_plugin.requests.results import Result
 if TYPE_CHECKING:
     import httpx
 
-_LINES = 1000
-"""Of an answer that is no stream: what is kept of it, to be told."""
+_MAX_START_BYTES = 1 << 20
+"""Of a reply that turns out to be no event stream: so much is kept, for the error and for the client that reads it."""
+_END_TIMEOUT_S = 0.1
+"""Time that a server has to end a reply after the event that ends the stream; then the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +53,55 @@ class Endpoint:
         answer = await sent(self.client, f"{self.base_url}/{path}", body, prompt)
         if answer.status_code != 200:
             raise refused(self.engine, answer.status_code, answer.text, dict(answer.headers), again=not as_is)
+        content, headers = text_of(answer), tuple(answer.headers.multi_items())
         try:
-            return wire.generation(answer.text, wire=as_is)
-        except ValueError as error:  # what to make of it is for whoever asked to say
-            raise unread(self.engine, error, answer.text, dict(answer.headers)) from error
+            return wire.generation(content, wire=as_is, headers=headers)
+        except wire.MalformedReply as error:  # a client that wrote the request decides itself what it makes of it
+            raise malformed(self.engine, self.base_url, error, content, headers) from error
 
     async def _stream(
         self, request: Request, path: str, body: dict[str, Any], inbox: asyncio.Queue[Result], *, as_is: bool
     ) -> Generation:
-        chunks = wire.Chunks()
+        chunks = wire.Chunks(strict=not as_is)
         answer = await sent(self.client, f"{self.base_url}/{path}", body, request.payload.prompt, stream=True)
+        headers = tuple(answer.headers.multi_items())
+        start = bytearray()
+        raw = answer.aiter_bytes()
+
+        async def received() -> AsyncGenerator[bytes, None]:
+            async for data in raw:
+                if not chunks.all and len(start) < _MAX_START_BYTES:
+                    start.extend(data)
+                yield data
+
         async with aclosing(answer):
             if answer.status_code != 200:
                 content = (await answer.aread()).decode(errors="replace")
                 raise refused(self.engine, answer.status_code, content, dict(answer.headers), again=not as_is)
-            other: list[str] = []
-            async for line in answer.aiter_lines():
-                chunk = wire.chunk(line)
-                if not chunk:
-                    other += [line] if len(other) < _LINES and not chunks.all else []
-                    continue
-                text = chunks.text(chunk)
-                inbox.put_nowait(wire.WirePiece(request.id, text, int(bool(text)), chunk))
-                chunks.add(chunk)
-            if not chunks.all:  # no stream at all
-                content = "\n".join(other)
-                error = ValueError(f"the answer is no completion: {content[:200]}")
-                raise unread(self.engine, error, content, dict(answer.headers))
-        return wire.generation(chunks.response(self.shape), wire=as_is)
+            try:
+                async with aclosing(received()) as pieces, aclosing(aread_events(pieces)) as events:
+                    async for event in events:
+                        if event.data.startswith(DONE):
+                            break
+                        if event.data:
+                            text = chunks.text(event.data)
+                            first = () if chunks.all else headers
+                            inbox.put_nowait(wire.WirePiece(request.id, text, int(bool(text)), event.data, first))
+                            chunks.add(event.data)
+                if not chunks.all or not (as_is or chunks.has_choices):
+                    raise wire.MalformedReply(
+                        "it is no stream of chunks" if not chunks.all else "no chunk has a choice"
+                    )
+                value = wire.generation(chunks.response(self.shape), wire=as_is, headers=headers)
+            except wire.MalformedReply as error:
+                raise malformed(self.engine, self.base_url, error, start.decode(errors="replace"), headers) from error
+            await _end(raw)
+        return value
+
+
+async def _end(raw: AsyncIterator[bytes]) -> None:
+    """Read a reply to its end, so that its connection can be used again, unless the server keeps it open."""
+    with suppress(Exception):  # the answer is complete: nothing that goes wrong now changes it
+        async with asyncio.timeout(_END_TIMEOUT_S):
+            async for _ in raw:
+                pass

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.openai.wire import told_by
+from teola_plugin.engines.openai.wire import MalformedReply, parse_object, told_by
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.requests.payloads import Prompt
 
@@ -78,11 +78,17 @@ def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
     )
 
 
-def unread(name: str, error: BaseException, content: str, headers: Mapping[str, str]) -> EngineError:
-    """The error for an answer that is no completion."""
-    failed = failed_by_network(name, "", error, again=False)
-    failed.__dict__["refusal"] = Refusal(200, content, dict(headers))
-    return failed
+def malformed(name: str, url: str, fault: ValueError, content: str, headers: Iterable[tuple[str, str]]) -> EngineError:
+    """Return the error for a reply with status 200 that is no completion. It carries the reply, for clients that read
+    replies themselves."""
+    shown = f" It begins with {content[:200]!r}." if content else ""
+    error = EngineError(
+        f"{name}: the reply of {url} is no completion: {fault}.{shown}",
+        engine=name,
+        hint="see the server's log, and check that base_url is that of an OpenAI-compatible server",
+    )
+    error.__dict__["refusal"] = Refusal(200, content, dict(headers))
+    return error
 
 
 async def sent(
@@ -129,9 +135,17 @@ def root_of(base_url: str) -> str:
 
 
 def json_of(text: str) -> dict[str, Any]:
-    """A JSON object; empty for anything else."""
+    """Return a JSON object; an empty one for anything else."""
     try:
-        data = json.loads(text)
-    except ValueError:
+        return parse_object(text)
+    except MalformedReply:
         return {}
-    return data if isinstance(data, dict) else {}
+
+
+def text_of(response: httpx.Response) -> str:
+    """Return the text of a JSON reply, decoded as `json.loads` decodes bytes; bytes that are no text are replaced."""
+    encoding = json.detect_encoding(response.content)
+    try:
+        return response.content.decode(encoding, "surrogatepass")
+    except UnicodeDecodeError:
+        return response.content.decode(encoding, "replace")

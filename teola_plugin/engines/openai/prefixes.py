@@ -78,7 +78,7 @@ class Prefixes:
         answer = await sent(client, f"{self._base_url}/{path}", asked, prompt)
         if answer.status_code != 200:
             raise refused(self._name, answer.status_code, answer.text, dict(answer.headers), again=False)
-        return int((json_of(answer.text).get("usage") or {}).get("prompt_tokens") or 0)
+        return wire.prompt_tokens(json_of(answer.text))
 
 
 def _owner(prompt: Prompt, tenant: str) -> str:

@@ -216,7 +216,7 @@ def _first_word(watcher: subprocess.Popen[bytes], seconds: float) -> tuple[str, 
         if not more:
             return "", ""
         said += more
-    word = json.loads(said.splitlines()[0])
+    word = json.loads(said.partition(b"\n")[0])
     return word["state"], word["detail"]
 
 

@@ -75,7 +75,7 @@ class HostProcess:
     def log_tail(self) -> str:
         """The last lines of the log that are not empty."""
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError:
             return ""
         return "\n".join([line for line in lines if line.strip()][-_LOG_LINES:])

@@ -177,9 +177,11 @@ class WebSearch:
     def _read(self, answer: httpx.Response, k: int) -> tuple[Hit, ...]:
         try:
             return self.service.hits(answer.json(), k)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # no JSON, too deep, or of another form
             raise EngineError(
-                f"{self.name}: {error}", engine=self.name, hint="check base_url, and the service's version"
+                f"{self.name}: {self.base_url}: {error}",
+                engine=self.name,
+                hint="check base_url, and the service's version",
             ) from error
 
     async def cancel(self, request_id: str) -> None:

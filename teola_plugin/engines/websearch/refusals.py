@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -26,12 +27,13 @@ def wait_of(headers: Mapping[str, str], attempt: int) -> float:
 
 def _seconds(said: str) -> float | None:
     try:
-        return float(said)
+        seconds = float(said)
+        return seconds if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
         return parsedate_to_datetime(said).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
@@ -61,7 +63,7 @@ _HINTS = {
 def _message(content: str) -> str:
     try:
         found: Any = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return " ".join(content.split())
     for key in ("detail", "error", "message"):
         while isinstance(found, dict) and key in found:

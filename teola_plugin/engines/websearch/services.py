@@ -67,7 +67,8 @@ class SearchService:
         if when := one.get(self.published):
             metadata["published"] = str(when)
         score = one.get("score")
-        return Hit(str(one["url"]), self._plain(one.get(self.text)), metadata, 1.0 / rank if score is None else score)
+        score = score if isinstance(score, int | float) else 1.0 / rank
+        return Hit(str(one["url"]), self._plain(one.get(self.text)), metadata, score)
 
     def _plain(self, text: Any) -> str:
         plain = "" if text is None else str(text)
