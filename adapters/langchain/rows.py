@@ -92,7 +92,7 @@ def _conditions(key: str, value: Any) -> Filter:
         return tuple([condition for part in value for condition in to_filter(part)])
     if isinstance(value, Mapping) and value and value.keys() <= _OPERATORS.keys():
         return tuple([(key, _operator_condition(key, *item)) for item in value.items()])
-    if not _is_scalar(value):
+    if not isinstance(key, str) or not _is_scalar(value):
         raise _unsupported(key, value)
     return ((key, value),)
 
@@ -112,6 +112,6 @@ def _is_scalar(value: Any) -> bool:
 def _unsupported(key: str, value: Any) -> RegistrationError:
     return RegistrationError(
         f"filter key {key!r} holds {type(value).__name__} {value!r:.80}, but only equality is supported.",
-        hint="give a string, a finite number, a boolean or None, or use $eq, $ne, $in or $nin with those, or $and with"
-        " a list of such filters; filter further on the documents found",
+        hint="give a key that is a string, and a string, a finite number, a boolean or None; $eq, $ne, $in and $nin"
+        " take those, $and takes a list of filters; filter further on the documents found",
     )
