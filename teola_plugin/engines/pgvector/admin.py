@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from teola_plugin.engines.pgvector import sql, versions
-from teola_plugin.engines.pgvector.rows import Condition, to_conditions
+from teola_plugin.engines.pgvector.rows import SqlCondition, to_conditions
 from teola_plugin.engines.pgvector.tables import Tables
 from teola_plugin.engines.postgres.faults import Faults
 from teola_plugin.requests.payloads import Chunk, Version
@@ -98,7 +98,7 @@ async def _get(conn: sql.Connection, collection: str, ids: Sequence[str]) -> lis
     return [found[i] for i in ids if i in found]
 
 
-async def _find_chunks(conn: sql.Connection, collection: str, conditions: Sequence[Condition]) -> list[Chunk]:
+async def _find_chunks(conn: sql.Connection, collection: str, conditions: Sequence[SqlCondition]) -> list[Chunk]:
     table = await sql.find(conn, collection)
     if table is None:
         return []

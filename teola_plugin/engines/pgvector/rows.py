@@ -31,7 +31,7 @@ class Row:
     """float32, [dimension]."""
 
 
-class Condition(NamedTuple):
+class SqlCondition(NamedTuple):
     """A condition of a filter as it is sent to the database."""
 
     key: str
@@ -46,7 +46,7 @@ class QueryVector:
     """A search as it is sent to the database; those with equal `group` go together."""
 
     vector: np.ndarray
-    group: tuple[str, int, tuple[Condition, ...]]
+    group: tuple[str, int, tuple[SqlCondition, ...]]
     """Collection, number of hits, and the filter."""
 
     @property
@@ -76,13 +76,13 @@ def to_query_vector(payload: SearchVector) -> QueryVector:
     return QueryVector(to_vector(payload.vector), (collection, int(payload.k), to_conditions(payload.filter)))
 
 
-def to_conditions(filter: Sequence[tuple[str, Any]]) -> tuple[Condition, ...]:
+def to_conditions(filter: Sequence[tuple[str, Any]]) -> tuple[SqlCondition, ...]:
     """Return the conditions of a `SearchVector.filter`. Raise `ValueError` or `TypeError` if one is no JSON."""
     return tuple(_condition(_text(key, "a filter's key"), OneOf.from_condition(value)) for key, value in filter)
 
 
-def _condition(key: str, one_of: OneOf) -> Condition:
-    return Condition(key, tuple([_json(value, f"filter {key!r}") for value in one_of.values]), one_of.negated)
+def _condition(key: str, one_of: OneOf) -> SqlCondition:
+    return SqlCondition(key, tuple([_json(value, f"filter {key!r}") for value in one_of.values]), one_of.negated)
 
 
 def to_vector(given: Sequence[float]) -> np.ndarray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from teola_plugin.engines.pgvector import versions
-from teola_plugin.engines.pgvector.rows import Condition, QueryVector, Row
+from teola_plugin.engines.pgvector.rows import QueryVector, Row, SqlCondition
 from teola_plugin.requests.payloads import Hit, Version
 
 if TYPE_CHECKING:
@@ -268,12 +268,12 @@ async def search(conn: Connection, table: Table, queries: Sequence[QueryVector])
     return Found([tuple(each) for each in hits], version, parts)
 
 
-def where_clause(conditions: Sequence[Condition]) -> str:
+def where_clause(conditions: Sequence[SqlCondition]) -> str:
     """Return the SQL of a filter; its parameters are `where_parameters`."""
     return " AND ".join(f"NOT ({_IS_ONE_OF})" if one.negated else _IS_ONE_OF for one in conditions) or "true"
 
 
-def where_parameters(conditions: Sequence[Condition]) -> list[str | list[str]]:
+def where_parameters(conditions: Sequence[SqlCondition]) -> list[str | list[str]]:
     return [parameter for one in conditions for parameter in (one.key, list(one.values))]
 
 
