@@ -122,7 +122,7 @@ def _is_equal_as_json(value: Any) -> bool:
 
 def _equal_values(value: str | float) -> tuple[Any, ...]:
     """Return the values of JSON that are equal to a value in Python."""
-    return (value,) if isinstance(value, str) or value not in (0, 1) else (value, bool(value))
+    return (value,) if isinstance(value, str) or value not in (0, 1) else (int(value), bool(value))
 
 
 def _build_test(filters: MetadataFilters) -> MetadataTest:

@@ -198,6 +198,14 @@ def test_equality_finds_booleans_as_the_simple_store_does(typed, operator, value
     assert sorted(one.node_id for one in typed.get_nodes(list(TYPED), filters)) == expected
 
 
+@pytest.mark.parametrize(("value", "matches"), [(True, {"true", "one"}), (False, {"false", "zero"})])
+def test_a_filter_that_holds_a_boolean_after_all_finds_the_number_too(typed, value, matches):
+    filters = MetadataFilters(filters=[MetadataFilter(key="v", value=0)])
+    filters.filters[0].value = value  # which LlamaIndex checks only in the constructor
+
+    assert set(typed.query(question(20, filters=filters)).ids) == matches
+
+
 @pytest.mark.parametrize("value", [1, 0, "1"])
 def test_unequal_and_not_in_find_the_rest_of_equality(typed, value):
     equal = {one.node_id for one in typed.get_nodes(filters=on_v("==", value))}
