@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,12 @@ from langchain_core.documents import Document
 from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import on_loop
-from teola_plugin.requests.payloads import Chunk, Stored
+from teola_plugin.requests.payloads import Chunk, OneOf, Stored
 
 Filter = tuple[tuple[str, Any], ...]
+"""As in `SearchVector.filter`."""
+_OPERATORS = {"$eq": (False, False), "$ne": (False, True), "$in": (True, False), "$nin": (True, True)}
+"""Operator of a filter -> (True if it takes a list, True if it is negated)."""
 
 
 @on_loop
@@ -33,8 +37,8 @@ def to_chunks(
 ) -> tuple[Chunk, ...]:
     """One chunk per text, in order; a missing id is made from the content. Raises `TeolaError` for bad metadata."""
     texts = list(texts)
-    metadatas = [{} for _ in texts] if metadatas is None else metadatas
-    ids = [None for _ in texts] if ids is None else ids
+    metadatas = metadatas or [{} for _ in texts]  # an empty list says nothing, as in LangChain's own stores
+    ids = ids or [None for _ in texts]
     if not len(texts) == len(metadatas) == len(ids):
         counts = f"{len(texts)} texts, {len(metadatas)} metadatas, {len(ids)} ids"
         raise RegistrationError(f"the numbers differ: {counts}.", hint="give one metadata and one id per text")
@@ -67,11 +71,47 @@ def _kept(key: Any, value: Any) -> Any:
 
 
 def to_filter(wanted: Mapping[str, Any] | None) -> Filter:
-    """Equality of metadata keys, in the order of the keys. Raises `RegistrationError` for anything else."""
-    for key, value in (wanted or {}).items():
-        if not isinstance(value, str | int | float | bool | None):
-            raise RegistrationError(
-                f"filter key {key!r} holds {type(value).__name__} {value!r:.80}, but only equality is supported.",
-                hint="give a string, a number, a boolean or None; filter further on the documents found",
-            )
-    return tuple(sorted((wanted or {}).items()))
+    """Return the conditions of a filter for `SearchVector`, in the order of their keys.
+
+    A filter is a dict of metadata keys, each with the value that it must have or with operators (`$eq`, `$ne`, `$in`,
+    `$nin`); `$and` takes a list of filters. Raise `RegistrationError` for anything else.
+    """
+    if wanted is None:
+        return ()
+    if not isinstance(wanted, Mapping):
+        raise RegistrationError(
+            f"the filter is a {type(wanted).__name__}, but the store compares values of metadata only.",
+            hint='give a dict, e.g. filter={"kind": "animal"}, or filter the documents that the search returns',
+        )
+    conditions = [condition for key, value in wanted.items() for condition in _conditions(key, value)]
+    return tuple(sorted(conditions, key=lambda condition: (condition[0], repr(condition[1]))))
+
+
+def _conditions(key: str, value: Any) -> Filter:
+    if key == "$and" and isinstance(value, list | tuple):
+        return tuple([condition for part in value for condition in to_filter(part)])
+    if isinstance(value, Mapping) and value and value.keys() <= _OPERATORS.keys():
+        return tuple([(key, _operator_condition(key, *item)) for item in value.items()])
+    if not isinstance(key, str) or not _is_scalar(value):
+        raise _unsupported(key, value)
+    return ((key, value),)
+
+
+def _operator_condition(key: str, operator: str, operand: Any) -> Any:
+    takes_list, negated = _OPERATORS[operator]
+    values = operand if takes_list else [operand]
+    if not isinstance(values, list | tuple | set | frozenset) or not all(map(_is_scalar, values)):
+        raise _unsupported(key, {operator: operand})
+    return operand if operator == "$eq" else OneOf(tuple(values), negated)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | int | bool | None) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _unsupported(key: str, value: Any) -> RegistrationError:
+    return RegistrationError(
+        f"filter key {key!r} holds {type(value).__name__} {value!r:.80}, but only equality is supported.",
+        hint="give a key that is a string, and a string, a finite number, a boolean or None; $eq, $ne, $in and $nin"
+        " take those, $and takes a list of filters; filter further on the documents found",
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 
 Scored = list[tuple[Document, float]]
+_OF_OTHER_SEARCHES = frozenset({"fetch_k", "lambda_mult", "score_threshold"})
+"""Search arguments of LangChain that some search types read and the others ignore."""
+_CHOOSE_ROWS = frozenset(
+    {"collection", "collection_name", "embeddings", "expr", "filter", "filters", "index_name", "namespace"}
+    | {"partition", "partition_name", "tenant", "vectors", "where"}
+)
+"""Arguments by which other stores choose the rows to write or delete: without them the result would differ."""
 
 
 class TeolaVectorStore(VectorStore):
@@ -38,7 +47,9 @@ class TeolaVectorStore(VectorStore):
 
     `embedding` is a `TeolaEmbeddings`, or any LangChain embeddings. Scores are cosine similarities, in [-1, 1], higher
     is nearer. Documents without an id get one from their text and metadata, so adding them again changes nothing.
-    Filters are dicts of metadata keys and the values they must equal.
+    Filters are dicts of metadata keys and the values they must equal, or conditions with `$eq`, `$ne`, `$in`, `$nin`
+    and `$and`; values are equal as in JSON, so 1 equals 1.0 and not True. Writing ignores arguments of other stores
+    that choose no rows (`batch_size`, ...); searching raises `RegistrationError` for unknown arguments.
     """
 
     def __init__(
@@ -68,7 +79,7 @@ class TeolaVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        _refuse(kwargs, "add_texts", ["metadatas", "ids"])
+        _refuse_row_choices(kwargs, "add_texts", ["metadatas", "ids"])
         chunks = to_chunks(texts, metadatas, ids)
         self.write(latest(chunks))
         return [chunk.id for chunk in chunks]
@@ -81,7 +92,7 @@ class TeolaVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        _refuse(kwargs, "aadd_texts", ["metadatas", "ids"])
+        _refuse_row_choices(kwargs, "aadd_texts", ["metadatas", "ids"])
         chunks = to_chunks(texts, metadatas, ids)
         await self.awrite(latest(chunks))
         return [chunk.id for chunk in chunks]
@@ -153,9 +164,10 @@ class TeolaVectorStore(VectorStore):
         return True
 
     def _delete(self, ids: list[str] | None, kwargs: Mapping[str, Any]) -> Any:
-        _refuse(kwargs, "delete", ["ids"])
         if ids is None:
+            _refuse(kwargs, "delete", ["ids"])
             return self.administer("delete_collection")
+        _refuse_row_choices(kwargs, "delete", ["ids"])
         return self.administer("delete", list(ids))
 
     # ------------------------------------------------------------ reading
@@ -193,23 +205,35 @@ class TeolaVectorStore(VectorStore):
     ) -> list[Document]:
         """Of the `fetch_k` nearest, `k` that differ from each other. Hits carry no vectors: they are embedded again."""
         vector = self._embedding.embed_query(query)
-        found = self.similarity_search_by_vector(vector, fetch_k, **kwargs)
-        vectors = self._embedding.embed_documents([document.page_content for document in found])
-        return _diverse(vector, found, vectors, k, lambda_mult)
+        return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, **kwargs)
 
     async def amax_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
         vector = await self._embedding.aembed_query(query)
-        found = await self.asimilarity_search_by_vector(vector, fetch_k, **kwargs)
-        vectors = await self._embedding.aembed_documents([document.page_content for document in found])
-        return _diverse(vector, found, vectors, k, lambda_mult)
+        return await self.amax_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, **kwargs)
+
+    def max_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+    ) -> list[Document]:
+        """Search as `max_marginal_relevance_search`, with the vector of the query."""
+        nearest = self.similarity_search_by_vector(embedding, fetch_k, **kwargs)
+        vectors = self._embedding.embed_documents([document.page_content for document in nearest])
+        return _diverse(embedding, nearest, vectors, k, lambda_mult)
+
+    async def amax_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
+    ) -> list[Document]:
+        nearest = await self.asimilarity_search_by_vector(embedding, fetch_k, **kwargs)
+        vectors = await self._embedding.aembed_documents([document.page_content for document in nearest])
+        return _diverse(embedding, nearest, vectors, k, lambda_mult)
 
     def search_vector(
         self, vector: Sequence[float], k: int = 4, *, filter: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> CallHandle:
-        """One search request. Raises `RegistrationError` for arguments that are not known."""
-        _refuse(kwargs, "search", ["k", "filter"])
+        """Start one search request. Raise `RegistrationError` for arguments that no search of LangChain has."""
+        unknown = {name: value for name, value in kwargs.items() if name not in _OF_OTHER_SEARCHES}
+        _refuse(unknown, "search", ["k", "filter"])
         request = SearchVector(self.collection, tuple(vector), k, to_filter(filter))
         return self._call(PrimitiveKind.SEARCHING, [request])
 
@@ -238,9 +262,9 @@ class TeolaVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> TeolaVectorStore:
-        """A store made from `pool`, `engine` and `collection` (see the class), with these texts added."""
-        store = cls(embedding=embedding, **kwargs)
-        store.add_texts(texts, metadatas, ids=ids)
+        """Return a store with these texts added. `kwargs` are those of the class (`pool`, ...) and of `add_texts`."""
+        store, of_adding = cls._construct(embedding, kwargs)
+        store.add_texts(texts, metadatas, ids=ids, **of_adding)
         return store
 
     @classmethod
@@ -253,9 +277,19 @@ class TeolaVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> TeolaVectorStore:
-        store = cls(embedding=embedding, **kwargs)
-        await store.aadd_texts(texts, metadatas, ids=ids)
+        store, of_adding = cls._construct(embedding, kwargs)
+        await store.aadd_texts(texts, metadatas, ids=ids, **of_adding)
         return store
+
+    @classmethod
+    def _construct(cls, embedding: Embeddings, kwargs: Mapping[str, Any]) -> tuple[TeolaVectorStore, dict[str, Any]]:
+        """Return a store, and the arguments that its class does not take."""
+        parameters = inspect.signature(cls).parameters
+        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        of_class = {name: value for name, value in kwargs.items() if takes_all or name in parameters}
+        others = {name: value for name, value in kwargs.items() if name not in of_class}
+        _refuse_row_choices(others, "from_texts", ["metadatas", "ids", *parameters])
+        return cls(embedding=embedding, **of_class), others
 
     def as_retriever(self, **kwargs: Any) -> TeolaRetriever:
         tags = super().as_retriever(tags=kwargs.pop("tags", None)).tags
@@ -308,18 +342,25 @@ def _sent(vector: Sequence[float] | RemoteValue) -> Any:
 
 
 def _columns(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `add_texts`; explicit ids go before the documents' own."""
+    """Return the arguments of `add_texts`; explicit ids go before the documents' own."""
     return {
+        **kwargs,
         "texts": [document.page_content for document in documents],
         "metadatas": [document.metadata for document in documents],
-        "ids": [document.id for document in documents],
-        **kwargs,
+        "ids": kwargs.get("ids") or [document.id for document in documents],
     }
 
 
 def _refuse(kwargs: Mapping[str, Any], method: str, known: list[str]) -> None:
     for name in kwargs:
         raise unknown_name(f"argument of {method}", name, known)
+
+
+def _refuse_row_choices(kwargs: Mapping[str, Any], method: str, known: list[str]) -> None:
+    """Raise `RegistrationError` for arguments that choose rows, and for those that look like a misspelt known one."""
+    for name in kwargs:
+        if name in _CHOOSE_ROWS or difflib.get_close_matches(name, known, cutoff=0.8):
+            raise unknown_name(f"argument of {method}", name, known)
 
 
 def _scored(hits: Sequence[Hit]) -> Scored:

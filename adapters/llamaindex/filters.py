@@ -1,7 +1,7 @@
-"""What a LlamaIndex query asks for beyond the nearest rows: told to the engine where it can, else decided here.
+"""Filters of a LlamaIndex query: conditions for the engine where it can evaluate them, else tests of the rows it finds.
 
-The engine knows equality of metadata keys. Everything else (ranges, `in`, `or`, document ids, ...) is decided by
-LlamaIndex's own filter function on the rows found, as `SimpleVectorStore` does; so more rows are asked for than wanted.
+The engine compares values for equality, as JSON does. Everything else (ranges, texts, `or`, ...) is decided by
+LlamaIndex's own filter function on the rows found, as `SimpleVectorStore` does; so more rows are requested than wanted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,33 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 
-from teola_plugin.requests.payloads import Stored
+from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.json_values import build_metadata_test
+from teola_plugin.requests.payloads import OneOf, Stored
 
 Row = TypeVar("Row", bound=Stored)
-Pairs = tuple[tuple[str, Any], ...]
+MetadataTest = Callable[[Mapping[str, Any]], bool]
+EngineFilter = tuple[tuple[str, Any], ...]
+"""As in `SearchVector.filter`."""
+_OF_LISTS = {FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL}
+_OF_EQUALITY = {FilterOperator.EQ, FilterOperator.NE, FilterOperator.IN, FilterOperator.NIN}
+_NEGATED = {FilterOperator.NE, FilterOperator.NIN}
+_MAX_EXACT = 2**53
+"""Up to this size a number is equal to the same numbers in Python and in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which rows may be found."""
+    """A filter of rows, in two parts that both hold for each row that it admits."""
 
-    equalities: Pairs = ()
-    """For the engine: metadata keys and the values they must equal."""
+    conditions: EngineFilter = ()
+    """For the engine."""
     predicate: Callable[[Stored], bool] | None = None
-    """For here; None where the engine does it all."""
+    """For the rows that the engine finds; None where the engine does it all."""
 
     def admits(self, row: Stored) -> bool:
-        return all(row.metadata.get(key) == value for key, value in self.equalities) and (
-            self.predicate is None or self.predicate(row)
-        )
+        """Return True for a row that meets both parts, whether the engine was told the conditions or not."""
+        return build_metadata_test(self.conditions)(row.metadata) and (self.predicate is None or self.predicate(row))
 
     def matching(self, rows: Sequence[Row]) -> list[Row]:
         """Of rows that the engine found, those that may stay."""
@@ -61,38 +69,88 @@ def of_document(ref_doc_id: str) -> RowFilter:
 def row_filter(
     filters: MetadataFilters | None, *, node_ids: Sequence[str] | None = None, doc_ids: Sequence[str] | None = None
 ) -> RowFilter:
-    pairs, rest = _split(filters)
+    """Return the filter of rows that meet LlamaIndex's filters. Raise `RegistrationError` for a malformed one."""
+    conditions, remaining = _split(filters)
     tests: list[Callable[[Stored], bool]] = []
-    if rest is not None:
-        tests.append(lambda row: _matches(row.metadata, rest))
+    if remaining is not None:
+        matches = _build_test(remaining)
+        tests.append(lambda row: matches(row.metadata))
     if node_ids:
         ids = frozenset(node_ids)
         tests.append(lambda row: row.id in ids)
     if doc_ids and len(doc_ids) == 1:
-        pairs = (*pairs, ("ref_doc_id", doc_ids[0]))
+        conditions = (*conditions, ("ref_doc_id", doc_ids[0]))
     elif doc_ids:
         documents = frozenset(doc_ids)
         tests.append(lambda row: row.metadata.get("ref_doc_id") in documents)
-    return RowFilter(tuple(sorted(pairs)), (lambda row: all(test(row) for test in tests)) if tests else None)
+    ordered = sorted(dict.fromkeys(conditions), key=repr)  # values of one key may be of types that have no order
+    return RowFilter(tuple(ordered), (lambda row: all(test(row) for test in tests)) if tests else None)
 
 
-def _split(filters: MetadataFilters | None) -> tuple[Pairs, MetadataFilters | None]:
-    """Equalities that must all hold, and the rest."""
+def _split(filters: MetadataFilters | None) -> tuple[EngineFilter, MetadataFilters | None]:
+    """Return the conditions that the engine evaluates, and the remaining filters."""
     if filters is None or not filters.filters:
         return (), None
     if filters.condition not in (FilterCondition.AND, None):
         return (), filters
-    equal = [one for one in filters.filters if _is_equality(one)]
-    rest = [one for one in filters.filters if not _is_equality(one)]
-    pairs = {(one.key, one.value) for one in equal if isinstance(one, MetadataFilter)}
-    return tuple(pairs), MetadataFilters(filters=rest) if rest else None  # type: ignore[return-value]
+    conditions = {id(one): _engine_condition(one) for one in filters.filters}
+    remaining = [one for one in filters.filters if conditions[id(one)] is None]
+    for_engine = tuple([condition for condition in conditions.values() if condition is not None])
+    return for_engine, MetadataFilters(filters=remaining) if remaining else None
 
 
-def _is_equality(one: MetadataFilter | MetadataFilters) -> bool:
-    """Not for None, which equals nothing in LlamaIndex, and not for a list."""
-    plain = isinstance(one, MetadataFilter) and one.operator == FilterOperator.EQ
-    return plain and isinstance(one.value, str | int | float)  # type: ignore[union-attr]
+def _engine_condition(one: MetadataFilter | MetadataFilters) -> tuple[str, Any] | None:
+    """Return the filter as a condition for the engine; None if it is no equality, or JSON has another equality.
+
+    LlamaIndex compares as Python does, and its filters have no booleans: 1 finds True, too, and 0 finds False.
+    """
+    if not isinstance(one, MetadataFilter) or one.operator not in _OF_EQUALITY:
+        return None
+    values: Any = one.value if one.operator in _OF_LISTS else [one.value]
+    if not isinstance(values, list) or not all(map(_is_equal_as_json, values)):
+        return None
+    equal_values = tuple([same for value in values for same in _equal_values(value)])
+    if one.operator == FilterOperator.EQ and len(equal_values) == 1:
+        return one.key, equal_values[0]
+    return one.key, OneOf(equal_values, negated=one.operator in _NEGATED)
 
 
-def _matches(metadata: Mapping[str, Any], filters: MetadataFilters) -> bool:
-    return build_metadata_filter_fn(lambda _: metadata, filters)("")
+def _is_equal_as_json(value: Any) -> bool:
+    """Return False for None, which equals nothing in LlamaIndex, and for numbers that JSON compares by their digits."""
+    return isinstance(value, str) or (isinstance(value, int | float) and abs(value) <= _MAX_EXACT)
+
+
+def _equal_values(value: str | float) -> tuple[Any, ...]:
+    """Return the values of JSON that are equal to a value in Python."""
+    return (value,) if isinstance(value, str) or value not in (0, 1) else (int(value), bool(value))
+
+
+def _build_test(filters: MetadataFilters) -> MetadataTest:
+    """Return LlamaIndex's own test of metadata, for which a value of an unlike type is no match instead of an error."""
+    tests = [_build_single_test(one) for one in filters.filters]
+    condition = filters.condition or FilterCondition.AND
+
+    def matches(metadata: Mapping[str, Any]) -> bool:
+        results = [test(metadata) for test in tests]
+        if condition == FilterCondition.AND:
+            return all(results)
+        return any(results) is (condition == FilterCondition.OR)
+
+    return matches
+
+
+def _build_single_test(one: MetadataFilter | MetadataFilters) -> MetadataTest:
+    if isinstance(one, MetadataFilter) and one.operator in _OF_LISTS and not isinstance(one.value, list | str):
+        raise RegistrationError(
+            f"the filter of {one.key!r} compares by {one.operator.value!r} with {one.value!r}, which is no list.",
+            hint=f"write value=[{one.value!r}], or use another operator",
+        )
+    alone = MetadataFilters(filters=[one])
+
+    def matches(metadata: Mapping[str, Any]) -> bool:
+        try:
+            return bool(build_metadata_filter_fn(lambda _: metadata, alone)(""))
+        except TypeError:
+            return False
+
+    return matches

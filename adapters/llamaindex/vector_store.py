@@ -35,8 +35,9 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
     """One collection of the pool's engine `engine`: `TeolaVectorStore(pool=pool, collection="docs")`.
 
     It stores nodes whole, so they come back equal. Similarities are cosines, in [-1, 1], higher is nearer. A node
-    whose id is there is replaced. Filters: equality of metadata is told to the engine, all others of LlamaIndex's are
-    decided on the rows found. Query modes other than `default` raise `RegistrationError`.
+    whose id is there is replaced. Filters match as in `SimpleVectorStore`, so 1 and 0 find True and False; a value of a
+    type that a filter cannot compare is no match. The engine evaluates equality (`==`, `!=`, `in`, `nin`); all other
+    filters are decided on the rows found. Query modes other than `default` raise `RegistrationError`.
     """
 
     engine: str = "store"
@@ -184,7 +185,7 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
                 "TeolaVectorStore was given a query without an embedding.",
                 hint="search through a retriever with an embed_model, or set query_embedding",
             )
-        return SearchVector(self.collection, tuple(query.query_embedding), k, asked.equalities)
+        return SearchVector(self.collection, tuple(query.query_embedding), k, asked.conditions)
 
     def _search(self, payload: SearchVector) -> CallHandle:
         return self.request(PrimitiveKind.SEARCHING, [payload])
@@ -193,7 +194,7 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
         """Rows by id, or all that have the metadata which the engine can be told."""
         if node_ids is not None:
             return self.admin("get", list(node_ids))
-        return self.admin("find", asked.equalities)
+        return self.admin("find", asked.conditions)
 
     def admin(self, method: str, *args: Any) -> Future[Any]:
         """Run a method of the engine that is no request, on this collection."""

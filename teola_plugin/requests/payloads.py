@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 Vector = Sequence[float]
 
@@ -47,13 +47,28 @@ class IngestRow:
     vector: Vector = field(hash=False)
 
 
+class OneOf(NamedTuple):
+    """A condition of a filter: a value of metadata equals one of `values`; with `negated`, it equals none of them."""
+
+    values: tuple[Any, ...]
+    negated: bool = False
+
+    @classmethod
+    def from_condition(cls, condition: Any) -> OneOf:
+        """Return a condition of `SearchVector.filter` as a `OneOf`, also where it is a single value."""
+        return condition if isinstance(condition, OneOf) else cls((condition,))
+
+
 @dataclass(frozen=True, slots=True)
 class SearchVector:
     collection: str
     vector: Vector = field(hash=False)
     k: int = 4
     filter: tuple[tuple[str, Any], ...] = ()
-    """Metadata keys and the values they must equal."""
+    """Metadata keys, each with the value that it must have or a `OneOf`; all conditions hold for every hit.
+
+    Values are equal as in JSON: 1 equals 1.0, but neither True nor "1". A key that is missing has the value None.
+    """
 
 
 @dataclass(frozen=True, slots=True)

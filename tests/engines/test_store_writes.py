@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import Engine
@@ -17,7 +19,7 @@ from teola_plugin.engines.fake import FakeStore
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, OneOf, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed
 
@@ -193,6 +195,97 @@ async def test_true_and_one_are_different_values_of_a_filter(each_store: Any, va
     await outcomes(each_store, [row(name, repr(kind), v=kind) for kind in kinds])
     assert {hit.id for hit in await search(each_store, name, v=value)} == {repr(each) for each in same}
     await each_store.delete_collection(name)
+
+
+@pytest.mark.parametrize(
+    ("condition", "matches"),
+    [
+        (OneOf((1, "a")), {"one", "float", "text"}),
+        (OneOf((True,)), {"true"}),
+        (OneOf((1, True)), {"one", "float", "true"}),
+        (OneOf(([1], {"b": None})), {"list", "object"}),
+        (OneOf((None,)), {"null", "missing"}),
+        (OneOf(()), set()),
+        (OneOf((1, "a"), negated=True), {"true", "digit", "list", "object", "null", "missing"}),
+        (OneOf((None,), negated=True), {"one", "float", "text", "true", "digit", "list", "object"}),
+        (OneOf((), negated=True), {"one", "float", "text", "true", "digit", "list", "object", "null", "missing"}),
+    ],
+)
+async def test_one_of_several_values_matches_by_the_types_of_json(
+    each_store: Any, collection: str, condition: OneOf, matches: set[str]
+) -> None:
+    values = {"one": 1, "float": 1.0, "true": True, "text": "a", "digit": "1", "list": [1], "object": {"b": None}}
+    rows = [row(collection, name, v=value) for name, value in {**values, "null": None}.items()]
+    await outcomes(each_store, [*rows, row(collection, "missing")])
+
+    hits = await search(each_store, collection, v=condition)
+    chunks = await each_store.find(collection, [("v", condition)])
+
+    assert {hit.id for hit in hits} == matches
+    assert {chunk.id for chunk in chunks} == matches
+
+
+async def test_conditions_of_unlike_types_on_one_key_match_nothing(each_store: Any, collection: str) -> None:
+    await outcomes(each_store, [row(collection, "a", v=1), row(collection, "b", v="1")])
+
+    chunks = await each_store.find(collection, [("v", 1), ("v", "1")])
+
+    assert chunks == []
+
+
+_WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=4)
+_NUMBERS = (
+    st.integers(-2, 2)
+    | st.integers(-(10**30), 10**30)
+    | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e30, 0.1, 2.0**53])
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+_SCALARS = st.none() | st.booleans() | _NUMBERS | st.sampled_from(["", "1", "1.0", "true", "null", "a"]) | _WORDS
+_JSON = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3), max_leaves=6
+)
+_KEYS = st.sampled_from(["a", "b", "ü"])
+_METADATA = st.lists(st.dictionaries(_KEYS, _JSON, max_size=3), min_size=1, max_size=6)
+
+
+@st.composite
+def _metadata_and_filter(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[tuple[str, Any]]]:
+    """Draw metadata of rows, and a filter whose values are often among theirs."""
+    metadata = draw(_METADATA)
+    present = [value for each in metadata for value in each.values()]
+    values = st.sampled_from(present) | _JSON if present else _JSON
+    one_of = st.builds(OneOf, st.lists(values, max_size=3).map(tuple), st.booleans())
+    return metadata, draw(st.lists(st.tuples(_KEYS, values | one_of), min_size=1, max_size=2))
+
+
+@pytest.mark.postgres
+def test_filters_of_the_fake_store_match_as_the_json_of_postgresql(postgres_dsn: str) -> None:
+    names = (f"random filters {n}" for n in itertools.count())
+    stores: list[Any] = [FakeStore(), PgVectorEngine(dsn=postgres_dsn, pool_size=1)]
+
+    async def matching_ids(store: Any, collection: str, metadata: Any, conditions: Any) -> list[str]:
+        rows = [IngestRow(collection, Chunk(str(n), "", each), (1.0, 2.0)) for n, each in enumerate(metadata)]
+        await outcomes(store, [Request(f"random {n}", K.INGESTION, one) for n, one in enumerate(rows)])
+        chunks = await store.find(collection, conditions)
+        await store.delete_collection(collection)
+        return sorted(chunk.id for chunk in chunks)
+
+    with asyncio.Runner() as runner:
+
+        @settings(max_examples=100, deadline=None)
+        @given(_metadata_and_filter())
+        def check(drawn: Any) -> None:
+            collection = next(names)
+            fake, real = (runner.run(matching_ids(store, collection, *drawn)) for store in stores)
+            assert fake == real
+
+        try:
+            for store in stores:
+                runner.run(store.start())
+            check()
+        finally:
+            for store in stores:
+                runner.run(store.stop())
 
 
 # ------------------------------------------------------------ what no database can hold

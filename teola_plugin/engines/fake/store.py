@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import Any
@@ -15,7 +15,7 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake.base import BatchedFake, Run
 from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.json_values import comparable
+from teola_plugin.requests.json_values import build_metadata_test
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector, Vector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
@@ -111,10 +111,10 @@ class FakeStore(BatchedFake):
         rows = self._rows(collection)
         return [_own(rows[i][0]) for i in ids if i in rows]
 
-    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
-        """The chunks whose metadata has these values, in the order of insertion."""
-        chosen = _filter(wanted)
-        return [_own(chunk) for chunk, _ in self._rows(collection).values() if chosen(chunk)]
+    async def find(self, collection: str, filter: Sequence[tuple[str, Any]]) -> list[Chunk]:
+        """The chunks whose metadata meets the conditions of a filter, in the order of insertion."""
+        matches = build_metadata_test(filter)
+        return [_own(chunk) for chunk, _ in self._rows(collection).values() if matches(chunk.metadata)]
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
         """Deletes rows, also those that are being written; says how many there were."""
@@ -161,20 +161,14 @@ class FakeStore(BatchedFake):
         return super()._done(request, value)
 
     def _search(self, wanted: SearchVector) -> tuple[Hit, ...]:
-        needle, chosen = _unit(wanted.vector), _filter(wanted.filter)
+        needle, matches = _unit(wanted.vector), build_metadata_test(wanted.filter)
         scored = [
             (sum(map(mul, needle, vector)), chunk)
             for chunk, vector in self._rows(wanted.collection).values()
-            if chosen(chunk)
+            if matches(chunk.metadata)
         ]
         scored.sort(key=lambda found: (-found[0], found[1].id))
         return tuple(Hit(chunk.id, chunk.text, _copied(chunk.metadata), score) for score, chunk in scored[: wanted.k])
-
-
-def _filter(wanted: Sequence[tuple[str, Any]]) -> Callable[[Chunk], bool]:
-    """Whether a chunk's metadata has these values, as PostgreSQL compares them; a key that is missing is null."""
-    pairs = [(key, comparable(value)) for key, value in wanted]
-    return lambda chunk: all(comparable(chunk.metadata.get(key)) == value for key, value in pairs)
 
 
 def _own(chunk: Chunk) -> Chunk:

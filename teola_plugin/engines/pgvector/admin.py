@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from teola_plugin.engines.pgvector import sql, versions
-from teola_plugin.engines.pgvector.rows import to_wanted
+from teola_plugin.engines.pgvector.rows import SqlCondition, to_conditions
 from teola_plugin.engines.pgvector.tables import Tables
 from teola_plugin.engines.postgres.faults import Faults
 from teola_plugin.requests.payloads import Chunk, Version
@@ -52,9 +52,9 @@ class Administration(ABC):
         """The chunks with these ids, in their order; unknown ids are left out."""
         return await self._with(_get, collection, ids)
 
-    async def find(self, collection: str, wanted: Sequence[tuple[str, Any]]) -> list[Chunk]:
-        """The chunks whose metadata has these values, in the order of insertion."""
-        return await self._with(lambda conn: _having(conn, collection, to_wanted(wanted)))
+    async def find(self, collection: str, filter: Sequence[tuple[str, Any]]) -> list[Chunk]:
+        """The chunks whose metadata meets the conditions of a filter, in the order of insertion."""
+        return await self._with(lambda conn: _find_chunks(conn, collection, to_conditions(filter)))
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
         """Deletes rows; says how many there were. What is being written comes before."""
@@ -98,13 +98,12 @@ async def _get(conn: sql.Connection, collection: str, ids: Sequence[str]) -> lis
     return [found[i] for i in ids if i in found]
 
 
-async def _having(conn: sql.Connection, collection: str, wanted: Sequence[tuple[str, str]]) -> list[Chunk]:
-    """The chunks whose metadata has these values (JSON texts), in the order of insertion."""
+async def _find_chunks(conn: sql.Connection, collection: str, conditions: Sequence[SqlCondition]) -> list[Chunk]:
     table = await sql.find(conn, collection)
     if table is None:
         return []
-    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE {sql.conditions(wanted)} ORDER BY seq"
-    return [Chunk(*row) async for row in await conn.execute(cast(Any, statement), sql.parts_of(wanted))]
+    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE {sql.where_clause(conditions)} ORDER BY seq"
+    return [Chunk(*row) async for row in await conn.execute(cast(Any, statement), sql.where_parameters(conditions))]
 
 
 async def _delete(conn: sql.Connection, collection: str, ids: Sequence[str]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from teola_plugin.requests.payloads import IngestRow, SearchVector
+from teola_plugin.requests.payloads import IngestRow, OneOf, SearchVector
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,13 +31,23 @@ class Row:
     """float32, [dimension]."""
 
 
+class SqlCondition(NamedTuple):
+    """A condition of a filter as it is sent to the database."""
+
+    key: str
+    values: tuple[str, ...]
+    """JSON texts, one of which the value of the key must equal."""
+    negated: bool
+    """True if the value must equal none of them instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueryVector:
     """A search as it is sent to the database; those with equal `group` go together."""
 
     vector: np.ndarray
-    group: tuple[str, int, tuple[tuple[str, str], ...]]
-    """Collection, number of hits, and the filter: metadata keys and JSON texts."""
+    group: tuple[str, int, tuple[SqlCondition, ...]]
+    """Collection, number of hits, and the filter."""
 
     @property
     def collection(self) -> str:
@@ -63,12 +73,16 @@ def to_query_vector(payload: SearchVector) -> QueryVector:
     if not isinstance(payload.k, int) or payload.k < 0:
         raise ValueError(f"k must be a number of hits, not {payload.k!r}")
     collection = _text(payload.collection, "the collection's name")
-    return QueryVector(to_vector(payload.vector), (collection, int(payload.k), to_wanted(payload.filter)))
+    return QueryVector(to_vector(payload.vector), (collection, int(payload.k), to_conditions(payload.filter)))
 
 
-def to_wanted(filter: Sequence[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """Metadata keys and the JSON texts of their values. Raises `ValueError` or `TypeError`."""
-    return tuple((_text(key, "a filter's key"), _json(value, f"filter {key!r}")) for key, value in filter)
+def to_conditions(filter: Sequence[tuple[str, Any]]) -> tuple[SqlCondition, ...]:
+    """Return the conditions of a `SearchVector.filter`. Raise `ValueError` or `TypeError` if one is no JSON."""
+    return tuple(_condition(_text(key, "a filter's key"), OneOf.from_condition(value)) for key, value in filter)
+
+
+def _condition(key: str, one_of: OneOf) -> SqlCondition:
+    return SqlCondition(key, tuple([_json(value, f"filter {key!r}") for value in one_of.values]), one_of.negated)
 
 
 def to_vector(given: Sequence[float]) -> np.ndarray:

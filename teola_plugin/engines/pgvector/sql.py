@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from teola_plugin.engines.pgvector import versions
-from teola_plugin.engines.pgvector.rows import QueryVector, Row
+from teola_plugin.engines.pgvector.rows import QueryVector, Row, SqlCondition
 from teola_plugin.requests.payloads import Hit, Version
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ SELECT 0::bigint AS n, identity AS id, counter::text AS body, NULL::json AS meta
 FROM teola.version_of('{place}') UNION ALL ({search})
 """
 _ORDERED = "SELECT * FROM ({search}) AS found ORDER BY n, distance, seq"
-_EQUALS = "coalesce((metadata -> %s)::jsonb, 'null') = %s::jsonb"
+_IS_ONE_OF = "coalesce((metadata -> %s)::jsonb, 'null') = ANY(%s::jsonb[])"
 MAX_INDEXED = 2000
 """Dimensions that pgvector can index."""
 
@@ -249,14 +249,14 @@ async def search(conn: Connection, table: Table, queries: Sequence[QueryVector])
     """The hits of queries of one group, in one round trip; by distance, then in the order of insertion."""
     from pgvector.psycopg.vector import Vector  # the place that all versions have in common
 
-    _, k, wanted = queries[0].group
+    _, k, conditions = queries[0].group
     vectors = [Vector(query.vector) for query in queries]
     alone = len(vectors) == 1 and not table.indexed
     form = _ONE if alone else _INDEXED if table.indexed else _EXACT
-    statement = form.format(place=table.place, filter=conditions(wanted), k=k)
+    statement = form.format(place=table.place, filter=where_clause(conditions), k=k)
     if table.counted:
         statement = _WITH_VERSION.format(place=table.place, search=statement)
-    values: list[Any] = [vectors[0] if alone else vectors, *parts_of(wanted)]
+    values: list[Any] = [vectors[0] if alone else vectors, *where_parameters(conditions)]
     cursor = await conn.execute(cast(Any, _ORDERED.format(search=statement)), values)
     hits: list[list[Hit]] = [[] for _ in queries]
     version, parts = None, 0
@@ -268,12 +268,13 @@ async def search(conn: Connection, table: Table, queries: Sequence[QueryVector])
     return Found([tuple(each) for each in hits], version, parts)
 
 
-def conditions(wanted: Sequence[tuple[str, str]]) -> str:
-    return " AND ".join([_EQUALS] * len(wanted)) or "true"
+def where_clause(conditions: Sequence[SqlCondition]) -> str:
+    """Return the SQL of a filter; its parameters are `where_parameters`."""
+    return " AND ".join(f"NOT ({_IS_ONE_OF})" if one.negated else _IS_ONE_OF for one in conditions) or "true"
 
 
-def parts_of(wanted: Sequence[tuple[str, str]]) -> list[str]:
-    return [part for pair in wanted for part in pair]
+def where_parameters(conditions: Sequence[SqlCondition]) -> list[str | list[str]]:
+    return [parameter for one in conditions for parameter in (one.key, list(one.values))]
 
 
 async def _row(conn: Connection, statement: str, *values: Any) -> tuple[Any, ...]:

@@ -197,7 +197,7 @@ def typed(value: Any) -> Hashable:
     kind = type(value)
     if kind is dict:
         return "dict", tuple((typed(key), typed(one)) for key, one in value.items())
-    if kind in (list, tuple):
+    if isinstance(value, list | tuple):
         return kind.__name__, tuple(map(typed, value))
     if kind is float:
         return "float", value.hex()

@@ -66,6 +66,54 @@ def test_filters(filled):
         filled.similarity_search("x", filters={})
 
 
+TYPED = {"true": True, "one": 1, "float": 1.0, "digit": "1", "text": "a", "null": None, "list": [1]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        ({"v": True}, {"true"}),
+        ({"v": 1}, {"one", "float"}),
+        ({"v": "1"}, {"digit"}),
+        ({"v": None}, {"null", "missing"}),
+        ({"v": {"$eq": 1.0}}, {"one", "float"}),
+        ({"v": {"$ne": 1}}, {"true", "digit", "text", "null", "list", "missing"}),
+        ({"v": {"$in": [True, "a"]}}, {"true", "text"}),
+        ({"v": {"$nin": ["a", None]}}, {"true", "one", "float", "digit", "list"}),
+        ({"v": {"$ne": "a", "$in": ["a", "1"]}}, {"digit"}),
+        ({"$and": [{"v": 1}, {"v": {"$ne": True}}]}, {"one", "float"}),
+        ({"$and": [{"v": 1}, {"v": "1"}]}, set()),
+        ({}, {*TYPED, "missing"}),
+    ],
+)
+def test_filters_match_by_the_types_of_json(store, wanted, ids):
+    store.add_texts([f"text {id}" for id in TYPED], [{"v": value} for value in TYPED.values()], ids=list(TYPED))
+    store.add_texts(["without"], ids=["missing"])
+
+    documents = store.similarity_search("text", k=20, filter=wanted)
+
+    assert {document.id for document in documents} == ids
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        *({"v": {"$gt": 1}}, {"v": [1]}, {"v": {"$in": 1}}, {"v": {"$in": [[1]]}}, {"v": {}}, {"v": float("nan")}),
+        {"$or": [{"v": 1}]},
+        {"$and": {"v": 1}},
+    ],
+)
+def test_a_filter_that_is_no_equality_is_named(store, wanted):
+    with pytest.raises(RegistrationError, match=r"filter key '[$\w]+' holds .*only equality is supported.*\$in"):
+        store.similarity_search("x", filter=wanted)
+
+
+@pytest.mark.parametrize("wanted", [lambda document: True, "v = 1", [("v", 1)]])
+def test_a_filter_that_is_no_dict_says_so(store, wanted):
+    with pytest.raises(RegistrationError, match=r"the filter is a \w+, but .*give a dict"):
+        store.similarity_search("x", filter=wanted)
+
+
 async def test_content_ids_make_adding_idempotent(store):
     first = store.add_texts(["a", "b", "a"], [{"n": 1}, {"n": 1}, {"n": 1}])
     assert first[0] == first[2] != first[1] and store.count() == 2

@@ -14,6 +14,7 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.graph import Attributes, Component, Graph, Ref, Role, WorkflowTemplate, named
 from teola_plugin.passes import GraphCache, Optimised, PassContext, PassPipeline, default_pipeline
+from teola_plugin.requests.payloads import OneOf
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def template(*options: tuple[str, Any], filter: Any = ()) -> WorkflowTemplate:
 
 def test_options_that_are_equal_but_of_other_types_are_planned_apart() -> None:
     cache = GraphCache(default_pipeline())
-    filters: list[Any] = [True, 1, 1.0, (True,), (1,), frozenset({1}), frozenset({True})]
+    filters: list[Any] = [True, 1, 1.0, (True,), (1,), OneOf((1,)), OneOf((True,))]
+    filters += [frozenset({1}), frozenset({True})]
     for value in filters:
         found = cache.optimised(template(filter=value), None, PassContext()).graph["s"].attributes.filter
         assert repr(found) == repr(value)

@@ -13,6 +13,7 @@ from teola_plugin.requests.payloads import (
     EmbedText,
     Generate,
     IngestRow,
+    OneOf,
     Prompt,
     Sampling,
     SearchVector,
@@ -83,6 +84,9 @@ def search(*wanted: tuple[str, Any], k: int = 4) -> SearchVector:
     ("one", "other"),
     [
         (search(("n", True)), search(("n", 1))),
+        (search(("n", OneOf((1,)))), search(("n", OneOf((True,))))),
+        (search(("n", OneOf((1,)))), search(("n", OneOf((1,), negated=True)))),
+        (search(("n", OneOf((1,)))), search(("n", ((1,), False)))),
         (search(("n", 1)), search(("n", 1.0))),
         (search(("n", "1")), search(("n", 1))),
         (search(k=1), SearchVector("c", (1.0, 0.0), 2)),
