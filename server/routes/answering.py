@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from teola_plugin.errors import TeolaError
@@ -20,7 +20,7 @@ from teola_plugin.server.models.base import Model
 from teola_plugin.server.models.carried import CarriedEngine
 from teola_plugin.server.service import Service
 from teola_plugin.server.visits import Visit
-from teola_plugin.server.wire.answers import event
+from teola_plugin.server.wire.answers import JsonAnswer, event
 from teola_plugin.server.wire.chat import ChatRequest
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ async def streamed(
     return Events(visit, first, events, failed)
 
 
-class Whole(JSONResponse):
+class Whole(JsonAnswer):
     """An answer that ends its visit once it is sent: what closing a query costs, nobody waits for."""
 
     def __init__(self, visit: Visit, content: Any) -> None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ConfigDict, Field
+from starlette.responses import Response, StreamingResponse
 
 from teola_plugin.server.access.terms import Caller
 from teola_plugin.server.documents.parts import FILE, with_documents
@@ -19,8 +19,8 @@ from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.routes.answering import service_of, terms_of, while_connected
 from teola_plugin.server.routes.forms import submission_schema, submitted
 from teola_plugin.server.routes.pages import trace_page
-from teola_plugin.server.wire.answers import event
-from teola_plugin.server.wire.chat import Body, ChatMessage
+from teola_plugin.server.wire.answers import JsonAnswer, event
+from teola_plugin.server.wire.chat import Body, ChatMessage, ClientJson
 
 router = APIRouter(prefix="/v1")
 MOST_WAIT = 600.0
@@ -29,6 +29,7 @@ MOST_WAIT = 600.0
 class Submission(Body):
     """A query: a model or app, its input, how to decode, values for `{{ names }}` in it."""
 
+    OWN_DATA = frozenset({"metadata", "inputs", "variables", "settings"})
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     input: str | list[ChatMessage] | None = None
     inputs: Any = None
@@ -75,7 +76,7 @@ async def submit(request: Request) -> Response:
     body = await submitted(request, Submission)
     taken = queries.submit(caller, terms_of(request), body.as_chat(), body.variables)
     record = await while_connected(request, taken)
-    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
+    return JsonAnswer(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
 @router.get("/queries")
@@ -109,9 +110,10 @@ async def events(request: Request, id: str) -> Response:
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-class Resumption(BaseModel):
-    """What a graph has stopped to ask for."""
+class Resumption(ClientJson):
+    """The answer to what a graph has stopped to ask for."""
 
+    OWN_DATA = frozenset({"value"})
     model_config = ConfigDict(extra="forbid")
     value: Any = None
     """Any JSON; for several questions at once, values by the ids of the interrupts. Not given: it may go on."""
@@ -122,7 +124,7 @@ async def resume(request: Request, id: str, body: Resumption) -> Response:
     """A query that waits for somebody goes on."""
     queries, caller = _of(request)
     record = await queries.resume(caller, terms_of(request), id, body.value)
-    return JSONResponse(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
+    return JsonAnswer(record.told(), 202, headers={"Location": f"/v1/queries/{record.id}"})
 
 
 @router.post("/queries/{id}/cancel")
