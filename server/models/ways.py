@@ -285,10 +285,16 @@ async def _deployment_whole(fast: Any, asked: Asked, settings: AppSettings) -> A
 async def _deployment_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     stream = fast.astream(asked.value, asked.config)
     asked.began(stream.running.id)
-    is_answer = settings.output in ("", stream.running.output)
-    async for text in stream:
-        if is_answer and not stream.running.done:  # then the answer is there, and has all of its text
-            yield text
+    if settings.output in ("", stream.running.output):
+        first = ""
+        count = 0
+        async for text in stream:
+            if not count and stream.running.done:
+                first = text  # of a value that no model wrote it is all, as Python spells it: the answer has its JSON
+            else:
+                yield first + text
+                first = ""
+            count += 1
     yield _deployment_answer(await stream, settings)
 
 
