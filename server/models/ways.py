@@ -155,10 +155,6 @@ RUNNABLE = Way(_runnable_given, _runnable_whole, _runnable_stream, _runnable_che
 # ------------------------------------------------------------ LlamaIndex
 
 
-def _text_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
-    return last_text(body)
-
-
 async def _query_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     response = await fast.aquery(asked.value)
     tokens = getattr(response, "async_response_gen", None)
@@ -180,12 +176,20 @@ async def _query_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer
     return answer_of(await read(), settings.output)
 
 
+def _query_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """Return the text of the last message. Raise `HttpError` for none: LlamaIndex has no vector for it."""
+    text = last_text(body)
+    if not text:
+        raise bad_request(f"the app {body.model!r} takes a text.", "send one", param="messages")
+    return text
+
+
 def _query_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
-    if not isinstance(inputs, str):
+    if not isinstance(inputs, str) or not inputs:
         raise _wrong_inputs("a query engine takes a text")
 
 
-QUERY_ENGINE = Way(_text_given, _query_whole, _query_stream, _query_check)
+QUERY_ENGINE = Way(_query_given, _query_whole, _query_stream, _query_check)
 
 
 def _history_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
