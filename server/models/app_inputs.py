@@ -80,6 +80,17 @@ def _langchain_message(message: ChatMessage, at: int, model: str) -> Any:
     return convert_to_messages([{"role": message.role, "content": text, **present}])[0]
 
 
+def check_messages(messages: Any) -> None:
+    """Raise `HttpError` for inputs of a client's own that LangChain does not take as messages."""
+    from langchain_core.messages import convert_to_messages
+
+    try:
+        convert_to_messages(messages if isinstance(messages, list) else [messages])
+    except Exception as error:  # of several classes, for each fault another
+        reason = f"metadata.inputs: LangChain cannot read the messages ({type(error).__name__})."
+        raise bad_request(reason, "see OpenAI's form of messages", param="metadata") from None
+
+
 def _calling_message(message: ChatMessage, text: str, calls: Sequence[tuple[str | None, str, Any]]) -> Any:
     """Return LangChain's message of calls. It keeps those apart whose arguments are no JSON object."""
     from langchain_core.messages import AIMessage

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, langchain_messages, last_text, plain, text_in
+from teola_plugin.server.models.app_inputs import (
+    answer_of,
+    check_messages,
+    langchain_messages,
+    last_text,
+    plain,
+    text_in,
+)
 from teola_plugin.server.models.asked import Asked, Pieces, Way
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer
@@ -54,19 +61,13 @@ async def stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
 
 def check_inputs(fast: Any, inputs: Any, settings: AppSettings) -> None:
     """Raise `HttpError` for inputs that are no state of the graph."""
-    if not isinstance(inputs, Mapping) and set(fast.get_input_jsonschema()) & {"properties", "$ref"}:
-        raise bad_request("metadata.inputs: the state of a graph is an object.", "send one", param="metadata")
-    messages = inputs.get("messages") if isinstance(inputs, Mapping) else None
-    reducer = getattr(getattr(fast, "channels", {}).get("messages"), "operator", None)
-    if messages is None or "add_messages" not in getattr(reducer, "__name__", ""):
+    if not isinstance(inputs, Mapping):
+        if set(fast.get_input_jsonschema()) & {"properties", "$ref"}:
+            raise bad_request("metadata.inputs: the state of a graph is an object.", "send one", param="metadata")
         return
-    from langchain_core.messages import convert_to_messages
-
-    try:
-        convert_to_messages(messages if isinstance(messages, list) else [messages])
-    except Exception as error:  # of several classes, for each fault another
-        reason = f"metadata.inputs: LangChain cannot read the messages ({type(error).__name__})."
-        raise bad_request(reason, "see OpenAI's form of messages", param="metadata") from None
+    reducer = getattr(getattr(fast, "channels", {}).get("messages"), "operator", None)
+    if "messages" in inputs and "add_messages" in getattr(reducer, "__name__", ""):
+        check_messages(inputs["messages"])
 
 
 GRAPH = Way(given, whole, stream, check_inputs)

@@ -15,6 +15,7 @@ from teola_plugin.graph import Graph
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.models.app_inputs import (
     answer_of,
+    check_messages,
     is_text,
     langchain_messages,
     last_text,
@@ -143,6 +144,10 @@ def _runnable_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
     missing = [key for key in schema.get("required", ()) if isinstance(inputs, Mapping) and key not in inputs]
     if missing := [key for key in missing if key != settings.documents]:
         raise _wrong_inputs(f"{missing[0]!r} is missing")
+    if "anyOf" in schema and not isinstance(inputs, str):  # a model, which takes a text or messages
+        if not isinstance(inputs, list):
+            raise _wrong_inputs("the app takes a text or messages")
+        check_messages(inputs)
 
 
 def _wrong_inputs(reason: str) -> HttpError:

@@ -95,6 +95,7 @@ def parse_json(text: str | bytes, field: str, hint: str) -> Any:
         data = json.loads(text)
         check_json(data)
     except PydanticCustomError as error:
+        field = ".".join(part for part in (field, (error.context or {})["field"]) if part)
         reason = str(error)
     except RecursionError:
         reason = f"it is nested deeper than {MAX_DEPTH} levels"
@@ -102,8 +103,7 @@ def parse_json(text: str | bytes, field: str, hint: str) -> Any:
         reason = f"it is not JSON: {str(error)[:200]}".rstrip(".")
     else:
         return data
-    param = field.partition(".")[0] or None
-    raise bad_request(f"{field or 'the body'}: {reason}.", hint, param=param, code="invalid_value")
+    raise bad_request(f"{field or 'the body'}: {reason}.", hint, param=field or None, code="invalid_value")
 
 
 class Body(ClientJson):
