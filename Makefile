@@ -10,6 +10,12 @@ PYTEST  = "$(PY)" -m pytest -n $(WORKERS)
 LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
 export PYTHONPATH :=
+# Before a command that has to end with make. It takes the place of the recipe's shell, to which make hands on SIGTERM.
+# make keeps other signals to itself, and no longer catches them from then on: a watcher sends SIGTERM then, and where
+# make is gone. It leaves the command a second to end by itself, as on Ctrl-C, which everybody gets.
+ENDING_WITH_MAKE = caught() { grep -s SigCgt /proc/$$PPID/status; }; before=$$(caught); \
+  ( while [ "$$(caught)" = "$$before" ]; do kill -0 $$$$ || exit; sleep 0.5; done; sleep 1; kill $$$$ ) \
+  </dev/null >/dev/null 2>&1 & exec
 
 .PHONY: help setup demo serve test test-all test-upstream check fmt lint types imports model bench lock clean
 .DEFAULT_GOAL := help
@@ -23,10 +29,10 @@ $(READY): pyproject.toml requirements/cpu.lock requirements/cuda.lock tools/boot
 setup: $(READY) ## the virtual environment (a no-op the second time)
 
 demo: $(READY) ## set up, then the main job on real models: a first answer in half a minute, then plain and accelerated
-	@"$(PY)" -m teola_plugin.cli.main demo $(ARGS)
+	@$(ENDING_WITH_MAKE) "$(PY)" -m teola_plugin.cli.main demo $(ARGS)
 
 serve: $(READY) ## set up, then the bundled models and an app on them over HTTP; prints three commands that ask them
-	@"$(PY)" -m teola_plugin.cli.main serve examples/service/pool.yaml $(ARGS)
+	@$(ENDING_WITH_MAKE) "$(PY)" -m teola_plugin.cli.main serve examples/service/pool.yaml $(ARGS)
 
 test: $(READY) check ## set up, then lint, types, import contracts and every test (short versions)
 	@$(PYTEST) $(ARGS)

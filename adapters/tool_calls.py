@@ -48,7 +48,10 @@ def certain_text(text: str) -> str:
 
 
 def _tagged(text: str) -> tuple[str, list[str]]:
-    """The text around the tags, and what stands between them; the last one may be left open."""
+    """Return the text around the tags, and the texts between them; the last tag may be left open.
+
+    Blanks before the text stay: whoever reads it while it is written has had them before the first tag comes.
+    """
     around, tagged, at = [], [], 0
     while (start := text.find(_OPEN, at)) >= 0:
         around.append(text[at:start])
@@ -56,7 +59,7 @@ def _tagged(text: str) -> tuple[str, list[str]]:
         end = text.find(_CLOSE, begin)
         tagged.append(text[begin:] if end < 0 else text[begin:end])
         at = len(text) if end < 0 else end + len(_CLOSE)
-    return "".join([*around, text[at:]]).strip(), tagged
+    return "".join([*around, text[at:]]).rstrip(), tagged
 
 
 def _calls(text: str, names: Collection[str]) -> list[Call]:

@@ -7,12 +7,13 @@ otherwise the model decides, and `tool_calls` tells how it writes a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from teola_plugin.adapters.tool_calls import Call, read
-from teola_plugin.errors import unknown_name
+from teola_plugin.errors import RegistrationError, unknown_name
 
 ANY = ("any", "required")
 ARGUMENTS = ("tools", "tool_choice", "strict", "parallel_tool_calls")
@@ -34,37 +35,241 @@ class ToolText:
         return read(text, self.names)
 
 
+def tool_names(tools: Sequence[Any]) -> list[str]:
+    """Return the names of tools as OpenAI describes them. Raise `RegistrationError` for what is no such description."""
+    return [_function_of(tool, f"tools.{at}")["name"] for at, tool in enumerate(tools)]
+
+
+def check_parameters(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `RegistrationError` where the parameters of a tool are no schema of an object that an engine can follow."""
+    for at, tool in enumerate(tools):
+        parameters, field = tool["function"].get("parameters"), f"tools.{at}.function.parameters"
+        if parameters is None:
+            continue
+        check_schema(parameters, field)
+        types = parameters.get("type", "object")
+        if "object" not in ([types] if isinstance(types, str) else types):
+            raise _malformed(field, "the arguments of a call are an object", 'say "type": "object"')
+
+
+def _function_of(tool: Any, field: str) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise _malformed(field, "it is no function", _TOOL_HINT)
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise _malformed(f"{field}.function.name", "it is no text", _TOOL_HINT)
+    if not isinstance(function.get("description"), str | None):
+        raise _malformed(f"{field}.function.description", "it is no text", _TOOL_HINT)
+    if not isinstance(function.get("parameters"), Mapping | None):
+        raise _malformed(f"{field}.function.parameters", "it is no JSON schema", _TOOL_HINT)
+    return function
+
+
+_TOOL_HINT = 'describe it as {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+
+
+def _malformed(field: str, reason: str, hint: str) -> RegistrationError:
+    return RegistrationError(f"{field}: {reason}.", hint=hint)
+
+
 def tool_text(shown: Sequence[Mapping[str, Any]], choice: str) -> ToolText | None:
-    """Of tools as OpenAI describes them, and a choice as `chosen` gives it; None where no tool may be called."""
+    """Return the text of tools as OpenAI describes them, with a choice as `chosen` gives it; None to call no tool.
+
+    Raise `RegistrationError` where a call is demanded whose parameters are no schema.
+    """
     if not shown or choice == "none":
         return None
     names = tuple(tool["function"]["name"] for tool in shown)
+    if not choice:
+        return ToolText(json.dumps(shown), names, "")
+    check_parameters(shown)
     called = [tool["function"] for tool in shown if choice in ("any", tool["function"]["name"])]
-    return ToolText(json.dumps(shown), names, _schema(called) if choice else "")
+    return ToolText(json.dumps(shown), names, call_schema(called))
 
 
 def chosen(choice: Any, names: Sequence[str]) -> str:
-    """The name of a tool, `any`, `none`, or empty for the model's own. Raises `RegistrationError` for another."""
-    if isinstance(choice, Mapping):
-        choice = (choice.get("function") or choice).get("name")
-    if choice is True or choice in ANY:
-        return "any"
-    if not choice or choice == "auto":
+    """Return the name of a tool, `any`, `none`, or an empty text if the model decides.
+
+    Raise `RegistrationError` for a choice of another form, for the name of no tool, and for a demand without tools.
+    """
+    word = _choice_word(choice)
+    if word in ("", "auto"):
         return ""
-    if choice != "none" and choice not in names:
-        raise unknown_name("tool_choice", str(choice), [*names, "any", "auto", "none"])
-    return str(choice)
+    if word == "none":
+        return word
+    if not names:
+        raise RegistrationError(
+            "tool_choice demands a call, and there are no tools.", hint="give tools, or leave it out"
+        )
+    if word in ANY:
+        return "any"
+    if word not in names:
+        raise unknown_name("tool_choice", word, [*names, "any", "auto", "none", "required"])
+    return word
 
 
-def _schema(functions: Sequence[Mapping[str, Any]]) -> str:
-    """JSON text of one call of one of them; definitions stand where references look for them."""
-    definitions: dict[str, Any] = {}
+def _choice_word(choice: Any) -> str:
+    """Return the one word that a choice comes down to, in whichever framework's form it is."""
+    if choice is None or isinstance(choice, bool):
+        return "any" if choice else ""
+    if isinstance(choice, str):
+        return choice
+    kind = choice.get("type", "function") if isinstance(choice, Mapping) else None
+    if kind in ("auto", "none", *ANY):
+        return str(kind)
+    if kind in ("function", "tool"):
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str) and name:
+            return name
+        raise _malformed("tool_choice", "it names no function", _CHOICE_HINT)
+    if kind == "allowed_tools":
+        hint = "send those tools alone, with tool_choice auto or required"
+        raise _malformed("tool_choice", "allowed_tools is not supported", hint)
+    raise _malformed("tool_choice", "it has none of the forms of a choice", _CHOICE_HINT)
+
+
+_CHOICE_HINT = 'use "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
+
+
+# ------------------------------------------------------------ JSON schemas
+
+_DEFINITIONS = ("$defs", "definitions")
+_MAPS_OF_SCHEMAS = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = (
+    *("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems", "contains"),
+    *("propertyNames", "not", "if", "then", "else"),
+)
+_SCHEMA_HINT = "see json-schema.org for the form of a schema"
+
+
+def check_schema(schema: Any, field: str) -> None:
+    """Raise `RegistrationError` for a JSON schema that is malformed, or whose references lead nowhere."""
+    for at, part in _subschemas(schema, field):
+        reference = part.get("$ref")
+        if reference is not None:
+            _follow(schema, reference, f"{at}.$ref")
+        types = part.get("type", [])
+        if not isinstance(types, str) and not _is_list_of_texts(types):
+            raise _malformed(f"{at}.type", "it is no name of a type, and no list of them", _SCHEMA_HINT)
+        if not _is_list_of_texts(part.get("required", [])):
+            raise _malformed(f"{at}.required", "it is no list of names", _SCHEMA_HINT)
+        if not isinstance(part.get("enum", []), list):
+            raise _malformed(f"{at}.enum", "it is no list", _SCHEMA_HINT)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _subschemas(schema: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the place of each schema within a schema, and the schema. True and False are schemas, too."""
+    pending = [(field, schema)]
+    while pending:
+        at, part = pending.pop()
+        if isinstance(part, bool) and at != field:
+            continue
+        if not isinstance(part, Mapping):
+            raise _malformed(at, "it is no JSON schema", _SCHEMA_HINT)
+        yield at, part
+        for key in _MAPS_OF_SCHEMAS:
+            inner = part.get(key, {})
+            if not isinstance(inner, Mapping):
+                raise _malformed(f"{at}.{key}", "it is no object of schemas", _SCHEMA_HINT)
+            pending += [(f"{at}.{key}.{name}", one) for name, one in inner.items()]
+        for key in _LISTS_OF_SCHEMAS:
+            inner = part.get(key, [])
+            if not isinstance(inner, list):
+                raise _malformed(f"{at}.{key}", "it is no list of schemas", _SCHEMA_HINT)
+            pending += [(f"{at}.{key}.{number}", one) for number, one in enumerate(inner)]
+        for key in _SCHEMAS:
+            if key == "items" and isinstance(part.get(key), list):  # of tuples, before draft 2020-12
+                pending += [(f"{at}.{key}.{number}", one) for number, one in enumerate(part[key])]
+            elif key in part:
+                pending.append((f"{at}.{key}", part[key]))
+
+
+def _follow(schema: Mapping[str, Any], reference: Any, field: str) -> None:
+    """Raise `RegistrationError` unless a reference leads, by others or not, to a part of the schema itself."""
+    followed: set[str] = set()
+    while reference is not None:
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise _malformed(field, f"{reference!r:.80} is no reference into the schema itself", 'e.g. "#/$defs/name"')
+        if reference in followed:
+            raise _malformed(field, f"{reference!r:.80} leads back to itself, and to no schema", _SCHEMA_HINT)
+        followed.add(reference)
+        part: Any = schema
+        for step in reference.split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(part, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(part):
+                part = part[int(name[:9])]
+            elif isinstance(part, Mapping) and name in part:
+                part = part[name]
+            else:
+                raise _malformed(field, f"{reference!r:.80} leads nowhere", "define it in $defs of the same schema")
+        if not isinstance(part, Mapping | bool):
+            raise _malformed(field, f"{reference!r:.80} leads to no schema", _SCHEMA_HINT)
+        reference = part.get("$ref") if isinstance(part, Mapping) else None
+
+
+def call_schema(functions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the JSON text of the schema of one call of one of the functions, whose parameters are well formed.
+
+    Definitions move to the top, where engines look for them. Functions with different definitions of one name get names
+    of their own for them.
+    """
+    definitions: dict[str, dict[str, Any]] = {key: {} for key in _DEFINITIONS}
+    originals: dict[str, dict[str, Any]] = {key: {} for key in _DEFINITIONS}
     schemas: list[dict[str, Any]] = []
-    for function in functions:
+    for at, function in enumerate(functions):
         parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
-        definitions |= parameters.pop("$defs", {})
-        properties = {"name": {"enum": [function["name"]]}, "arguments": parameters}
+        own = [(key, name, schema) for key in _DEFINITIONS for name, schema in parameters.pop(key, {}).items()]
+        has_conflict = any(originals[key].get(name, schema) != schema for key, name, schema in own)
+        names = {(key, name): _free_name(name, originals[key]) if has_conflict else name for key, name, _ in own}
+        moves = {_pointer(key, name): _pointer(key, new) for (key, name), new in names.items()}
+        root = "#/properties/arguments" if len(functions) == 1 else f"#/anyOf/{at}/properties/arguments"
+        for key, name, schema in own:
+            originals[key][names[key, name]] = schema
+            definitions[key][names[key, name]] = _moved(schema, moves, root)
+        properties = {"name": {"enum": [function["name"]]}, "arguments": _moved(parameters, moves, root)}
         required = ["name", "arguments"]
         schemas += [{"type": "object", "properties": properties, "required": required, "additionalProperties": False}]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return json.dumps({**schema, **({"$defs": definitions} if definitions else {})})
+    return json.dumps({**schema, **{key: inner for key, inner in definitions.items() if inner}})
+
+
+def _free_name(name: str, occupied: Mapping[str, Any]) -> str:
+    while name in occupied:
+        name += "_"
+    return name
+
+
+def _pointer(key: str, name: str) -> str:
+    return f"#/{key}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _moved(value: Any, moves: Mapping[str, str], root: str, *, is_map: bool = False) -> Any:
+    """Return a part of a schema whose references lead to where definitions, and the rest of the schema, have moved.
+
+    `is_map`: the part is an object of schemas by name, not a schema.
+    """
+    if isinstance(value, list):
+        return [_moved(item, moves, root) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if is_map:
+        return {name: _moved(inner, moves, root) for name, inner in value.items()}
+    moved = {
+        key: inner if key in _DATA_OF_SCHEMAS else _moved(inner, moves, root, is_map=key in _MAPS_OF_SCHEMAS)
+        for key, inner in value.items()
+    }
+    reference = value.get("$ref")
+    if isinstance(reference, str):
+        definition = "/".join(reference.split("/")[:3])
+        begin = moves.get(definition) or root + definition.removeprefix("#")
+        moved["$ref"] = begin + reference.removeprefix(definition)
+    return moved
+
+
+_DATA_OF_SCHEMAS = ("enum", "const", "default", "examples")

@@ -17,13 +17,14 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.files import files_of
 from teola_plugin.server.envelope import Envelope, respond
-from teola_plugin.server.errors import HttpError, bad_request, http_error
+from teola_plugin.server.errors import HttpError, http_error, invalid
 from teola_plugin.server.logs import log, named
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.queries.store import Store
 from teola_plugin.server.routes import files, openai, operations, pages, responses
 from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
+from teola_plugin.server.wire.answers import JSONAnswer
 
 _SWEEP = 1.0
 _LOOKING = 0.1
@@ -52,7 +53,14 @@ def create_app(service: Service, store: Store) -> FastAPI:
                     await task
             await queries.close()
 
-    made = FastAPI(title="teola", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    made = FastAPI(
+        title="teola",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=JSONAnswer,
+    )
     made.state.service = service
     made.state.queries = queries
     made.state.documents = documents
@@ -98,14 +106,9 @@ _OUR_OWN = ("/v1/activity", "/v1/queries", "/v1/rerank")
 
 
 def _invalid(request: Request, error: Any) -> Response:
-    fault = error.errors()[0]
-    path = [str(one) for one in fault["loc"] if one != "body"]
-    where = ".".join(one for one in path if not one.startswith("function-"))
-    said = str(fault["msg"]).removeprefix("Value error, ")
     of_openai = not request.url.path.startswith(_OUR_OWN)
-    known = "OpenAI's reference for the parameter" if of_openai else "/openapi.json for what this address takes"
-    hint = f"see {known}" if where else "send a JSON object"
-    return respond(bad_request(f"{where or 'the body'}: {said}.", hint, param=where or None, code="invalid_value"))
+    reference = "OpenAI's reference for the parameter" if of_openai else "/openapi.json for what this address takes"
+    return respond(invalid(error.errors()[0], f"see {reference}"))
 
 
 def _refused(request: Request, error: Any) -> Response:

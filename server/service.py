@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import LLM_KINDS, PrimitiveKind, Query
@@ -97,7 +97,7 @@ class Service:
     def model(self, name: str, caller: Caller, *kinds: str) -> Model:
         """Of one of these kinds. Raises `HttpError`: to who may not ask it, it is not there."""
         known = {one: model for one, model in self.models.items() if caller.may_ask(one)}
-        model = known.get(name) or next((m for m in known.values() if m.told().get("root") == name), None)
+        model = known.get(name) or next((m for one, m in known.items() if name in self._other_names(one, m)), None)
         if model is None:
             raise not_found(*_said(unknown_name("model", name, sorted(known))), code="model_not_found")
         if model.kind not in kinds:
@@ -105,6 +105,11 @@ class Service:
             hint = f"ask one of these: {right}"
             raise HttpError(400, f"the model {name!r} is of the kind {model.kind}.", hint=hint, param="model")
         return model
+
+    def _other_names(self, name: str, model: Model) -> tuple[Any, ...]:
+        """Return names of a model that requests may use, too: that of what the engine runs, and its folder's path."""
+        path = self.pool.versions()[name].get("model") if name in self.pool.engine_names else None
+        return model.told().get("root"), path
 
     async def forget(self, tenant: str) -> None:
         """Ends what this tenant has under way, and forgets what happened to it: traces, outputs to draft from, what

@@ -89,7 +89,7 @@ class Routing:
             self._pool.close()
 
     def replace(self, value: Any) -> Any:
-        """Return the accelerated object for an app object, always the same one within a test; other values unchanged."""
+        """Return the accelerated object for an app object, the same within a test; other values unchanged."""
         cls = type(value)
         if not issubclass(cls, self._classes) or issubclass(cls, self._part_classes) or _is_accelerating.get():
             return value

@@ -14,7 +14,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from teola_plugin.adapters.tool_calls import new_id
-from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, chosen, tool_text
+from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, check_parameters, chosen, tool_names, tool_text
 
 Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
@@ -34,17 +34,23 @@ class Tools(ToolText):
 
 
 def described(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
-    """Arguments to bind. Raises `RegistrationError` for a choice that is none of the tools."""
+    """Return the arguments to bind. Raise `RegistrationError` for malformed tools, and a choice that cannot be met."""
     shown = [convert_to_openai_tool(tool) for tool in tools]
-    wanted = chosen(choice, [tool["function"]["name"] for tool in shown])
+    wanted = chosen(choice or None, tool_names(shown))
+    if wanted not in ("", "none"):
+        check_parameters(shown)
     return {"tools": shown, **({"tool_choice": wanted} if wanted else {})}
 
 
 def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
-    """The arguments of a call without those of tools; the tools, if there are any that may be called."""
+    """Return the arguments of a call without those of tools, and the tools, if there are any that may be called.
+
+    Raise `RegistrationError` for malformed tools, and a choice that cannot be met.
+    """
     rest = {key: value for key, value in kwargs.items() if key not in ARGUMENTS}
     given = kwargs.get("tools")
     if not given:
+        chosen(kwargs.get("tool_choice") or None, ())
         return rest, None
     bound = described(given, kwargs.get("tool_choice"))
     made = tool_text(bound["tools"], bound.get("tool_choice", ""))

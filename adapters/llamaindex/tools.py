@@ -14,7 +14,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
 from teola_plugin.adapters.tool_calls import certain_text, new_id
-from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, chosen, tool_text
+from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, chosen, tool_names, tool_text
 from teola_plugin.requests.payloads import Generate
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ _HEADERS = "extra_headers"
 
 
 def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
-    """The arguments of a call without those of tools, and headers; the tools, if there are any that may be called.
+    """Return the arguments of a call without those of tools, and headers; the tools, if any may be called.
 
-    Raises `RegistrationError` for a choice that is none of the tools.
+    Raise `RegistrationError` for malformed tools, and a choice that cannot be met.
     """
     rest = {key: value for key, value in kwargs.items() if key not in (*ARGUMENTS, _HEADERS)}
     shown = list(kwargs.get("tools") or ())
-    choice = chosen(kwargs.get("tool_choice"), [tool["function"]["name"] for tool in shown]) if shown else ""
+    choice = chosen(kwargs.get("tool_choice") or None, tool_names(shown))
     made = tool_text(shown, choice)
     if made is None:
         return rest, None

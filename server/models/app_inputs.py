@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,23 +13,19 @@ from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
 from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.wire.answers import Answer, Usage
-from teola_plugin.server.wire.chat import ChatMessage, ChatRequest
-from teola_plugin.server.wire.sampling import text_of
+from teola_plugin.server.wire.chat import ChatMessage, ChatRequest, parse_json
+from teola_plugin.server.wire.sampling import calls_of, content_of, text_of
 
 INPUTS = "inputs"
 """The key of `metadata` that holds an app's whole input, as JSON text (or as it is)."""
 
 
 def given_inputs(body: ChatRequest) -> Any:
-    """The app's input as `metadata` has it; None where it has none. Raises `HttpError`."""
-    found = (body.metadata or {}).get(INPUTS)
-    if not isinstance(found, str):
-        return found
-    try:
-        return json.loads(found)
-    except ValueError as error:
-        hint = 'e.g. {"inputs": "{\\"question\\": \\"...\\"}"}'
-        raise bad_request(f"metadata.inputs is not JSON: {error}.", hint, param="metadata") from None
+    """Return the app's input as `metadata` has it; None where it has none. Raise `HttpError`."""
+    inputs = (body.metadata or {}).get(INPUTS)
+    if not isinstance(inputs, str):
+        return inputs
+    return parse_json(inputs, "metadata.inputs", 'e.g. {"inputs": "{\\"question\\": \\"...\\"}"}')
 
 
 def without_documents(body: ChatRequest) -> tuple[ChatRequest, list[tuple[str, str]]]:
@@ -54,8 +51,58 @@ def last_text(body: ChatRequest) -> str:
 
 
 def roles_and_texts(body: ChatRequest) -> list[tuple[str, str]]:
-    """All messages. Raises `HttpError`."""
+    """Return role and text of all messages. Raise `HttpError`."""
     return [(m.role, text_of(m, body.model)) for m in body.messages]
+
+
+def langchain_messages(body: ChatRequest) -> list[Any]:
+    """Return all messages as LangChain takes them: role and text, and messages of its own where these do not say all.
+
+    Raise `HttpError` for messages that LangChain has no form for.
+    """
+    return [_langchain_message(message, at, body.model) for at, message in enumerate(body.messages)]
+
+
+def _langchain_message(message: ChatMessage, at: int, model: str) -> Any:
+    text, calls = content_of(message, model), calls_of(message)
+    if message.role == "assistant" and calls:
+        return _calling_message(message, text, calls)
+    if message.name is None and message.role not in ("tool", "function"):
+        return message.role, text
+    from langchain_core.messages import convert_to_messages
+
+    required = {"tool": "tool_call_id", "function": "name"}.get(message.role)
+    if required is not None and getattr(message, required) is None:
+        reason = f"messages.{at}.{required}: a message of the role {message.role} needs it."
+        raise bad_request(reason, "see OpenAI's reference of chats", param=f"messages.{at}.{required}")
+    fields = {"name": message.name, "tool_call_id": message.tool_call_id if message.role == "tool" else None}
+    present = {key: value for key, value in fields.items() if value is not None}
+    return convert_to_messages([{"role": message.role, "content": text, **present}])[0]
+
+
+def check_messages(messages: Any) -> None:
+    """Raise `HttpError` for inputs of a client's own that LangChain does not take as messages."""
+    from langchain_core.messages import convert_to_messages
+
+    try:
+        convert_to_messages(messages if isinstance(messages, list) else [messages])
+    except Exception as error:  # of several classes, for each fault another
+        reason = f"metadata.inputs: LangChain cannot read the messages ({type(error).__name__})."
+        raise bad_request(reason, "see OpenAI's form of messages", param="metadata") from None
+
+
+def _calling_message(message: ChatMessage, text: str, calls: Sequence[tuple[str | None, str, Any]]) -> Any:
+    """Return LangChain's message of calls. It keeps those apart whose arguments are no JSON object."""
+    from langchain_core.messages import AIMessage
+    from langchain_core.messages.tool import invalid_tool_call, tool_call
+
+    valid = [tool_call(name=name, args=args, id=id) for id, name, args in calls if isinstance(args, dict)]
+    invalid = [
+        invalid_tool_call(name=name, args=args if isinstance(args, str) else json.dumps(args), id=id, error=None)
+        for id, name, args in calls
+        if not isinstance(args, dict)
+    ]
+    return AIMessage(text, name=message.name, tool_calls=valid, invalid_tool_calls=invalid)
 
 
 # ------------------------------------------------------------ what apps return
@@ -81,13 +128,18 @@ _READ = {*(kind.name for kind in LLM_PREFILLS - {PrimitiveKind.PARTIAL_PREFILLIN
 _WROTE = {PrimitiveKind.DECODING.name, PrimitiveKind.PARTIAL_DECODING.name}
 
 
+def is_text(value: Any) -> bool:
+    """Return True for a text, and for a message of LangChain's."""
+    return isinstance(value, str) or (getattr(value, "content", None) is not None and hasattr(value, "type"))
+
+
 def text_in(value: Any, key: str = "") -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
         return text_in(_part(value, key))
     content = getattr(value, "content", None)
-    if content is not None and hasattr(value, "type"):  # a message of LangChain's
+    if is_text(value):
         text = getattr(value, "text", "")
         return content if isinstance(content, str) else str(text() if callable(text) else text)
     for name in ("response", "message", "result"):  # of LlamaIndex: responses, agents' outputs, the end of a run
@@ -111,7 +163,9 @@ def _part(value: Mapping[str, Any], key: str) -> Any:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """JSON-ready data; what is no data is told by its text."""
+    """Return JSON-ready data: the text of what is no data, and null for numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if depth > 8:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
@@ -30,7 +31,9 @@ from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas, Usage
 from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.sampling import check_no_tools
 
+log = logging.getLogger("teola_plugin.server")
 T = TypeVar("T")
 THREAD = "thread_id"
 """The key of `metadata` that names a graph's conversation."""
@@ -82,6 +85,8 @@ class App:
             async with aclosing(_timely(pieces, Deadline.of(run))) as found:
                 async for piece in found:
                     if isinstance(piece, Answer):
+                        if rest := rest_of(piece.text, text, self.name):
+                            yield Delta(text=rest)
                         yield Delta(end=_costing(piece, tally, visit))
                         return
                     text += piece
@@ -90,7 +95,11 @@ class App:
 
     def check(self, body: ChatRequest) -> None:
         """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
-        config = (body.metadata or {}).get(CONFIG)
+        metadata = body.metadata or {}
+        thread_name(metadata)
+        if (inputs := given_inputs(body)) is not None and RESUME not in metadata:
+            self.way.check(self.fast, inputs, self.settings)
+        config = metadata.get(CONFIG)
         if self.way is DEPLOYMENT:
             self.fast.configured(config)
         elif config is not None:
@@ -105,18 +114,20 @@ class App:
         """Raises `HttpError` for what the app cannot be given."""
         if (body.n or 1) > 1:
             raise bad_request(f"the app {self.name!r} gives one answer.", "leave n out", param="n", code="unsupported")
-        if body.tools:
-            hint = "leave them out: an app has its own"
-            raise bad_request(f"the app {self.name!r} takes no tools.", hint, param="tools", code="unsupported")
+        check_no_tools(body, self.name)
         found, said, kept = given_inputs(body), body.metadata or {}, visit.kept
         told = self._told(said)
+        if found is not None and not told:
+            self.way.check(self.fast, found, self.settings)
         asked, documents = without_documents(body)
         value = self.way.given(self.fast, asked, self.settings) if found is None and not told else found
         value = value if told else self.takes.given(value, documents)
-        name = said.get(THREAD) or (visit.query.id if kept is None else kept.id)
+        name = thread_name(said)
+        if name is None:
+            name = visit.query.id if kept is None else kept.id
         return Asked(
             value,
-            self._thread(visit.caller.tenant, str(name)),
+            self._thread(visit.caller.tenant, name),
             said.get(CONFIG),
             kept,
             told,
@@ -127,7 +138,7 @@ class App:
         """What its thread is told, if that is what the request is for. Raises `HttpError`."""
         if RESUME not in said:
             return ()
-        if not has_checkpoints(self.fast) or not said.get(THREAD):
+        if not has_checkpoints(self.fast) or thread_name(said) is None:
             message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
             raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
         return (said[RESUME],)
@@ -159,16 +170,32 @@ class App:
         return found if found is not None and found.query == record.id else None
 
     def thread_of(self, record: Record) -> str:
-        name = (record.body.get("metadata") or {}).get(THREAD) or record.id
-        return self._thread(record.tenant, str(name))
+        name = thread_name(record.body.get("metadata") or {})
+        return self._thread(record.tenant, record.id if name is None else name)
 
     def names_thread(self, record: Record) -> bool:
         """Whether its thread is one that others may go on with."""
-        return bool((record.body.get("metadata") or {}).get(THREAD))
+        return thread_name(record.body.get("metadata") or {}) is not None
 
     def waits(self, stop: Stop, approved: str) -> bool:
         """See `graphs.waits`."""
         return waits(self.fast, stop, approved)
+
+
+def rest_of(answer: str, streamed: str, app: str) -> str:
+    """Return the part of the whole answer's text that is not streamed yet."""
+    if not answer.startswith(streamed):
+        log.warning("app %s: what it streams is not the beginning of its answer", app)
+        return ""
+    return answer[len(streamed) :]
+
+
+def thread_name(metadata: Mapping[str, Any]) -> str | None:
+    """Return the name of a graph's conversation, if a request gives it one. Raise `HttpError` for what is no name."""
+    name = metadata.get(THREAD)
+    if name is None or (isinstance(name, str | int) and not isinstance(name, bool) and name != ""):
+        return None if name is None else str(name)
+    raise bad_request(f"metadata.{THREAD} is no name.", "give a text, or leave it out", param="metadata")
 
 
 def counting() -> Tally:

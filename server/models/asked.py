@@ -30,7 +30,8 @@ class Asked:
 
 
 Pieces = AsyncIterator["str | Answer"]
-"""Text as it comes; an app that tells more than text ends with its whole answer."""
+"""Text as it comes, then the whole answer, unless it is that text and nothing more. An app that cannot stream gives the
+whole answer alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +43,7 @@ class Way:
     whole: Callable[[Any, Any, AppSettings], Any]
     """A coroutine of its whole answer."""
     stream: Callable[[Any, Any, AppSettings], Pieces]
+    check: Callable[[Any, Any, AppSettings], None]
+    """Raises `HttpError` for inputs of a client's own that the app cannot take."""
     alone: bool = False
     """Whether it keeps the conversation of a call in itself, so that it answers one after the other."""

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, Protocol
 
+from teola_plugin.pool import EnginePool
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Deltas
 from teola_plugin.server.wire.chat import ChatRequest, CompletionRequest
+
+_PATH = re.compile(r"[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]|file:")
+_HUB_SNAPSHOT = re.compile(r"models--(.+)[/\\]snapshots[/\\][^/\\]+[/\\]*$")
+
+
+def without_folders(text: str) -> str:
+    """Return a path of this machine as its last name alone, and a name of Hugging Face's hub as it is."""
+    if snapshot := _HUB_SNAPSHOT.search(text):
+        return snapshot[1].replace("--", "/")
+    if not _PATH.match(text) and not ("/" in text and Path(text).exists()):
+        return text
+    return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
+
+
+def shown_versions(pool: EnginePool) -> dict[str, dict[str, str]]:
+    """Return what runs below each engine, without folders of this machine."""
+    return {
+        engine: {name: without_folders(value) for name, value in versions.items()}
+        for engine, versions in pool.versions().items()
+    }
+
+
+def shown_model(pool: EnginePool, engine: str) -> str:
+    """Return the name of the engine's model, without folders of this machine; empty where it has none."""
+    return without_folders(pool.versions()[engine].get("model", ""))
 
 
 class Model(Protocol):

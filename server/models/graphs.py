@@ -5,12 +5,20 @@ LangGraph is imported only where a graph is told what it has asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, last_text, plain, roles_and_texts, text_in
+from teola_plugin.server.models.app_inputs import (
+    answer_of,
+    check_messages,
+    langchain_messages,
+    last_text,
+    plain,
+    text_in,
+)
 from teola_plugin.server.models.asked import Asked, Pieces, Way
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer
@@ -30,7 +38,7 @@ def given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
             "give it as JSON in metadata.inputs, or say the key in the app's settings (input)",
             param="metadata",
         )
-    return {key: roles_and_texts(body) if key == "messages" else last_text(body)}
+    return {key: langchain_messages(body) if key == "messages" else last_text(body)}
 
 
 async def whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
@@ -40,23 +48,29 @@ async def whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
 
 async def stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     """The tokens of one node, if the settings name it; then the answer, whose text counts."""
-    state: Any = {}
-    text = ""
+    state: Any = None
     given: dict[str, Any] = {"stream_mode": ["messages", "values"], **_durably(fast, asked)}
     async with aclosing(fast.astream(_input(asked), _config(asked), **given)) as chunks:
         async for mode, chunk in chunks:
             if mode == "values":
                 state = chunk
             elif chunk[1].get("langgraph_node") == settings.stream_node and (piece := text_in(chunk[0])):
-                text += piece
                 yield piece
-    answer = await _answer(fast, asked, state, settings)
-    if answer.text.startswith(text) and len(answer.text) > len(text):
-        yield answer.text[len(text) :]
-    yield answer
+    yield await _answer(fast, asked, state, settings)
 
 
-GRAPH = Way(given, whole, stream)
+def check_inputs(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    """Raise `HttpError` for inputs that are no state of the graph."""
+    if not isinstance(inputs, Mapping):
+        if set(fast.get_input_jsonschema()) & {"properties", "$ref"}:
+            raise bad_request("metadata.inputs: the state of a graph is an object.", "send one", param="metadata")
+        return
+    reducer = getattr(getattr(fast, "channels", {}).get("messages"), "operator", None)
+    if "messages" in inputs and "add_messages" in getattr(reducer, "__name__", ""):
+        check_messages(inputs["messages"])
+
+
+GRAPH = Way(given, whole, stream, check_inputs)
 
 
 async def _answer(fast: Any, asked: Asked, state: Any, settings: AppSettings) -> Answer:

@@ -15,9 +15,10 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.server.models.base import shown_model
 from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas, ToolCall, Usage
-from teola_plugin.server.wire.chat import ChatRequest, CompletionRequest, Generating
+from teola_plugin.server.wire.chat import INT64, ChatRequest, CompletionRequest, Generating
 from teola_plugin.server.wire.sampling import check_known, messages_of, sampling_of, schema_of, tools_of
 
 CONTEXT = 4096
@@ -40,8 +41,7 @@ class TextEngine:
 
     def told(self) -> dict[str, Any]:
         profile = self.pool.engine(self.name).profile
-        model = self.pool.versions()[self.name].get("model", "")
-        return {"root": model or self.name, "max_model_len": profile.max_request_size}
+        return {"root": shown_model(self.pool, self.name) or self.name, "max_model_len": profile.max_request_size}
 
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4 + n * (answer or 256)
@@ -120,7 +120,8 @@ class TextEngine:
 
 def _several(prompt: Prompt, sampling: Sampling, body: Generating) -> list[Generate]:
     """As many as were asked for, each drawn from a seed of its own if there is one."""
-    seeds = [None if sampling.seed is None else sampling.seed + i for i in range(body.n or 1)]
+    first = sampling.seed
+    seeds = [None if first is None else (first + i + INT64) % (2 * INT64) - INT64 for i in range(body.n or 1)]
     return [Generate(prompt, replace(sampling, seed=seed)) for seed in seeds]
 
 

@@ -10,6 +10,7 @@ from teola_plugin.adapters.calls import to_list
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, ScorePair
+from teola_plugin.server.models.base import shown_model
 from teola_plugin.server.visits import Visit
 
 
@@ -22,7 +23,7 @@ class VectorEngine:
     kind: str
 
     def told(self) -> dict[str, Any]:
-        return {"root": self.pool.versions()[self.name].get("model", "") or self.name}
+        return {"root": shown_model(self.pool, self.name) or self.name}
 
     def tokens(self, text: int, answer: int | None, n: int) -> int:
         return text // 4

@@ -5,20 +5,29 @@ No framework is imported: they are known by what they can be asked. Graphs have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Graph
-from teola_plugin.server.errors import bad_request
-from teola_plugin.server.models.app_inputs import answer_of, last_text, roles_and_texts, text_in, usage_in
+from teola_plugin.server.errors import HttpError, bad_request
+from teola_plugin.server.models.app_inputs import (
+    answer_of,
+    check_messages,
+    is_text,
+    langchain_messages,
+    last_text,
+    roles_and_texts,
+    text_in,
+    usage_in,
+)
 from teola_plugin.server.models.asked import Asked, Pieces, Way
 from teola_plugin.server.models.graphs import GRAPH
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.chat import ChatRequest, Role
 
 
 def way_of(fast: Any) -> Way | None:
@@ -41,59 +50,121 @@ def _runnable_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     """A dict with the text under the app's key; for chains on messages and models these; else the text."""
     if settings.input:
         return {settings.input: last_text(body)}
-    schema: Mapping[str, Any] = fast.get_input_jsonschema()
-    schema = schema.get("$defs", {}).get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
+    schema = _input_schema(fast)
     keys = [str(key) for key in schema.get("required") or schema.get("properties") or () if key != settings.documents]
     if schema.get("type") == "object" and len(keys) == 1:
-        return {keys[0]: roles_and_texts(body) if keys[0] in _MESSAGES else last_text(body)}
+        return {keys[0]: langchain_messages(body) if keys[0] in _MESSAGES else last_text(body)}
     if schema.get("type") == "object" and keys:
         raise bad_request(
             f"the app {body.model!r} takes {', '.join(sorted(keys))}, which messages do not say.",
             "give them as JSON in metadata.inputs",
             param="metadata",
         )
-    return roles_and_texts(body) if "anyOf" in schema else last_text(body)
+    return langchain_messages(body) if "anyOf" in schema else last_text(body)
+
+
+def _input_schema(fast: Any) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = fast.get_input_jsonschema()
+    definition = str(schema.get("$ref", "")).rpartition("/")[2]
+    resolved: Mapping[str, Any] = schema.get("$defs", {}).get(definition, schema)
+    return resolved
 
 
 _MESSAGES = ("messages", "chat_history", "history")
 
 
 async def _runnable_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    """Text where the app streams text or messages; else what its chunks add up to."""
-    whole: Any = None
-    streams = True
+    """Yield text where the app streams text or messages; else the answer that its chunks add up to."""
+    if not _can_stream_text(fast):
+        yield await _runnable_whole(fast, asked, settings)
+        return
+    total: Any = None
+    text_only = True
     async with aclosing(fast.astream(asked.value)) as chunks:
         async for chunk in chunks:
-            if streams and (isinstance(chunk, str) or hasattr(chunk, "content")):
+            text_only = text_only and is_text(chunk)
+            if text_only:
                 yield text_in(chunk)
-            else:
-                streams = False
-                whole = chunk if whole is None else whole + chunk
-    if not streams:
-        yield answer_of(whole, settings.output)
+            total = "" if text_only else _sum(total, chunk)
+    if total is None or not text_only:
+        yield answer_of(total, settings.output)
+
+
+def _sum(total: Any, chunk: Any) -> Any:
+    """Return what LangChain makes of the chunks of a stream: their sum, or the last where they have none."""
+    if total is None:
+        return chunk
+    try:
+        return total + chunk
+    except TypeError:
+        return chunk
+
+
+_NO_TEXT = ("object", "array", "integer", "number", "boolean", "null")
+
+
+def _can_stream_text(fast: Any) -> bool:
+    """Return True if chunks of the app may be pieces of a text: it declares none of JSON's other types as its output.
+
+    Parsers of JSON send their whole value so far in each chunk, whatever it is.
+    """
+    if any(hasattr(step, "diff") for step in _last_steps(fast)):
+        return False
+    try:
+        schema: Mapping[str, Any] = fast.get_output_jsonschema()
+    except Exception:  # pydantic has no schema for every class of a user's
+        return True
+    definition = str(schema.get("$ref", "")).rpartition("/")[2]
+    schema = schema.get("$defs", {}).get(definition, schema)
+    is_message = "response_metadata" in schema.get("properties", {})
+    return is_message or schema.get("type") not in _NO_TEXT
+
+
+def _last_steps(runnable: Any) -> Iterator[Any]:
+    """Yield the parts of a Runnable whose output may be its own: behind bindings, sequences, branches and fallbacks."""
+    inner = [getattr(runnable, name, None) for name in ("bound", "last", "default", "runnable")]
+    inner += [*getattr(runnable, "fallbacks", ()), *(branch[1] for branch in getattr(runnable, "branches", ()))]
+    parts = [part for part in inner if hasattr(part, "ainvoke")]
+    for part in parts:
+        yield from _last_steps(part)
+    if not parts:
+        yield runnable
 
 
 async def _runnable_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
     return answer_of(await fast.ainvoke(asked.value), settings.output)
 
 
-RUNNABLE = Way(_runnable_given, _runnable_whole, _runnable_stream)
+def _runnable_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    schema = _input_schema(fast)
+    if schema.get("type") == "string" and not isinstance(inputs, str):
+        raise _wrong_inputs("the app takes a text")
+    if schema.get("type") == "object" and not isinstance(inputs, Mapping):
+        raise _wrong_inputs("the app takes an object")
+    missing = [key for key in schema.get("required", ()) if isinstance(inputs, Mapping) and key not in inputs]
+    if missing := [key for key in missing if key != settings.documents]:
+        raise _wrong_inputs(f"{missing[0]!r} is missing")
+    if "anyOf" in schema and not isinstance(inputs, str):  # a model, which takes a text or messages
+        if not isinstance(inputs, list):
+            raise _wrong_inputs("the app takes a text or messages")
+        check_messages(inputs)
+
+
+def _wrong_inputs(reason: str) -> HttpError:
+    return bad_request(f"metadata.inputs: {reason}.", "see GET /v1/models, and the app's own input", param="metadata")
+
+
+RUNNABLE = Way(_runnable_given, _runnable_whole, _runnable_stream, _runnable_check)
 
 
 # ------------------------------------------------------------ LlamaIndex
-
-
-def _text_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
-    return last_text(body)
 
 
 async def _query_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     response = await fast.aquery(asked.value)
     tokens = getattr(response, "async_response_gen", None)
     if tokens is None:
-        answer = answer_of(response, settings.output)
-        yield answer.text
-        yield answer
+        yield answer_of(response, settings.output)
         return
     text = ""
     async for token in tokens():
@@ -110,7 +181,20 @@ async def _query_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer
     return answer_of(await read(), settings.output)
 
 
-QUERY_ENGINE = Way(_text_given, _query_whole, _query_stream)
+def _query_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """Return the text of the last message. Raise `HttpError` for none: LlamaIndex has no vector for it."""
+    text = last_text(body)
+    if not text:
+        raise bad_request(f"the app {body.model!r} takes a text.", "send one", param="messages")
+    return text
+
+
+def _query_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    if not isinstance(inputs, str) or not inputs:
+        raise _wrong_inputs("a query engine takes a text")
+
+
+QUERY_ENGINE = Way(_query_given, _query_whole, _query_stream, _query_check)
 
 
 def _history_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
@@ -139,7 +223,15 @@ async def _chat_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces
     yield Answer(text, more=answer_of(response).more)
 
 
-CHAT_ENGINE = Way(_history_given, _chat_whole, _chat_stream, alone=True)
+def _chat_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    pairs = [("user", inputs)] if isinstance(inputs, str) else inputs
+    is_pairs = isinstance(pairs, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    if not is_pairs or not pairs or not all(role in _ROLES and isinstance(text, str) for role, text in pairs):
+        raise _wrong_inputs("a chat engine takes a text, or pairs of role and text")
+
+
+_ROLES = get_args(Role)
+CHAT_ENGINE = Way(_history_given, _chat_whole, _chat_stream, _chat_check, alone=True)
 
 
 def _workflow_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
@@ -157,12 +249,16 @@ async def _workflow_whole(fast: Any, asked: Asked, settings: AppSettings) -> Ans
 
 
 async def _workflow_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    answer = await _workflow_whole(fast, asked, settings)
-    yield answer.text
-    yield answer
+    yield await _workflow_whole(fast, asked, settings)
 
 
-WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream)
+def _workflow_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    reserved = {"ctx", "start_event", "memory"} & set(inputs if isinstance(inputs, Mapping) else ())
+    if reserved:
+        raise _wrong_inputs(f"{min(reserved)!r} is no input of a client's")
+
+
+WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream, _workflow_check)
 
 
 # ------------------------------------------------------------ workflows of our own
@@ -198,8 +294,16 @@ async def _deployment_whole(fast: Any, asked: Asked, settings: AppSettings) -> A
 async def _deployment_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
     stream = fast.astream(asked.value, asked.config)
     asked.began(stream.running.id)
-    async for text in stream:
-        yield text
+    if settings.output in ("", stream.running.output):
+        first = ""
+        count = 0
+        async for text in stream:
+            if not count and stream.running.done:
+                first = text  # of a value that no model wrote it is all, as Python spells it: the answer has its JSON
+            else:
+                yield first + text
+                first = ""
+            count += 1
     yield _deployment_answer(await stream, settings)
 
 
@@ -209,7 +313,12 @@ def _deployment_answer(result: Any, settings: AppSettings) -> Answer:
     return answer if trace is None else replace(answer, usage=usage_in(trace))
 
 
-DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream)
+def _deployment_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    if not isinstance(inputs, Mapping):
+        raise _wrong_inputs("a workflow takes an object")
+
+
+DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream, _deployment_check)
 """What `workflow.deploy(pool)` gives."""
 
 

@@ -22,12 +22,13 @@ from teola_plugin.server.queries.checkpoints import Checkpoints
 from teola_plugin.server.queries.records import WAITING, Record
 from teola_plugin.server.queries.recovery import Begin, Report, Wait, recovered
 from teola_plugin.server.queries.running import Event, Running, ended, followed
-from teola_plugin.server.queries.said import chat_of, check_asked, check_told, told_of
+from teola_plugin.server.queries.said import check_asked, check_told, told_of
 from teola_plugin.server.queries.store import Store
 from teola_plugin.server.queries.variables import check, filled, references
 from teola_plugin.server.service import Service
 from teola_plugin.server.visits import Kept, Visit
 from teola_plugin.server.wire.answers import Answer
+from teola_plugin.server.wire.chat import to_chat
 
 log = logging.getLogger("teola_plugin.server")
 _KEPT_LOGS = 256
@@ -106,7 +107,7 @@ class Queries:
         self, caller: Caller, told: Told, asked: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> Record:
         """The query is taken and kept. Raises `HttpError` where it is not."""
-        body = chat_of(asked)
+        body = to_chat(asked)
         model = self._service.model(body.model, caller, "chat", "app")
         check(without_files(asked), variables)
         for id in references(variables).values():
@@ -130,7 +131,7 @@ class Queries:
         variables: Mapping[str, Any],
     ) -> Record:
         """A query whose documents are kept has a place, and begins. Raises `HttpError`."""
-        body = await self._documents.read(caller.tenant, chat_of(asked))
+        body = await self._documents.read(caller.tenant, to_chat(asked))
         tokens = model.tokens(body.characters, body.max_completion_tokens or body.max_tokens, 1)
         visit = self._service.visit(_request_id(), caller, told, model, tokens)
         repeatable = not isinstance(model, App) or model.repeatable(body.metadata or {})
@@ -286,7 +287,7 @@ class Queries:
 
     async def _answer(self, live: Running, visit: Visit) -> Answer:
         record = live.record
-        body = chat_of(filled(record.body, await self._values(record)))
+        body = to_chat(filled(record.body, await self._values(record)))
         body = await self._documents.read(record.tenant, body)
         live.record = record.with_(status="running", attempt=live.log.attempt, query=visit.query.id)
         await self.store.put(live.record)  # before anything runs: after a crash it is known to have begun

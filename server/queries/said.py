@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.apps import CONFIG, App, no_settings
 from teola_plugin.server.models.base import Model
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.wire.answers import Answer
 from teola_plugin.server.wire.chat import ChatRequest
-
-
-def chat_of(asked: Any) -> ChatRequest:
-    """Raises `HttpError` for what is no chat."""
-    try:
-        return ChatRequest.model_validate(asked)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(one) for one in fault["loc"])
-        raise bad_request(f"{where}: {fault['msg']}.", "see OpenAI's reference of chats", param=where) from None
 
 
 def check_asked(model: Model, body: ChatRequest) -> None:

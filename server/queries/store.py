@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -242,10 +243,13 @@ class PostgresStore:
         return self._connections
 
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
 def _storable(value: Any) -> Any:
-    """PostgreSQL's jsonb has no character of code 0."""
+    """Return the value as PostgreSQL's jsonb takes it: without characters of code 0, and halves of characters."""
     if isinstance(value, str):
-        return value.replace("\0", "\ufffd")
+        return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {str(_storable(key)): _storable(one) for key, one in value.items()}
     return [_storable(one) for one in value] if isinstance(value, list | tuple) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -13,6 +12,7 @@ from starlette.datastructures import UploadFile
 
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.routes.answering import service_of
+from teola_plugin.server.wire.chat import parse_json
 
 B = TypeVar("B", bound=BaseModel)
 _QUERY, _DOCUMENTS = "query", "documents"
@@ -25,7 +25,7 @@ async def submitted(request: Request, kind: type[B]) -> B:
     if type == "multipart/form-data":
         given = await _of_form(request)
     elif type == "application/json" or type.endswith("+json"):
-        given = _json(await request.body())
+        given = parse_json(await request.body(), "", "send a JSON object")
     else:
         raise bad_request("the body is neither JSON nor a form.", "send application/json, or multipart/form-data")
     try:
@@ -34,24 +34,20 @@ async def submitted(request: Request, kind: type[B]) -> B:
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
 
 
-def _json(text: bytes | str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is no JSON: {str(error)[:200]}.", "send a JSON object") from None
-
-
 async def _of_form(request: Request) -> Any:
     settings = service_of(request).settings
     limits = {"max_files": settings.documents.per_query, "max_fields": 4, "max_part_size": settings.max_body}
     async with request.form(**limits) as form:
         query = form.get(_QUERY)
-        given = _json(await query.read() if isinstance(query, UploadFile) else query or "")
+        text = await query.read() if isinstance(query, UploadFile) else query or ""
+        given = parse_json(text, _QUERY, "give the query as JSON")
         if not isinstance(given, dict):
             raise bad_request("the field query holds no object.", "give the query as JSON", param=_QUERY)
-        said = given.get(_DOCUMENTS) or []
+        documents = given.get(_DOCUMENTS)
         files = [await _document(one) for one in form.getlist(_DOCUMENTS)]
-        return {**given, _DOCUMENTS: [*said, *files] if isinstance(said, list) else said}
+        if documents is None or isinstance(documents, list):
+            documents = [*(documents or ()), *files]
+        return {**given, _DOCUMENTS: documents}
 
 
 async def _document(given: UploadFile | str) -> dict[str, Any]:

@@ -29,12 +29,10 @@ from teola_plugin.server.wire.answers import (
     DONE,
     ChatChunks,
     CompletionChunks,
-    Usage,
     chat_completion,
     completion,
     event,
     new_id,
-    together,
 )
 from teola_plugin.server.wire.chat import ChatRequest, CompletionRequest
 from teola_plugin.server.wire.vectors import EmbeddingRequest, RerankRequest
@@ -116,16 +114,13 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 
 
 async def _completion(model: TextModel, body: CompletionRequest, prompts: list[str], visit: Visit) -> dict[str, Any]:
-    answers, n = await model.complete(body, prompts, visit), body.n or 1
-    each = [together(a.usage for a in answers[at : at + n]) for at in range(0, len(answers), n)]
-    usage = Usage(sum(u.prompt for u in each), sum(u.completion for u in each), sum(u.cached for u in each))
-    return completion(answers, body.model, usage)
+    return completion(await model.complete(body, prompts, visit), body.model, body.n or 1)
 
 
 async def _completion_events(
     model: TextModel, body: CompletionRequest, prompts: list[str], visit: Visit
 ) -> AsyncIterator[str]:
-    chunks = CompletionChunks(body.model, body.tells_usage)
+    chunks = CompletionChunks(body.model, body.tells_usage, body.n or 1)
     async for delta in model.stream_completion(body, prompts, visit):
         for chunk in chunks.of(delta):
             yield event(chunk)

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from teola_plugin import __version__
 from teola_plugin.server.errors import HttpError
+from teola_plugin.server.models.base import shown_versions
 from teola_plugin.server.routes.answering import service_of
 
 router = APIRouter()
@@ -35,7 +36,7 @@ def version(request: Request) -> dict[str, Any]:
     service = service_of(request)
     if not service.caller(request.headers).key.operator and service.settings.keys:
         return {"version": __version__}
-    return {"version": __version__, "engines": service.pool.versions()}
+    return {"version": __version__, "engines": shown_versions(service.pool)}
 
 
 @router.get("/metrics")

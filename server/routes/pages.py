@@ -17,6 +17,7 @@ from teola_plugin.observe.html import html_page
 from teola_plugin.server.errors import HttpError, not_found
 from teola_plugin.server.live_queries import LiveQuery
 from teola_plugin.server.metrics import load_of
+from teola_plugin.server.models.base import shown_model
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.query_page import sections
 from teola_plugin.server.query_traces import whole_trace
@@ -115,7 +116,7 @@ def _engine(service: Service, name: str) -> dict[str, Any]:
     writes = service.pool.engine(name).kinds & LLM_KINDS
     return {
         "name": name,
-        "model": service.pool.versions()[name].get("model", ""),
+        "model": shown_model(service.pool, name),
         "requests": None if load is None else load.requests,
         "kv_used": load.kv_used if load is not None and writes else None,
     }

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from teola_plugin.server.access.terms import Caller
@@ -20,7 +20,7 @@ from teola_plugin.server.routes.answering import service_of, terms_of, while_con
 from teola_plugin.server.routes.forms import submission_schema, submitted
 from teola_plugin.server.routes.pages import trace_page
 from teola_plugin.server.wire.answers import JSONAnswer, event
-from teola_plugin.server.wire.chat import Body, ChatMessage
+from teola_plugin.server.wire.chat import Body, ChatMessage, ClientJson
 
 router = APIRouter(prefix="/v1")
 MOST_WAIT = 600.0
@@ -29,6 +29,7 @@ MOST_WAIT = 600.0
 class Submission(Body):
     """A query: a model or app, its input, how to decode, values for `{{ names }}` in it."""
 
+    OWN_DATA = frozenset({"metadata", "inputs", "variables", "settings"})
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     input: str | list[ChatMessage] | None = None
     inputs: Any = None
@@ -109,9 +110,10 @@ async def events(request: Request, id: str) -> Response:
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-class Resumption(BaseModel):
-    """What a graph has stopped to ask for."""
+class Resumption(ClientJson):
+    """The answer to what a graph has stopped to ask for."""
 
+    OWN_DATA = frozenset({"value"})
     model_config = ConfigDict(extra="forbid")
     value: Any = None
     """Any JSON; for several questions at once, values by the ids of the interrupts. Not given: it may go on."""

@@ -7,7 +7,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +39,14 @@ class Usage:
         }
 
 
-def together(usages: Iterable[Usage]) -> Usage:
-    """Of several answers to one prompt, whose tokens count once."""
-    found = list(usages)
-    prompt, cached = max((u.prompt for u in found), default=0), max((u.cached for u in found), default=0)
-    return Usage(prompt, sum(u.completion for u in found), cached)
+def usage_of(answers: Sequence[Answer], n: int) -> Usage:
+    """Return the tokens of answers to several prompts in turn, `n` to each: a prompt counts once."""
+    prompts = [[answer.usage for answer in answers[at : at + n]] for at in range(0, len(answers), max(1, n))]
+    return Usage(
+        sum(max(usage.prompt for usage in usages) for usages in prompts),
+        sum(usage.completion for usages in prompts for usage in usages),
+        sum(max(usage.cached for usage in usages) for usages in prompts),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def chat_completion(answers: Sequence[Answer], model: str) -> dict[str, Any]:
         "created": int(time.time()),
         "model": model,
         "choices": choices,
-        "usage": together(a.usage for a in answers).told(),
+        "usage": usage_of(answers, len(answers)).told(),
         **_teola(answers),
     }
 
@@ -129,7 +132,8 @@ class ChatChunks:
         self._ends: list[Answer] = []
 
     def of(self, delta: Delta) -> list[dict[str, Any]]:
-        told = [] if delta.index in self._begun else [self._chunk(delta.index, {"role": "assistant", "content": ""})]
+        begin = {"role": "assistant", "content": "", "refusal": None}
+        told = [] if delta.index in self._begun else [self._chunk(delta.index, begin)]
         self._begun.add(delta.index)
         if delta.text:
             told.append(self._chunk(delta.index, {"content": delta.text}))
@@ -143,7 +147,7 @@ class ChatChunks:
     def end(self) -> list[dict[str, Any]]:
         if not self._usage:
             return []
-        return [{**self._about, "choices": [], "usage": together(a.usage for a in self._ends).told()}]
+        return [{**self._about, "choices": [], "usage": usage_of(self._ends, len(self._ends)).told()}]
 
     def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -153,23 +157,24 @@ class ChatChunks:
 # ------------------------------------------------------------ completions
 
 
-def completion(answers: Sequence[Answer], model: str, usage: Usage) -> dict[str, Any]:
+def completion(answers: Sequence[Answer], model: str, n: int) -> dict[str, Any]:
+    """Return the body of `n` answers to each prompt in turn."""
     choices = [{"index": i, "text": a.text, "logprobs": None, "finish_reason": a.finish} for i, a in enumerate(answers)]
     about = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
-    return {**about, "choices": choices, "usage": usage.told()}
+    return {**about, "choices": choices, "usage": usage_of(answers, n).told()}
 
 
 class CompletionChunks:
-    """The chunks of one streamed completion."""
+    """The chunks of one streamed completion, with `n` answers to each prompt."""
 
-    def __init__(self, model: str, usage: bool) -> None:
+    def __init__(self, model: str, usage: bool, n: int) -> None:
         self._about = {
             "id": new_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
-        self._usage = usage
+        self._usage, self._n = usage, n
         self._ends: dict[int, Answer] = {}
 
     def of(self, delta: Delta) -> list[dict[str, Any]]:
@@ -180,7 +185,7 @@ class CompletionChunks:
         return [{**self._about, "choices": [choice], **({"usage": None} if self._usage else {})}]
 
     def end(self) -> list[dict[str, Any]]:
-        usage = together(a.usage for a in self._ends.values())
+        usage = usage_of([answer for _, answer in sorted(self._ends.items())], self._n)
         return [{**self._about, "choices": [], "usage": usage.told()}] if self._usage else []
 
 

@@ -3,37 +3,119 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from teola_plugin.requests.bad_input import lone_surrogate
+from teola_plugin.server.errors import bad_request, invalid
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 INT64 = 2**63
+MAX_DEPTH = 128
+"""Arrays and objects inside one another that a request may have; engines' parsers of schemas take fewer."""
 
 
-class Body(BaseModel):
-    """A request of the protocol. What is not known is kept: engines that carry requests pass it on."""
+class ClientJson(BaseModel):
+    """JSON that a client sends. `null` is as if the name was left out, but for JSON that is the client's own data."""
+
+    OWN_DATA: ClassVar[frozenset[str]] = frozenset({"metadata"})
+    """Fields whose content is the client's own data: null is a value there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize(cls, data: Any) -> Any:
+        check_json(data)
+        if not isinstance(data, dict):
+            return data
+        names = cls.model_fields.keys() - cls.OWN_DATA
+        return {
+            name: without_nulls(value) if name in names else value for name, value in data.items() if value is not None
+        }
+
+
+OWN_DATA_WITHIN = frozenset({"parameters", "schema", "arguments", "metadata"})
+"""Names within fields of the protocol that hold JSON schemas and arguments of calls: null is a value there."""
+
+
+def without_nulls(value: Any) -> Any:
+    """Return the JSON `value` without the names of its objects whose value is null, except within the client's data."""
+    if isinstance(value, dict):
+        return {
+            name: inner if name in OWN_DATA_WITHIN else without_nulls(inner)
+            for name, inner in value.items()
+            if inner is not None
+        }
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def check_json(data: Any) -> None:
+    """Raise `PydanticCustomError` for data that engines and JSON cannot carry.
+
+    These are halves of characters, numbers that are not finite, and nesting deeper than `MAX_DEPTH`. The error names
+    the field in its context.
+    """
+    try:
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        if text.count("[") + text.count("{") <= MAX_DEPTH:
+            return
+    except (TypeError, ValueError, RecursionError):  # the search below says what, and where
+        pass
+    for field, reason in _json_faults(data):
+        raise PydanticCustomError("not_plain_json", "{reason}", {"field": field, "reason": reason})
+
+
+def _json_faults(data: Any) -> Iterator[tuple[str, str]]:
+    """Yield the field and the reason of each fault that `check_json` refuses."""
+    pending: list[tuple[str, Any, int]] = [("", data, 0)]
+    while pending:
+        field, value, depth = pending.pop()
+        if isinstance(value, str) and (fault := lone_surrogate(value)):
+            yield field, fault.rstrip(".")
+        elif isinstance(value, float) and not abs(value) < float("inf"):
+            yield field, f"{value} is no number of JSON"
+        elif isinstance(value, dict | list) and depth >= MAX_DEPTH:
+            yield field.partition(".")[0], f"it is nested deeper than {MAX_DEPTH} levels"
+        elif isinstance(value, dict):
+            yield from ((field, fault.rstrip(".")) for name in value if (fault := lone_surrogate(name)))
+            pending += [(f"{field}.{name}".lstrip("."), inner, depth + 1) for name, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(f"{field}.{at}".lstrip("."), inner, depth + 1) for at, inner in enumerate(value)]
+
+
+def parse_json(text: str | bytes, field: str, hint: str) -> Any:
+    """Return the data of JSON text that came in `field` of a request, or as its body where `field` is empty.
+
+    Raise `HttpError` that names the field.
+    """
+    try:
+        data = json.loads(text)
+        check_json(data)
+    except PydanticCustomError as error:
+        field = ".".join(part for part in (field, (error.context or {})["field"]) if part)
+        reason = str(error)
+    except RecursionError:
+        reason = f"it is nested deeper than {MAX_DEPTH} levels"
+    except ValueError as error:
+        reason = f"it is not JSON: {str(error)[:200]}".rstrip(".")
+    else:
+        return data
+    raise bad_request(f"{field or 'the body'}: {reason}.", hint, param=field or None, code="invalid_value")
+
+
+class Body(ClientJson):
+    """A request of the protocol. Parameters that nobody here knows are kept: a carrying engine passes them on."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     model: str = Field(min_length=1, max_length=256)
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _text_is_unicode(cls, data: Any) -> Any:
-        try:
-            wrong = lone_surrogate(json.dumps(data, ensure_ascii=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"it is not plain JSON: {error}") from None
-        if wrong:
-            raise ValueError(wrong)
-        return data
-
     def given(self) -> dict[str, Any]:
-        """What the client has sent, as JSON-ready data."""
+        """Return what the client has sent, as JSON-ready data."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -41,7 +123,9 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
     role: Role
     content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
 
 class StreamOptions(BaseModel):
@@ -126,3 +210,16 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
 }
 """Parameters that an engine of the pool does not know, and the values of them that ask for nothing."""
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Return True if the value of a parameter in `NOTHING` changes no answer. The number 0 is not the value False."""
+    return any(value == nothing and isinstance(value, bool) == isinstance(nothing, bool) for nothing in NOTHING[name])
+
+
+def to_chat(data: Any) -> ChatRequest:
+    """Return the chat that the JSON `data` is. Raise `HttpError` for what is no chat."""
+    try:
+        return ChatRequest.model_validate(data)
+    except ValidationError as error:
+        raise invalid(error.errors()[0], "see OpenAI's reference of chats") from None

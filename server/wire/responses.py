@@ -12,10 +12,14 @@ from pydantic import ConfigDict, Field
 
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.wire.answers import Answer, Delta, ToolCall, Usage, event
-from teola_plugin.server.wire.chat import HARMLESS, Body, ChatRequest
+from teola_plugin.server.wire.chat import HARMLESS, Body, ChatRequest, to_chat
 
 _ASIDE = frozenset({*HARMLESS, "include", "reasoning", "truncation", "background", "prompt_cache_options"})
 """Parameters that say nothing of the answer which an engine could do otherwise."""
+
+
+_OF_CHATS = frozenset({"messages", "max_completion_tokens", "response_format", "n", "functions", "function_call"})
+"""Parameters of chats that responses do not have, or have in another form."""
 
 
 class ResponsesRequest(Body):
@@ -33,14 +37,16 @@ class ResponsesRequest(Body):
 
     def as_chat(self) -> ChatRequest:
         """Raises `HttpError` for what a chat cannot say."""
-        if self.previous_response_id:
+        if self.previous_response_id is not None:
             hint = "send the whole conversation as input"
             raise _unsupported("previous_response_id", "answers are not kept.", hint)
         extra = {key: value for key, value in (self.model_extra or {}).items() if key not in _ASIDE}
-        said = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        made = {
+        for name in _OF_CHATS & extra.keys():
+            raise bad_request(f"there is no parameter {name!r}.", "check its name", param=name, code="unknown")
+        instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        fields = {
             "model": self.model,
-            "messages": [*said, *_messages(self.input)],
+            "messages": [*instructions, *_messages(self.input)],
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -50,7 +56,7 @@ class ResponsesRequest(Body):
             "metadata": self.metadata,
             "user": self.user,
         }
-        return ChatRequest(**{key: value for key, value in made.items() if value is not None}, **extra)
+        return to_chat({**extra, **fields})
 
 
 def _unsupported(param: str, why: str, hint: str) -> HttpError:
@@ -69,23 +75,35 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
     match item.get("type", "message"):
         case "message":
             content = item.get("content")
-            parts = [_part(one) for one in content] if isinstance(content, list) else content
             role = item.get("role", "user")
-            if role not in ("system", "developer", "user", "assistant") or not isinstance(parts, str | list):
+            if role not in ("system", "developer", "user", "assistant") or not isinstance(content, str | list):
                 break_off = "an item has no known role, or no content."
                 raise bad_request(f"input: {break_off}", "see OpenAI's form of messages", param="input")
-            return {"role": role, "content": parts}
+            return {"role": role, "content": _parts(content)}
         case "function_call":
-            function = {"name": str(item.get("name", "")), "arguments": str(item.get("arguments", ""))}
-            call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
+            name, arguments, id = (_text_of(item, key) for key in ("name", "arguments", "call_id"))
+            call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            return {"role": "assistant", "tool_calls": [call]}
         case "function_call_output":
             output = item.get("output")
-            text = output if isinstance(output, str) else json.dumps(output)
-            return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": text}
+            if output is None:
+                raise bad_request("input: an output of a function is missing.", "give a text", param="input")
+            content = _parts(output) if isinstance(output, str | list) else json.dumps(output)
+            return {"role": "tool", "tool_call_id": _text_of(item, "call_id"), "content": content}
         case "reasoning":
             return None
     raise _unsupported("input", f"there are no items of type {item.get('type')!r:.80} here.", "send messages")
+
+
+def _text_of(item: Mapping[str, Any], key: str) -> str:
+    value = item.get(key, "")
+    if not isinstance(value, str):
+        raise bad_request(f"input: {key} of an item is no text.", "see OpenAI's form of calls", param="input")
+    return value
+
+
+def _parts(content: str | list[Any]) -> str | list[dict[str, Any]]:
+    return content if isinstance(content, str) else [_part(part) for part in content]
 
 
 def _part(part: Any) -> dict[str, Any]:
@@ -105,18 +123,20 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> Any:
-    if isinstance(choice, Mapping) and "name" in choice:
+    if isinstance(choice, Mapping) and choice.get("type", "function") == "function" and "name" in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
     return choice
 
 
 def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    wanted = (text or {}).get("format")
-    if not isinstance(wanted, Mapping):
+    form = (text or {}).get("format")
+    if form is None:
         return None
-    if wanted.get("type") != "json_schema":
-        return dict(wanted)
-    inner = {key: value for key, value in wanted.items() if key != "type"}
+    if not isinstance(form, Mapping):
+        raise bad_request("text.format: it is no object.", 'e.g. {"type": "text"}', param="text.format")
+    if form.get("type") != "json_schema":
+        return dict(form)
+    inner = {key: value for key, value in form.items() if key != "type"}
     return {"type": "json_schema", "json_schema": inner}
 
 

@@ -59,6 +59,11 @@ class Running:
         return self._run.id
 
     @property
+    def output(self) -> str:
+        """The name of the component that gives the answer."""
+        return self._lowered.output
+
+    @property
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._handle.done

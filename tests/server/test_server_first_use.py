@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from teola_plugin.cli.demo.command import exiting_on_sigterm
 from teola_plugin.cli.serve.command import commands
 from tests.support.service import until
 
@@ -36,6 +38,49 @@ def test_commands_hold_any_text() -> None:
 
 def test_make_serve_serves_the_example() -> None:
     assert f"serve {EXAMPLE} " in (ROOT / "Makefile").read_text()
+
+
+STUB = """#!{python}
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(r"{file}.new").write_text(str(os.getpid()))
+os.replace(r"{file}.new", r"{file}")
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+@pytest.mark.parametrize("target", ["serve", "demo"])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_signal_to_make_ends_the_command_of_its_recipe(tmp_path: Path, target: str, end: signal.Signals) -> None:
+    command_id = tmp_path / "pid"
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(STUB.format(python=sys.executable, file=command_id))
+    python.chmod(0o755)
+    (tmp_path / "venv/.ready").touch()
+    make = ["make", "-s", target, f"VENV={tmp_path / 'venv'}"]
+    with subprocess.Popen(make, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        until(command_id.exists)
+        command = psutil.Process(int(command_id.read_text()))
+
+        process.send_signal(end)
+
+        process.wait(20)
+        until(lambda: not command.is_running())
+
+
+def test_sigterm_ends_what_the_demo_has_started() -> None:
+    closed = []
+
+    with pytest.raises(SystemExit) as exit, exiting_on_sigterm():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            closed.append("server")
+
+    assert exit.value.code == 128 + signal.SIGTERM
+    assert closed == ["server"]
 
 
 @pytest.fixture

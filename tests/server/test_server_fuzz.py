@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.service import Served, key, served
+from support.service import Served, in_process, key, served
 
 ONE, OTHER = key("one"), key("other")
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
@@ -66,10 +67,159 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+FULL: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        VALID["/v1/chat/completions"]
+        | {
+            "stream_options": {"include_usage": True},
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "description": "d",
+                        "strict": True,
+                        "parameters": {
+                            "type": "object",
+                            "properties": {"x": {"$ref": "#/$defs/x"}},
+                            "required": ["x"],
+                            "$defs": {"x": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/x"}]}}},
+                        },
+                    },
+                }
+            ],
+        },
+        {
+            "model": "llm",
+            "messages": [
+                {"role": "system", "content": "s", "name": "n"},
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+                {
+                    "role": "assistant",
+                    "content": "c",
+                    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "x"}]},
+            ],
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "top_k": 1,
+            "seed": 1,
+            "max_completion_tokens": 3,
+            "logit_bias": {},
+            "frequency_penalty": 0,
+            "presence_penalty": 0,
+            "logprobs": False,
+            "top_logprobs": 0,
+            "parallel_tool_calls": True,
+            "store": False,
+            "metadata": {"a": "b"},
+            "user": "u",
+        },
+    ],
+    "/v1/completions": [
+        {
+            "model": "llm",
+            "prompt": ["x", "y"],
+            "n": 2,
+            "max_tokens": 3,
+            "stop": ["a"],
+            "seed": 1,
+            "echo": False,
+            "stream_options": {"include_usage": True},
+            "best_of": 1,
+            "suffix": "",
+        },
+    ],
+    "/v1/embeddings": [VALID["/v1/embeddings"] | {"user": "u", "dimensions": 16, "input_type": "query"}],
+    "/v1/rerank": [VALID["/v1/rerank"] | {"return_documents": True}],
+    "/v1/responses": [
+        {
+            "model": "llm",
+            "input": [
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "x"}]},
+            ],
+            "instructions": "i",
+            "max_output_tokens": 3,
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "metadata": {"a": "b"},
+            "tools": [{"type": "function", "name": "f", "strict": True, "parameters": {"type": "object"}}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+        },
+    ],
+    "/v1/queries": [
+        VALID["/v1/queries"] | {"metadata": {"a": "b"}, "user": "u", "documents": []},
+        {"model": "graph", "inputs": {"messages": [{"role": "user", "content": "x"}]}},
+        {"model": "chain", "inputs": {"topic": "x"}, "metadata": {"thread_id": "t"}},
+        {"model": "template", "inputs": {"topic": "x"}, "settings": {"poem.max_tokens": 2}},
+        {"model": "reading", "input": "x", "documents": [{"name": "n", "text": "t"}]},
+    ],
+}
+"""More that is right, with most names that each address takes."""
+FULL["/v1/chat/completions"] += [
+    {"model": app, "messages": FULL["/v1/chat/completions"][1]["messages"], "metadata": {"thread_id": "t", "a": None}}
+    for app in ("chain", "model", "graph", "query_engine", "chat_engine", "workflow", "template")
+]
+BAD = st.sampled_from(
+    [
+        *(
+            None,
+            "",
+            "\ud800",
+            "x\udfff",
+            0,
+            -1,
+            2**63,
+            10**400,
+            -(2**70),
+            0.5,
+            float("nan"),
+            float("inf"),
+            -0.0,
+            True,
+            False,
+        ),
+        *([], {}, [None], [[]], ["\ud800"], {"\ud800": 1}, {"type": None}, {"a": None}, "null", "{", "[" * 5000),
+        *({"$ref": "#"}, {"$ref": "#/$defs/x"}, {"$ref": 1}, {"type": "text", "text": None}, "auto", "required"),
+    ]
+)
+SHAPE = ["code", "message", "param", "type"]
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for number in range(depth):
+        value = [value] if number % 2 else {"properties": value}
+    return value
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     with served() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    apps = ("chain", "model", "graph", "query_engine", "chat_engine", "workflow", "template")
+    objects = {name: {"object": f"support.served_apps:{name}"} for name in apps}
+    with in_process(apps={**objects, "reading": {"object": "support.served_apps:reads_documents"}}) as client:
+        yield client
+
+
+def post(http: httpx.Client, path: str, body: Any) -> httpx.Response:
+    return http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+
+
+def assert_no_fault(response: httpx.Response, sent: object) -> None:
+    assert response.status_code < 500, (sent, response.text)
+    if response.status_code >= 400:
+        assert sorted(response.json()["error"]) == SHAPE, sent
 
 
 @settings(max_examples=400 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -85,7 +235,96 @@ def test_nothing_that_is_sent_is_a_fault(server: Served, data: st.DataObject) ->
         found = http.post(path, content=text, headers={"Content-Type": "application/json"})
     assert found.status_code < 500, (path, text, found.text)
     if found.status_code >= 400:
-        assert sorted(found.json()["error"]) == ["code", "message", "param", "type"]
+        assert sorted(found.json()["error"]) == SHAPE
+
+
+@pytest.mark.parametrize("path", sorted(FULL))
+@settings(max_examples=600 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_mutation_of_a_right_body_is_a_fault(http: httpx.Client, path: str, data: st.DataObject) -> None:
+    body = data.draw(st.sampled_from(FULL[path]))
+    for _ in range(data.draw(st.integers(1, 2))):
+        where = data.draw(st.sampled_from(list(places(body))))
+        body = changed(body, where, data.draw(BAD | ANY | st.integers(100, 400).map(nested)))
+    if isinstance(body, dict) and "queries" not in path and data.draw(st.booleans()):
+        body = {**body, "stream": True}
+
+    response = post(http, path, body)
+
+    assert_no_fault(response, body)
+    assert '"code":"internal_error"' not in response.text, body
+    if response.status_code == 202:
+        ended = http.get(f"/v1/queries/{response.json()['id']}", params={"wait": 20}).json()
+        assert (ended["error"] or {}).get("code") != "internal_error", (body, ended)
+
+
+def optional_places(path: str, body: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The names in a body that may be left out, and are no data of the client's own."""
+    own = {"metadata", "inputs", "variables", "settings", "schema", "$defs", "properties", "parameters"}
+    own -= {"parameters"} if path == "/v1/queries" else set()
+    required = {"model", "messages", "prompt", "input", "query", "documents", "role", "type", "name", "text"}
+    return [
+        where
+        for where in places(body)
+        if where and isinstance(where[-1], str) and where[-1] not in required and not own & set(where[:-1])
+    ]
+
+
+def without(value: Any, where: tuple[Any, ...]) -> Any:
+    if len(where) == 1:
+        return {name: inner for name, inner in value.items() if name != where[0]}
+    return changed(value, where[:1], without(value[where[0]], where[1:]))
+
+
+BODIES = [(path, number) for path in sorted(FULL) for number in range(len(FULL[path]))]
+
+
+@pytest.mark.parametrize(("path", "number"), BODIES)
+def test_null_is_as_if_it_was_left_out(http: httpx.Client, path: str, number: int) -> None:
+    body = FULL[path][number]
+    for where in optional_places(path, body):
+        by_null = post(http, path, changed(body, where, None))
+        left_out = post(http, path, without(body, where))
+
+        assert by_null.status_code in (200, 202, 400), (where, by_null.text)
+        assert by_null.status_code == left_out.status_code, (where, by_null.text, left_out.text)
+        assert said(by_null) == said(left_out), where
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": None}, {"include_usage": False}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_stream_without_usage_where_it_is_null(http: httpx.Client, path: str, options: Any) -> None:
+    response = post(http, path, VALID[path] | {"stream": True, "stream_options": options})
+
+    assert response.status_code == 200
+    assert '"usage"' not in response.text
+
+
+def said(response: httpx.Response) -> str:
+    """The body without ids and times."""
+    text = re.sub(r'"(created\w*|ended|seconds)":[^,}]*', "", response.text)
+    return re.sub(r"\b(chatcmpl|cmpl|resp|msg|fc|call|query|q|rerank|file)[-_][0-9a-f]{12,}", "", text)
+
+
+NO_OBJECTS = [
+    *(b"", b"null", b"[]", b'"x"', b"1", b"{", b"\xff\xfe", b'{"model": "\xed\xa0\x80"}', b"[" * 100_000),
+    *(b'{"a":' * 50_000, b'{"model": NaN}', b'{"model": 1e999}'),
+    b'{"model": "llm", "model": "llm", "seed": ' + b"9" * 5000 + b"}",
+]
+
+
+@pytest.mark.parametrize("content", NO_OBJECTS)
+@pytest.mark.parametrize(
+    "type", ["application/json", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded", ""]
+)
+@pytest.mark.parametrize(
+    "path", [*sorted(FULL), "/v1/files", "/v1/queries/x/resume", "/v1/queries/x/cancel", "/pages/tickets/x"]
+)
+def test_body_that_is_no_object_is_refused(http: httpx.Client, path: str, type: str, content: bytes) -> None:
+    response = http.post(path, content=content, headers={"Content-Type": type} if type else {})
+
+    assert 400 <= response.status_code < 500, response.text
+    assert sorted(response.json()["error"]) == SHAPE
 
 
 def test_strangers_get_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -194,3 +195,134 @@ def remembers(pool: EnginePool) -> Any:
     made.add_edge(START, "answer")
     made.add_edge("answer", END)
     return made.compile(checkpointer=InMemorySaver())
+
+
+VALUES: dict[str, Any] = {
+    "dictionary": {"b": [1, 2], "a": {"c": None}},
+    "answer": {"output": "an answer", "more": 1},
+    "list": ["a", 1, None, [True]],
+    "empty list": [],
+    "number": 7,
+    "zero": 0,
+    "fraction": 0.5,
+    "not a number": float("nan"),
+    "true": True,
+    "false": False,
+    "none": None,
+    "text": "  a text\n",
+    "empty text": "",
+    "half a character": "a\ud800b",
+}
+"""What apps may return, by what they are asked."""
+
+
+def value_runnable() -> Any:
+    from langchain_core.runnables import RunnableLambda
+
+    return RunnableLambda(lambda text: VALUES[text])
+
+
+def parallel_runnable() -> Any:
+    """Its parts end in another order than it has them."""
+    from langchain_core.runnables import RunnableLambda, RunnableParallel
+
+    async def late(text: str) -> str:
+        await asyncio.sleep(0.02)
+        return text
+
+    def never(text: str) -> str:
+        raise NotImplementedError
+
+    return RunnableParallel(late=RunnableLambda(never, afunc=late), early=RunnableLambda(lambda text: [text]))
+
+
+def json_runnable() -> Any:
+    """A parser that sends all it has so far in each chunk; the model writes what it is asked."""
+    from langchain_core.messages import AIMessageChunk
+    from langchain_core.output_parsers import JsonOutputParser
+    from langchain_core.runnables import RunnableGenerator
+
+    async def write(texts: Any) -> Any:
+        async for text in texts:
+            for letter in text:
+                yield AIMessageChunk(letter)
+
+    return RunnableGenerator(write) | JsonOutputParser()
+
+
+def pieces_runnable() -> Any:
+    """Streams lists that add up."""
+    from langchain_core.runnables import RunnableGenerator
+
+    async def pieces(texts: Any) -> Any:
+        async for text in texts:
+            for letter in text:
+                yield [letter]
+
+    return RunnableGenerator(pieces)
+
+
+def silent_runnable() -> Any:
+    """Streams nothing."""
+    from langchain_core.runnables import RunnableGenerator
+
+    async def silent(texts: Any) -> Any:
+        async for _ in texts:
+            if False:
+                yield
+
+    return RunnableGenerator(silent)
+
+
+def state_graph() -> Any:
+    """A graph whose state has no messages."""
+    from langgraph.graph import END, START, StateGraph
+
+    class State(TypedDict):
+        question: str
+        found: Any
+
+    def look(state: State) -> dict[str, Any]:
+        return {"found": VALUES[state["question"]]}
+
+    made = StateGraph(State)
+    made.add_node("look", look)
+    made.add_edge(START, "look")
+    made.add_edge("look", END)
+    return made.compile()
+
+
+def value_workflow() -> Any:
+    from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+
+    class Looking(Workflow):
+        @step
+        async def look(self, event: StartEvent) -> StopEvent:
+            return StopEvent(result=VALUES[event.input])
+
+    return Looking(timeout=20)
+
+
+def listing_template() -> Any:
+    """A workflow of our own whose answer is a list."""
+    from teola_plugin.workflow import QueryExpansion, Workflow
+
+    return Workflow("listing", QueryExpansion("queries", n=2))
+
+
+def echoing_graph() -> Any:
+    """Answers with kind, text and calls of each message that it has got."""
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    def echo(state: MessagesState) -> dict[str, Any]:
+        told = [
+            [one.type, one.text, one.name, getattr(one, "tool_call_id", None), getattr(one, "tool_calls", None)]
+            for one in state["messages"]
+        ]
+        return {"messages": [("ai", json.dumps(told))]}
+
+    made = StateGraph(MessagesState)
+    made.add_node("echo", echo)
+    made.add_edge(START, "echo")
+    made.add_edge("echo", END)
+    return made.compile()

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+from starlette.testclient import TestClient
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.access.keys import new_key
+from teola_plugin.server.app import create_app
 from teola_plugin.server.queries.store import MemoryStore, Store
 from teola_plugin.server.run import listening, serve, server_of
 from teola_plugin.server.service import Service
@@ -94,6 +96,19 @@ def served(
             thread.join(20)
             assert not thread.is_alive()
             assert not found.errors, found.errors
+
+
+@contextmanager
+def in_process(
+    pool: EnginePool | None = None, *, apps: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
+) -> Iterator[httpx.Client]:
+    """A client of a server without sockets: each request goes to the ASGI app itself."""
+    made = ServerSettings.model_validate({"log": "off", "hosts": ["testserver"], **settings})
+    named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
+    with pool or EnginePool.local(fake_engines()) as running:
+        app = create_app(Service(running, made, named), MemoryStore())
+        with TestClient(app, raise_server_exceptions=False) as client:
+            yield client
 
 
 @dataclass(frozen=True)

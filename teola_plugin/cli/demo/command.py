@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,16 +65,34 @@ def run_demo(options: argparse.Namespace) -> int:
     report, asked = Report(quiet=options.json), _asked(options)
     facts: dict[str, dict[str, Any]] = {}
     page = _trace_path(options.trace)
-    for number, way in enumerate(options.ways):
-        run, path = (runs.stock, page.with_stem(f"{page.stem}-stock")) if way == "stock" else (runs.pooled, page)
-        cases, facts[way] = run(asked, path, report, first=not number)
-        if options.verbose and not options.json:
-            details(report.console, cases, facts[way], runs.TITLES[way])
+    with exiting_on_sigterm():
+        for number, way in enumerate(options.ways):
+            run, path = (runs.stock, page.with_stem(f"{page.stem}-stock")) if way == "stock" else (runs.pooled, page)
+            cases, facts[way] = run(asked, path, report, first=not number)
+            if options.verbose and not options.json:
+                details(report.console, cases, facts[way], runs.TITLES[way])
     if options.json:
         json.dump(_as_one(facts), sys.stdout)
         sys.stdout.write("\n")
     report.end([one["trace_html"] for one in facts.values()])
     return 0 if all(one["answers_equal"] for one in facts.values()) else 1
+
+
+@contextmanager
+def exiting_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit` in the body, so that the processes which it has started are ended, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _asked(options: argparse.Namespace) -> Asked:
