@@ -142,7 +142,14 @@ SUITES = (
         environ={"LANGGRAPH_TEST_FAST": "1"},  # the same: services are left out
     ),
     Suite("langchain-classic", ("tests/unit_tests",), "objects", _OBJECTS, needs=("greenlet",), options=_OFFLINE),
-    Suite("langchain-openai", ("tests/unit_tests",), "objects", _OBJECTS, options=(*_OFFLINE, "-o", "addopts=")),
+    Suite(
+        "langchain-openai",
+        ("tests/unit_tests",),
+        "objects",
+        _OBJECTS,
+        ignored={"tests/unit_tests/test_check_version.py": "its source distribution lacks the script that it tests"},
+        options=(*_OFFLINE, "-o", "addopts="),
+    ),
     Suite("llama-index-instrumentation", ("tests",), "objects", {"default": {}}, group="dev"),
     Suite(
         "llama-index-core",
