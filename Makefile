@@ -40,7 +40,7 @@ test: $(READY) check ## set up, then lint, types, import contracts and every tes
 test-all: $(READY) check ## the same with the long versions
 	@TEOLA_TEST_LONG=1 $(PYTEST) --timeout 1800 $(ARGS)
 
-test-upstream: $(READY) ## the own tests of langchain-core, LangGraph and LangChain agents, all accelerated; fetches them
+test-upstream: $(READY) ## the own tests of LangChain's and LangGraph's packages, all accelerated; fetches them
 	@"$(PY)" tools/upstream.py $(ARGS)
 
 check: lint types imports ## ruff, mypy strict, import-linter

@@ -93,6 +93,70 @@ from langchain_core.runnables import RunnableLambda
 def test_called():
     assert (RunnableLambda(lambda x: x + 1) | RunnableLambda(str)).invoke(1) == "2"
 """
+OBJECTS = """
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.runnables import Runnable, RunnableLambda
+
+def build():
+    return RunnableLambda(lambda x: x + 1) | str
+
+@pytest.fixture
+def chain():
+    return build()
+
+async def give(value):
+    return value
+
+def is_ours(value) -> bool:
+    return hasattr(type(value), "__teola_accelerated__")
+
+def test_constructor():
+    assert is_ours(RunnableLambda(str))
+
+def test_operator():
+    chain = RunnableLambda(str)
+    assert is_ours(chain | str)
+
+def test_fixture(chain):
+    assert is_ours(chain)
+    assert chain.invoke(1) == "2"
+
+@pytest.mark.asyncio
+async def test_await():
+    values = {"plain": await give(RunnableLambda(str))}
+    assert is_ours(values["plain"])
+
+@pytest.mark.parametrize("chain", [RunnableLambda(str)])
+def test_parameter(chain):
+    assert is_ours(chain)
+
+def test_same_object():
+    values = {"chain": build()}
+    assert values.get("chain") is values["chain"]
+
+def test_annotation():
+    value: int | str = 1
+    assert value == 1
+
+def test_nested_function():
+    def inner():
+        return RunnableLambda(str)
+    class Holder:
+        def make(self):
+            return RunnableLambda(str)
+    make = lambda: RunnableLambda(str)
+    found = []
+    for function in (inner, Holder().make, make):
+        found += [value for value in map(type, map(lambda f: f(), [function]))]
+    assert not any(hasattr(cls, "__teola_accelerated__") for cls in found)
+
+def test_model():
+    assert is_ours(FakeListChatModel(responses=["a"]))
+
+def test_none():
+    assert [1]
+"""
 
 
 @pytest.fixture
@@ -105,6 +169,7 @@ def upstream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     (tmp_path / "own" / "test_graphs.py").write_text(GRAPHS)
     (tmp_path / "own" / "test_models.py").write_text(MODELS)
     (tmp_path / "own" / "test_chains.py").write_text(CHAINS)
+    (tmp_path / "own" / "test_objects.py").write_text(OBJECTS)
     return module
 
 
@@ -158,6 +223,62 @@ def test_behind_a_model_stands_an_engine_whose_work_is_of_use(upstream: Any) -> 
 def test_chains_are_routed_where_they_are_called(upstream: Any) -> None:
     ran = own_tests(upstream, "chains").run("default", ["test_chains.py"])
     assert [sum(calls.values()) for calls in ran.calls.values()] == [1]
+
+
+def test_what_a_test_makes_is_replaced_where_the_test_holds_it(upstream: Any) -> None:
+    result = own_tests(upstream, "objects").run("default", ["test_objects.py"])
+    failed = [test.partition("::")[2] for test, outcome in result.outcomes.items() if outcome == "failed"]
+    assert failed == ["test_model"]
+    unreplaced = {"test_annotation", "test_none", "test_nested_function", "test_model"}
+    assert unreplaced.isdisjoint(test.partition("::")[2] for test in result.calls)
+
+
+def test_models_are_replaced_in_mode_all(upstream: Any) -> None:
+    result = own_tests(upstream, "objects").run("all", ["test_objects.py::test_model"])
+    assert result.count() == "1 passed"
+
+
+def test_objects_use_the_pool_in_mode_pool(upstream: Any) -> None:
+    result = own_tests(upstream, "objects").run("pool", ["test_objects.py::test_fixture"])
+    assert result.count() == "1 passed"
+
+
+def test_report_holds_the_error_of_each_failed_test(upstream: Any) -> None:
+    result = own_tests(upstream, "graphs").run("default", ["test_graphs.py"])
+    assert list(result.errors) == ["test_graphs.py::test_plain"]
+    assert result.errors["test_graphs.py::test_plain"].startswith("AssertionError: accelerated")
+
+
+def test_ignored_files_do_not_run(upstream: Any) -> None:
+    suite = upstream.Suite("own", (".",), "objects", {"default": {}}, ignored={"test_objects.py": "it needs a server"})
+    result = upstream.Tests(suite, suite.home, Path(sys.executable)).run("", ["."])
+    assert {test.partition("::")[0] for test in result.outcomes} == {
+        "test_chains.py",
+        "test_graphs.py",
+        "test_models.py",
+    }
+
+
+def test_tests_of_a_checkout_are_copied_without_the_package(upstream: Any, tmp_path: Path) -> None:
+    package = tmp_path / "repository" / "core"
+    (package / "tests").mkdir(parents=True)
+    (package / "tests" / "test_a.py").write_text("")
+    (package / "pyproject.toml").write_text("")
+    (package / "core.py").write_text("")
+    suite = upstream.Suite("core", ("tests",), "objects", {"default": {}}, checkout_folder="core")
+    folder = upstream.source(suite, tmp_path / "repository")
+    assert sorted(path.name for path in folder.rglob("*")) == ["pyproject.toml", "test_a.py", "tests"]
+
+
+@pytest.mark.parametrize(("suite", "verb"), [("llama-index-core", "needs"), ("langgraph", "takes no")])
+def test_suite_and_checkout_have_to_fit(
+    upstream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suite: str, verb: str
+) -> None:
+    checkout = ["--checkout", "."] if verb == "takes no" else []
+    monkeypatch.setattr(sys, "argv", ["upstream.py", "--suites", suite, *checkout])
+    with pytest.raises(SystemExit):
+        upstream._options()
+    assert f"{suite} {verb} --checkout" in capsys.readouterr().err
 
 
 def test_a_difference_fails_unless_it_is_declared(upstream: Any, capsys: pytest.CaptureFixture[str]) -> None:

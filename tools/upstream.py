@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The frameworks' own tests, plain and with every composite accelerated: chains, graphs, agents.
+"""Run the frameworks' own tests, plain and with every app object accelerated: chains, graphs, agents, query engines.
 
 Source distributions of the locked versions come from the package registry. Each package's tests run in an environment
 of their own (`langchain` changes the snapshots of langchain-core). What passes plainly has to pass in every mode, but
@@ -9,7 +9,7 @@ for what `upstream_suites.py` declares with a reason. Everything lands in out/up
     make test-upstream ARGS="--suites langgraph,langchain --modes default"
     make test-upstream ARGS="--suites langgraph --tests tests/test_state.py --names"
     make test-upstream ARGS="--suites langchain-core --tests tests/unit_tests"     all of its tests
-    make test-upstream ARGS="--suites langgraph --tests tests"                     all of its tests
+    make test-upstream ARGS="--suites llama-index-core --checkout ../llama_index"  it has no tests in its distribution
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -61,7 +62,7 @@ class Routing:
         self._test = ""
         self._terms: dict[str, Any] = {}
         self._pool: Any = None
-        self._replacements: dict[int, tuple[Any, Any]] = {}
+        self._replacements: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
     @property
     def test(self) -> str:
@@ -89,16 +90,18 @@ class Routing:
             self._pool.close()
 
     def replace(self, value: Any) -> Any:
-        """Return the accelerated object for an app object, the same within a test; other values unchanged."""
+        """Return the accelerated object for an app object, the same one within a test; other values unchanged."""
         cls = type(value)
         if not issubclass(cls, self._classes) or issubclass(cls, self._part_classes) or _is_accelerating.get():
             return value
         if hasattr(cls, "__teola_accelerated__"):
             return value
-        original, replacement = self._replacements.get(id(value), (None, None))
-        if original is not value:
-            replacement = self._accelerate(value)
-            self._replacements[id(value)] = value, replacement
+        if id(value) in self._replacements:
+            original, replacement = (reference() for reference in self._replacements[id(value)])
+            if original is value and replacement is not None:
+                return replacement
+        replacement = self._accelerate(value)
+        self._replacements[id(value)] = weakref.ref(value), weakref.ref(replacement)  # some tests collect garbage
         return replacement
 
     def _accelerate(self, value: Any) -> Any:
