@@ -17,6 +17,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Prompt, Sampling
 from teola_plugin.server.models.base import without_folders
+from teola_plugin.server.wire.chat import ChatRequest
 
 MESSAGES = [{"role": "user", "content": "q"}]
 F = {"type": "function", "function": {"name": "f"}}
@@ -139,6 +140,17 @@ def test_documents_of_a_form_may_be_null(http: httpx.Client) -> None:
     response = http.post("/v1/queries", files={"query": (None, '{"model": "llm", "input": "q", "documents": null}')})
 
     assert response.status_code == 202
+
+
+def test_null_is_not_carried_to_another_server() -> None:
+    body = {
+        **BODIES["chat/completions"],
+        "stream_options": None,
+        "audio": None,
+        "messages": [{**MESSAGES[0], "name": None}],
+    }
+
+    assert ChatRequest.model_validate(body).given() == BODIES["chat/completions"]
 
 
 def test_null_in_a_schema_is_kept(http: httpx.Client) -> None:
@@ -489,4 +501,4 @@ def test_no_route_tells_a_path_of_the_machine(tmp_path: Path, monkeypatch: pytes
     assert by_path.status_code == 200
     assert answers[-1].status_code == 200
     assert not [answer.text for answer in answers if "secret-folder" in answer.text]
-    assert {one["id"]: one["root"] for one in answers[1].json()["data"]}["llm"] == "my-model"
+    assert {one["id"]: one["root"] for one in answers[0].json()["data"]}["llm"] == "my-model"

@@ -102,6 +102,39 @@ def test_wrong_choices_are_named(model: ChatTeola) -> None:
         model.bind_tools([add], tool_choice="ad")
 
 
+MALFORMED_CHOICES: list[Any] = [
+    *({"type": "function"}, {"type": "function", "function": "add"}, {"type": "function", "function": ["add"]}),
+    *({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}, {"type": "custom"}, ["add"], 1.5),
+]
+
+
+@pytest.mark.parametrize("choice", MALFORMED_CHOICES)
+def test_malformed_choice_is_an_error_of_the_package(model: ChatTeola, choice: Any) -> None:
+    with pytest.raises(RegistrationError, match="tool_choice"):
+        model.bind_tools([add], tool_choice=choice)
+
+
+@pytest.mark.parametrize("choice", ["any", "required", True, "add", {"type": "function", "function": {"name": "add"}}])
+def test_demand_without_tools_is_an_error_of_the_package(model: ChatTeola, choice: Any) -> None:
+    with pytest.raises(RegistrationError, match="no tools"):
+        model.bind_tools([], tool_choice=choice)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"$defs": "bad"}, {"properties": {"x": {"$ref": "#/$defs/x"}}}, {"type": "array"}]
+)
+def test_malformed_parameters_of_a_demanded_call_are_an_error_of_the_package(model: ChatTeola, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    with pytest.raises(RegistrationError, match=r"tools\.0\.function\.parameters"):
+        model.bind_tools([tool], tool_choice="any")
+
+
+def test_tool_that_is_no_function_is_an_error_of_the_package(model: ChatTeola) -> None:
+    with pytest.raises(RegistrationError, match=r"tools\.0: it is no function"):
+        model.bind_tools([{"type": "web_search"}])
+
+
 def test_definitions_stand_where_references_look_for_them(model: ChatTeola, llm: Any) -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
     grow = {"name": "grow", "description": "", "parameters": {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}}
