@@ -13,6 +13,7 @@ from teola_plugin.errors import EngineUnavailable, TeolaError
 from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.dead_parts import Once, cause_of
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
@@ -73,8 +74,10 @@ def takes_time(p: Primitive) -> bool:
     return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
 
 
-def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls) -> QueryRun:
-    """The live query: its e-graph runs from here, and the plain object ends it."""
+def submitted(
+    pool: EnginePool, query: Query, optimised: Optimised, calls: Calls, form: AnswerForm = AnswerForm.UNKNOWN
+) -> QueryRun:
+    """Start the live query: its e-graph runs from here, and the plain object ends it. `form`: see `QueryRun`."""
     return pool.runtime.submit(
         query,
         optimised.graph,
@@ -82,6 +85,7 @@ def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls
         ahead=True,
         pgraph=optimised.source,
         passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
+        form=form,
     )
 
 

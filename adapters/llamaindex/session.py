@@ -29,6 +29,7 @@ from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
@@ -285,10 +286,11 @@ class Session:
         traced = self.entry(entry, texts).traced
         optimised = self._planned(pool, traced, given)
         if whole is not None:
-            return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
+            part = whole.part(optimised.graph, traced.calls, given, form=AnswerForm.WHOLE) if pays(optimised) else None
+            return part or Joined(whole)
         if not pays(optimised):
             return pool.runtime.watch(query, joins=True)
-        return submitted(pool, query, optimised, traced.calls)
+        return submitted(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
 
     def _running(self, entry: str, given: Given | None) -> Any:
         """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""

@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Literal, Protocol
 
 Vector = Sequence[float]
@@ -177,10 +178,30 @@ class Warmed:
     """Those of them that were in the prefix cache before, as far as the engine tells."""
 
 
+class AnswerForm(Enum):
+    """A way in which an answer is sent."""
+
+    WHOLE = "whole"
+    """In one response."""
+    STREAMED = "streamed"
+    """In pieces, as it is written."""
+    UNKNOWN = "unknown"
+    """One of the two, decided when the answer is asked for."""
+
+    __hash__ = object.__hash__
+
+
 @dataclass(frozen=True, slots=True)
 class Generate:
     prompt: Prompt
     sampling: Sampling = Sampling()
+    form: AnswerForm | None = field(default=None, compare=False)
+    """The form in which the original asks for the answer with this very request: in the other form it sends another
+    one. None where one request serves both."""
+
+    def with_unknown_form(self) -> Generate:
+        """Return the request of an original that may ask in the other form, too."""
+        return self if self.form is None else replace(self, form=AnswerForm.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)

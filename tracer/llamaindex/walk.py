@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
+from teola_plugin.requests.payloads import Generate
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.label_outputs import label_forms
@@ -56,9 +57,11 @@ class Walk:
     scope: Names = ()
     forms: tuple[DraftText, ...] = ()
     """What all that is asked for may be answered with, where a reader understands nothing else."""
+    may_stream: bool = False
+    """Whether an LLM may be asked to stream what it is asked for."""
 
     def body(self) -> Walk:
-        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope, self.forms)
+        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope, self.forms, self.may_stream)
 
     # ------------------------------------------------------------ guards, and the report
 
@@ -155,7 +158,13 @@ class Walk:
             scope=self.scope,
             attributes=Attributes(items=items, forms=forms or self.forms),
         )
-        made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
+        may_stream = self.may_stream
+
+        def payload(given: Mapping[str, Any]) -> Generate:
+            request = dry_run.captured(llm, run, given, blanks, names)
+            return request.with_unknown_form() if may_stream else request
+
+        made = self.draft.add(component, payload)
         if items:
             self.draft.lists[f"{name}.parsed"] = items
 
@@ -174,6 +183,15 @@ class Walk:
             yield
         finally:
             self.forms = before
+
+    @contextmanager
+    def streaming(self, streams: bool) -> Iterator[None]:
+        """If `streams`, the answers to what is asked in the body may be streamed."""
+        before, self.may_stream = self.may_stream, self.may_stream or streams
+        try:
+            yield
+        finally:
+            self.may_stream = before
 
     def hold(self, wanted: str, role: Role, inputs: Inputs, body: Walk, output: Ref, **more: Any) -> Ref:
         """A component that holds the body's template."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 from weakref import WeakSet
 
@@ -30,8 +31,8 @@ from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Generation
-from teola_plugin.shims.langchain import chat_completion_params, chat_result, prompt_value
+from teola_plugin.requests.payloads import AnswerForm, Generate, Generation
+from teola_plugin.shims.langchain import chat_completion_params, chat_result, form_of_model, prompt_value
 from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
@@ -141,7 +142,15 @@ class _ServedAhead(_Served):
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
         engine = model.__teola_served_by__.engine
-        return GenerationLeaf(engine, lambda value: _asked(model, value, given), lambda made: _message(model, made))
+        return GenerationLeaf(engine, lambda value: _request(model, value, given), lambda made: _message(model, made))
+
+
+def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
+    """Return the request that a call by `invoke` sends if it does not stream."""
+    request, form = _asked(model, value, kwargs), form_of_model(model, kwargs)
+    if form is AnswerForm.WHOLE:
+        return replace(request, form=None)  # whoever listens, it sends the same
+    return request.with_unknown_form() if form is AnswerForm.STREAMED else request
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:

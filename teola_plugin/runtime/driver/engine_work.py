@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.graph import LLM_KINDS, Primitive, PrimitiveKind, Terms
-from teola_plugin.requests.payloads import Generation, SearchVector
+from teola_plugin.graph import LLM_KINDS, LeftToPlain, Primitive, PrimitiveKind, Terms
+from teola_plugin.requests.payloads import AnswerForm, Generate, Generation, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
@@ -106,6 +106,9 @@ class EngineWork:
         run.preparing.discard(p.id)
         if made is None:  # early work on values of an unexpected kind: the plain object will tell
             self._driver.died(run, p, error or TypeError("no payloads"))
+            return
+        if not _are_asked_for_in(run.form_of(p.id), made):
+            self._driver.died(run, p, LeftToPlain("the original may ask for this answer in another form"))
             return
         try:
             self._asked(run, order, made, drafts)
@@ -414,3 +417,12 @@ class EngineWork:
                 self._news.all_ended(run, live)
         if work.by is Party.EARLY and not work.held_by:
             self.let_go(run, [work])
+
+
+def _are_asked_for_in(form: AnswerForm, payloads: Sequence[Any]) -> bool:
+    """Return False if the original, which asks for answers in this form, may send another request than one of these.
+
+    Such a request would be sent twice: once early, and once more, in the other form, when the original asks.
+    """
+    fixed = {one.form for one in payloads if isinstance(one, Generate)} - {None}
+    return not fixed or (fixed == {form} and form is not AnswerForm.UNKNOWN)
