@@ -118,6 +118,8 @@ def call_context(pool: Any, callbacks: Any = None) -> CallContext:
     """Where a call into `pool` made here belongs: its live query, or the terms that it has without one."""
     config, ambient = _innermost.get() or (None, None)
     inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
+    if callbacks is None and inner is not None:  # LangChain hands none to `_stream`
+        callbacks = inner.get("callbacks")
     return context_of(asked_in(inner), active_runs(callbacks), pool)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 Vector = Sequence[float]
 
@@ -129,6 +129,9 @@ class Prompt:
     A prompt that is to be answered (`Generate`) is whole, whatever its text: users may write the character of
     `UNKNOWN`, too. In one that is to be warmed up, the first ends what is known: a user's makes it shorter, not wrong.
     """
+
+    carried: ClassVar[bool] = False
+    """Whether it is a request of the user's own client, which an engine carries as it is."""
 
     messages: tuple[Message, ...] = ()
     text: str = ""

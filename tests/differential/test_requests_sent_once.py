@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
 
 import pytest
@@ -144,7 +145,7 @@ def in_a_row(*nodes: Any) -> Any:
     for node in nodes:
         graph.add_node(node.__name__, node)
     names = [START, *(node.__name__ for node in nodes), END]
-    for one, other in zip(names, names[1:], strict=False):
+    for one, other in pairwise(names):
         graph.add_edge(one, other)
     return graph.compile()
 

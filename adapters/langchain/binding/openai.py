@@ -16,7 +16,7 @@ from weakref import WeakSet
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
-from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.openai.bypass import (
     Captured,
@@ -116,12 +116,16 @@ class _Served(ConfigScopedModel):
         with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
-    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        yield from raising_pool_errors_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
+    def _stream(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Iterator[Any]:
+        context = call_context(self.pool, run_manager)
+        chunks = super()._stream(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+        yield from streamed_in(*context, raising_pool_errors_in(chunks))
 
-    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        async with aclosing(araising_pool_errors_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
-            async for chunk in found:
+    async def _astream(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
+        context = call_context(self.pool, run_manager)
+        chunks = super()._astream(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+        async with aclosing(astreamed_in(*context, araising_pool_errors_in(chunks))) as items:
+            async for chunk in items:
                 yield chunk
 
 

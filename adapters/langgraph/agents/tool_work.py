@@ -61,10 +61,8 @@ class ToolWork:
         """It joins a live query. Raises what `value` raises."""
         value = self.value(args)
         graph = self.planner.plan(self.traced, value).graph
-        form = current_place.get().form
-        return run.part(
-            graph, self.traced.calls, value, lookahead=True, form=form
-        )  # the tool may call accelerated objects
+        form = current_place.get().form  # that of the model's node: its tools get the same handlers
+        return run.part(graph, self.traced.calls, value, lookahead=True, form=form)  # later parts may adopt it
 
 
 def work_of(tool: BaseTool, planner: Planner) -> ToolWork | None:

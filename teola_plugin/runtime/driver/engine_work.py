@@ -107,8 +107,8 @@ class EngineWork:
         if made is None:  # early work on values of an unexpected kind: the plain object will tell
             self._driver.died(run, p, error or TypeError("no payloads"))
             return
-        if not _are_asked_for_in(run.form_of(p.id), made):
-            self._driver.died(run, p, LeftToPlain("the original may ask for this answer in another form"))
+        if not _may_be_sent_early(p, made, run.form_of(p.id)):
+            self._driver.died(run, p, LeftToPlain("the original may send another request for this answer, or none"))
             return
         try:
             self._asked(run, order, made, drafts)
@@ -329,7 +329,10 @@ class EngineWork:
         works = [work for work in live.works if name in run.waiters.get(work.request.id, ())]
         for work in works:
             run.waiters[work.request.id].remove(name)
-            self.give_up(work, Party.EARLY)
+            if work.goes_on:
+                self.works.leave(work, Party.EARLY)
+            else:
+                self.give_up(work, Party.EARLY)
         return works
 
     def used(self, run: QueryRun, name: str) -> None:
@@ -419,10 +422,14 @@ class EngineWork:
             self.let_go(run, [work])
 
 
-def _are_asked_for_in(form: AnswerForm, payloads: Sequence[Any]) -> bool:
-    """Return False if the original, which asks for answers in this form, may send another request than one of these.
+def _may_be_sent_early(p: Primitive, payloads: Sequence[Any], form: AnswerForm) -> bool:
+    """Return False if a request of the user's own client may not be the one that the original sends.
 
-    Such a request would be sent twice: once early, and once more, in the other form, when the original asks.
+    `form`: the one in which the original asks for answers. A request for the other form would be sent twice: once
+    early, and once more when the original asks. A speculative one, whose form matters, might be for nothing.
     """
     fixed = {one.form for one in payloads if isinstance(one, Generate)} - {None}
-    return not fixed or (fixed == {form} and form is not AnswerForm.UNKNOWN)
+    if not fixed:
+        return True
+    is_speculative = p.attributes.lookahead is False or bool(p.attributes.provisional)
+    return fixed == {form} and form is not AnswerForm.UNKNOWN and not is_speculative

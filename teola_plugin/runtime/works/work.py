@@ -269,6 +269,15 @@ class Work:
     def wanted(self) -> bool:
         return self.early > 0 or self.plain > 0
 
+    @property
+    def goes_on(self) -> bool:
+        """Return True for a request of the user's own client that is under way: it is not stopped before its query ends.
+
+        Another part may come for it, or the original: the server would get it a second time.
+        """
+        payload = self.request.payload
+        return self.began and self.lookahead and isinstance(payload, Generate) and payload.prompt.carried
+
 
 def _cut(text: str, cuts: Iterable[int], begin: int) -> Iterator[str]:
     """The text from there on, in pieces that end where the cuts say."""
