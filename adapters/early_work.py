@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from teola_plugin.adapters.terms import Deadline
 from teola_plugin.errors import EngineUnavailable, TeolaError
-from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
+from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
@@ -68,6 +68,11 @@ def draws(p: Primitive) -> bool:
     """Whether the graph knows of something that its answer may repeat and that no request tells: it goes along with a
     request of the graph only."""
     return any(not one.told for one in p.attributes.drafts)
+
+
+def forms_matter(asking: Primitive | Component, pool: EnginePool) -> bool:
+    """Return True for a generation whose request for a whole answer is none for a streamed one."""
+    return bool(asking.attributes.form) and not getattr(pool.engine(asking.engine), "joins", False)
 
 
 def takes_time(p: Primitive) -> bool:

@@ -31,10 +31,12 @@ class GenerationLeaf:
     simple: bool = False
     """Whether `payload` takes time in proportion to the text alone."""
 
+    form: Literal["", "whole", "unknown"] = ""
+    """See `Attributes.form`."""
+
     def with_unknown_form(self) -> GenerationLeaf:
-        """Return the leaf of a call that may stream, whatever its query does; see `Generate.form`."""
-        payload = self.payload
-        return replace(self, payload=lambda value: payload(value).with_unknown_form())
+        """Return the leaf of a call that may stream, whatever its query does."""
+        return replace(self, form="unknown") if self.form else self
 
 
 @dataclass(frozen=True, slots=True)

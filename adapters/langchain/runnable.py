@@ -192,14 +192,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.bound, self._pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
-        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
         from teola_plugin.adapters.langchain.side_by_side.threads import Threads
         from teola_plugin.adapters.langchain.side_by_side.told import advice, told
 
         own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
         trace = ended_trace(self._last)
-        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
+        left = left_for_form(self._last)
+        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more, left=left)
         waits = () if self._threads is None else advice(self._chain, Threads(self._threads))
         return replace(found, advice=(*found.advice, *waits), served=served_section(self._serving))
 

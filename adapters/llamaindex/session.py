@@ -177,11 +177,12 @@ class Session:
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """What `explain()` says of an entry."""
-        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
 
         trace, more = ended_trace(self._last), self._beside_in_words(entry)
-        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace, more=more)
+        traced, left = self.entry(entry).traced, left_for_form(self._last)
+        return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left)
 
     def _beside_in_words(self, entry: str) -> tuple[str, ...]:
         """What begins early of the user's own models, without a pool."""

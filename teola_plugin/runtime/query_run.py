@@ -140,6 +140,8 @@ class QueryRun:
     form: AnswerForm = AnswerForm.UNKNOWN
     """The form in which the plain object will ask models for all answers of this graph; unknown, too, where that
     differs from call to call."""
+    left_to_original: set[str] = field(default_factory=set)
+    """Primitives that were not begun early, because the original may ask for their answers in another form."""
     calls_made: int = 0
     has_user_code: bool = False
     """Whether user code runs in it, as far as its graphs know."""

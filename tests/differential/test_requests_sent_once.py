@@ -116,26 +116,26 @@ def three_nodes(llm: Any) -> Any:
     """Three calls in a row, of which two do not need what stands before them."""
 
     def first(state: State) -> dict[str, str]:
-        return {"a": llm.invoke(f"First, {state['question']}").content}
+        return {"a": llm.invoke(f"First, {state['question']}").text}
 
     def second(state: State) -> dict[str, str]:
-        return {"b": llm.invoke(f"Second, {state['question']}").content}
+        return {"b": llm.invoke(f"Second, {state['question']}").text}
 
     def third(state: State) -> dict[str, str]:
-        return {"c": llm.invoke(f"Third, {state['question']}").content}
+        return {"c": llm.invoke(f"Third, {state['question']}").text}
 
     return in_a_row(first, second, third)
 
 
 def three_async_nodes(llm: Any) -> Any:
     async def first(state: State) -> dict[str, str]:
-        return {"a": (await llm.ainvoke(f"First, {state['question']}")).content}
+        return {"a": (await llm.ainvoke(f"First, {state['question']}")).text}
 
     async def second(state: State, config: RunnableConfig) -> dict[str, str]:
-        return {"b": (await llm.ainvoke(f"Second, {state['question']}", config)).content}
+        return {"b": (await llm.ainvoke(f"Second, {state['question']}", config)).text}
 
     async def third(state: State) -> dict[str, str]:
-        return {"c": (await llm.ainvoke(f"Third, {state['question']}")).content}
+        return {"c": (await llm.ainvoke(f"Third, {state['question']}")).text}
 
     return in_a_row(first, second, third)
 
@@ -171,7 +171,7 @@ def grading_loop(llm: Any) -> Any:
     def grade(state: State) -> dict[str, Any]:
         kept = []
         for document in state["documents"]:
-            if llm.invoke(f"Is it relevant: {document}").content == "yes":
+            if llm.invoke(f"Is it relevant: {document}").text == "yes":
                 kept.append(document)
         return {"documents": kept, "tries": state.get("tries", 0) + 1}
 
@@ -179,13 +179,13 @@ def grading_loop(llm: Any) -> Any:
         return "write" if len(state["documents"]) > 1 or state["tries"] > 2 else "rewrite"
 
     def rewrite(state: State) -> dict[str, str]:
-        return {"question": llm.invoke(f"Rewrite {state['question']}").content}
+        return {"question": llm.invoke(f"Rewrite {state['question']}").text}
 
     def write(state: State) -> dict[str, str]:
-        return {"a": llm.invoke(f"Answer {state['question']} from {state['documents']}").content}
+        return {"a": llm.invoke(f"Answer {state['question']} from {state['documents']}").text}
 
     def check(state: State) -> dict[str, str]:
-        return {"b": llm.invoke(f"Check {state['question']}").content}
+        return {"b": llm.invoke(f"Check {state['question']}").text}
 
     graph = StateGraph(State)
     for node in (search, grade, rewrite, write, check):
@@ -203,10 +203,10 @@ def subgraph(llm: Any) -> Any:
     """A graph as a node, between two others."""
 
     def before(state: State) -> dict[str, str]:
-        return {"a": llm.invoke(f"Before, {state['question']}").content}
+        return {"a": llm.invoke(f"Before, {state['question']}").text}
 
     def after(state: State) -> dict[str, str]:
-        return {"documents": [llm.invoke(f"After, {state['question']}").content]}
+        return {"documents": [llm.invoke(f"After, {state['question']}").text]}
 
     graph = StateGraph(State)
     graph.add_node("before", before)
@@ -223,10 +223,10 @@ def streaming_nodes(llm: Any) -> Any:
     """Nodes that stream by themselves, whoever reads."""
 
     def first(state: State) -> dict[str, str]:
-        return {"a": llm.invoke(f"First, {state['question']}").content}
+        return {"a": llm.invoke(f"First, {state['question']}").text}
 
     def second(state: State) -> dict[str, str]:
-        return {"b": "".join(chunk.content for chunk in llm.stream(f"Second, {state['question']}"))}
+        return {"b": "".join(chunk.text for chunk in llm.stream(f"Second, {state['question']}"))}
 
     def third(state: State) -> dict[str, str]:
         chain = ask("Third, {question}", llm)
@@ -240,13 +240,13 @@ def nodes_with_handlers(llm: Any) -> Any:
     reader = TokenReader()
 
     def first(state: State) -> dict[str, str]:
-        return {"a": llm.invoke(f"First, {state['question']}").content}
+        return {"a": llm.invoke(f"First, {state['question']}").text}
 
     def second(state: State) -> dict[str, str]:
-        return {"b": llm.invoke(f"Second, {state['question']}", {"callbacks": [reader]}).content}
+        return {"b": llm.invoke(f"Second, {state['question']}", {"callbacks": [reader]}).text}
 
     def third(state: State) -> dict[str, str]:
-        return {"c": llm.with_config(callbacks=[reader]).invoke(f"Third, {state['question']}").content}
+        return {"c": llm.with_config(callbacks=[reader]).invoke(f"Third, {state['question']}").text}
 
     return in_a_row(first, second, third)
 
@@ -259,7 +259,7 @@ def agent(llm: Any) -> Any:
     @tool
     def look_up(field: str) -> str:
         """What grows in a field."""
-        return str(llm.invoke(f"What grows in the {field} field?").content)
+        return str(llm.invoke(f"What grows in the {field} field?").text)
 
     return create_agent(llm, [look_up])
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.requests.payloads import Generate
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.label_outputs import label_forms
@@ -156,15 +155,9 @@ class Walk:
             prompt=dry_run.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
-            attributes=Attributes(items=items, forms=forms or self.forms),
+            attributes=Attributes(items=items, forms=forms or self.forms, form=self._form_of(llm)),
         )
-        may_stream = self.may_stream
-
-        def payload(given: Mapping[str, Any]) -> Generate:
-            request = dry_run.captured(llm, run, given, blanks, names)
-            return request.with_unknown_form() if may_stream else request
-
-        made = self.draft.add(component, payload)
+        made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
         if items:
             self.draft.lists[f"{name}.parsed"] = items
 
@@ -183,6 +176,12 @@ class Walk:
             yield
         finally:
             self.forms = before
+
+    def _form_of(self, llm: Any) -> Literal["", "whole", "unknown"]:
+        """Return how the original asks the LLM for an answer; see `Attributes.form`."""
+        if not getattr(llm, "sends_own_requests", False):
+            return ""
+        return "unknown" if self.may_stream else "whole"
 
     @contextmanager
     def streaming(self, streams: bool) -> Iterator[None]:

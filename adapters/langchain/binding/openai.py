@@ -10,7 +10,8 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 from weakref import WeakSet
 
 from langchain_core.globals import get_llm_cache
@@ -37,6 +38,12 @@ from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
+_FORMS: Mapping[AnswerForm | None, Literal["", "whole", "unknown"]] = {
+    None: "whole",
+    AnswerForm.WHOLE: "",
+    AnswerForm.STREAMED: "unknown",
+}
+"""The form that a model always answers in -> that of its leaf."""
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 """Arguments that LangChain takes out before it calls a model."""
 
@@ -146,7 +153,9 @@ class _ServedAhead(_Served):
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
         engine = model.__teola_served_by__.engine
-        return GenerationLeaf(engine, lambda value: _request(model, value, given), lambda made: _message(model, made))
+        form = _FORMS[form_of_model(model, given)]
+        request, message = partial(_request, model, kwargs=given), partial(_message, model)
+        return GenerationLeaf(engine, request, message, form=form)
 
 
 def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:

@@ -68,6 +68,9 @@ class EngineWork:
     def dispatch(self, run: QueryRun, order: Dispatch) -> None:
         """Make the payloads, off the loop where that is not ours to do, then the works."""
         p = order.primitive
+        if p.attributes.form and p.prefills and self._forms_matter(p) and not _is_certain(p, run.form_of(p.id)):
+            self._left_to_original(run, p)  # known before the request is written, which takes its time
+            return
         try:
             inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
         except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
@@ -108,7 +111,7 @@ class EngineWork:
             self._driver.died(run, p, error or TypeError("no payloads"))
             return
         if not _may_be_sent_early(p, made, run.form_of(p.id)):
-            self._driver.died(run, p, LeftToPlain("the original may send another request for this answer, or none"))
+            self._left_to_original(run, p)
             return
         try:
             self._asked(run, order, made, drafts)
@@ -132,6 +135,15 @@ class EngineWork:
             self._send(run, live, fresh)
         else:
             self.ahead.unneeded(run, p, len(live.works))
+
+    def _forms_matter(self, p: Primitive) -> bool:
+        """Return True if the primitive's engine takes an answer in one form for none in the other."""
+        port = self._driver.ports.get(p.engine)
+        return port is not None and not getattr(port.engine, "joins", False)
+
+    def _left_to_original(self, run: QueryRun, p: Primitive) -> None:
+        run.left_to_original.add(p.id)
+        self._driver.died(run, p, LeftToPlain("the original may send another request for this answer, or none"))
 
     def stream_output(self, run: QueryRun) -> None:
         """More of the graph is known, or asked for: maybe what writes the value that is streamed."""
@@ -425,11 +437,15 @@ class EngineWork:
 def _may_be_sent_early(p: Primitive, payloads: Sequence[Any], form: AnswerForm) -> bool:
     """Return False if a request of the user's own client may not be the one that the original sends.
 
-    `form`: the one in which the original asks for answers. A request for the other form would be sent twice: once
-    early, and once more when the original asks. A speculative one, whose form matters, might be for nothing.
+    `form`: the one in which the original asks for answers.
     """
     fixed = {one.form for one in payloads if isinstance(one, Generate)} - {None}
-    if not fixed:
-        return True
-    is_speculative = p.attributes.lookahead is False or bool(p.attributes.provisional)
-    return fixed == {form} and form is not AnswerForm.UNKNOWN and not is_speculative
+    return not fixed or (fixed == {form} and _is_certain(p, form))
+
+
+def _is_certain(p: Primitive, form: AnswerForm) -> bool:
+    """Return False if the original may ask for an answer in another form than this one, or not at all.
+
+    Where forms matter, the former would be sent twice, the latter for nothing.
+    """
+    return not (form is AnswerForm.UNKNOWN or p.attributes.form == "unknown" or p.attributes.provisional)

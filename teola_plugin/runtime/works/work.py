@@ -271,9 +271,9 @@ class Work:
 
     @property
     def goes_on(self) -> bool:
-        """Return True for a request of the user's own client that is under way: it is not stopped before its query ends.
+        """Return True for a request of the user's own client that is under way, and that others may come for.
 
-        Another part may come for it, or the original: the server would get it a second time.
+        It is not stopped before its query ends: the server would get it a second time.
         """
         payload = self.request.payload
         return self.began and self.lookahead and isinstance(payload, Generate) and payload.prompt.carried
