@@ -57,6 +57,8 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
         call = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps({"field": "north"})}
         return {"content": "", "tool_calls": [{"id": "call-1", "type": "function", "function": call}]}
+    if said.startswith("Refuse"):
+        return {"status": 400}
     if said.startswith("Is it relevant:"):
         return {"content": "yes" if "second" in said or "better" in said else "no"}
     return {"content": f"an answer to {said}"}
@@ -422,7 +424,7 @@ FEW = ("invoke", "ainvoke", "batch", "stream", "astream_events v2", "invoke hear
 
 @pytest.mark.parametrize("side", ["bare", "joining"])
 @pytest.mark.parametrize("way", [*FEW, "stream messages", "stream all subgraphs"])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "grading loop"])
 def test_a_graph_on_other_servers(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
     if not is_called_so(name, way):
         pytest.skip("a graph of coroutines has no sync ways")
@@ -434,3 +436,143 @@ def test_a_graph_on_other_servers(name: str, way: str, side: str, servers: dict[
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_on_other_servers(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
     assert_same_requests(servers[side], CHAINS[name], CHAIN_WAYS[way], given_to(name))
+
+
+@pytest.mark.parametrize("way", [*FEW, "stream messages"])
+def test_a_loop_over_documents_on_a_server_that_is_not_bound(way: str, servers: dict[str, Server]) -> None:
+    """A server whose streams add up may be asked for the answer of one arm before it is chosen; see docs/graphs.md."""
+    assert_same_requests(servers["bare"], grading_loop, GRAPH_WAYS[way], given_to("grading loop"))
+
+
+# ------------------------------------------------------------ models that always answer in one form
+
+MODELS: dict[str, dict[str, Any]] = {
+    "streaming": {"streaming": True},
+    "not streaming": {"streaming": False},
+    "streaming disabled": {"disable_streaming": True},
+    "own handler": {"callbacks": [TokenReader()]},
+}
+
+
+@pytest.mark.parametrize("side", ["bare", "exact", "joining"])
+@pytest.mark.parametrize("way", [*FEW, "stream messages", "astream_events v1"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_one_form_in_a_graph(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
+    assert_same_requests(servers[side], three_nodes, GRAPH_WAYS[way], given_to(""), **MODELS[name])
+
+
+@pytest.mark.parametrize("side", ["bare", "exact", "joining"])
+@pytest.mark.parametrize("way", [*FEW, "astream", "astream_log"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_one_form_in_a_chain(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
+    assert_same_requests(servers[side], three_prompts, CHAIN_WAYS[way], given_to(""), **MODELS[name])
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream messages"])
+def test_arguments_of_a_call_that_make_it_stream(way: str, servers: dict[str, Server]) -> None:
+    assert_same_requests(
+        servers["exact"], lambda llm: three_nodes(llm.bind(stream=True)), GRAPH_WAYS[way], given_to("")
+    )
+
+
+# ------------------------------------------------------------ what is still begun early
+
+
+def begun_early(fast: Any) -> int:
+    """Answers of the last call that its plans began, and that the original took."""
+    spans = [span for span in fast.last_trace().spans if span.kind in ("DECODING", "GENERATION")]
+    return sum(span.outcome == "done" and ".call#" not in span.primitive for span in spans)
+
+
+def called(server: Server, make: Callable[[Any], Any], way: Way, **options: Any) -> Any:
+    """The accelerated app, after a call."""
+    fast = accelerate(make(server.bound(model(server, **options))))
+    way(fast, given_to(""), CONFIG)
+    return fast
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream values", "astream updates", "stream debug"])
+def test_whole_answers_of_a_graph_begin_early(way: str, servers: dict[str, Server]) -> None:
+    fast = called(servers["exact"], three_nodes, GRAPH_WAYS[way])
+    assert begun_early(fast) >= 2
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
+def test_whole_answers_of_a_chain_begin_early(way: str, servers: dict[str, Server]) -> None:
+    fast = called(servers["exact"], three_prompts, CHAIN_WAYS[way])
+    assert begun_early(fast) >= 2
+
+
+@pytest.mark.parametrize("name", ["not streaming", "streaming disabled"])
+@pytest.mark.parametrize("way", ["stream messages", "astream_events v2", "invoke heard"])
+def test_a_model_that_never_streams_begins_early_whoever_listens(
+    way: str, name: str, servers: dict[str, Server]
+) -> None:
+    fast = called(servers["exact"], three_nodes, GRAPH_WAYS[way], **MODELS[name])
+    assert begun_early(fast) >= 2
+
+
+@pytest.mark.parametrize("way", ["stream messages", "astream_events v2", "invoke heard"])
+def test_answers_begin_early_in_any_form_where_streams_add_up(way: str, servers: dict[str, Server]) -> None:
+    fast = called(servers["joining"], three_nodes, GRAPH_WAYS[way])
+    assert begun_early(fast) >= 2
+
+
+# ------------------------------------------------------------ what explain() says
+
+
+def test_explain_says_where_answers_must_come_whole(servers: dict[str, Server]) -> None:
+    server = servers["exact"]
+    graph, chain = (accelerate(make(server.bound(model(server)))) for make in (three_nodes, three_prompts))
+    for said in (graph.explain(), chain.explain()):
+        assert "comes whole" in said or "come whole" in said
+        assert "start in their place where answers are streamed" in said
+
+
+def test_explain_promises_nothing_after_a_call_that_was_streamed(servers: dict[str, Server]) -> None:
+    graph = called(servers["exact"], three_nodes, GRAPH_WAYS["stream messages"])
+    chain = called(servers["exact"], three_prompts, CHAIN_WAYS["astream_events v2"])
+    for said in (graph.explain(), chain.explain()):
+        assert "faster" not in said
+        assert "the last call took" in said
+
+
+def test_explain_says_that_a_model_that_streams_gains_nothing(servers: dict[str, Server]) -> None:
+    server = servers["exact"]
+    for make in (three_nodes, three_prompts):
+        said = accelerate(make(server.bound(model(server, streaming=True)))).explain()
+        assert "no gain" in said
+        assert "Starts early:  nothing" in said
+
+
+def test_explain_says_nothing_of_forms_where_streams_add_up(servers: dict[str, Server]) -> None:
+    server = servers["joining"]
+    for make in (three_nodes, three_prompts):
+        said = accelerate(make(server.bound(model(server)))).explain()
+        assert "whole" not in said
+        assert "Expect:        faster" in said
+
+
+# ------------------------------------------------------------ requests that fail
+
+
+def refused_chain(llm: Any) -> Any:
+    chain = RunnablePassthrough.assign(a=ask("First, {question}", llm)).assign(b=ask("Refuse {question}", llm))
+    return chain.assign(c=ask("Third, {question}", llm))
+
+
+@pytest.mark.parametrize("side", ["exact", "joining"])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "batch", "astream_events v2", "invoke heard"])
+def test_a_request_that_was_refused_is_not_sent_again(way: str, side: str, servers: dict[str, Server]) -> None:
+    server = servers[side]
+    found = []
+    for app in (refused_chain(model(server)), accelerate(refused_chain(server.bound(model(server))))):
+        server.stub.asked.clear()
+        error: Any = None
+        try:
+            [error] = [one for one in CHAIN_WAYS[way](app, given_to(""), CONFIG) if isinstance(one, Exception)][:1]
+        except Exception as raised:
+            error = raised
+        requests = server.requests()
+        found.append((type(error), sum(requests[body] for body in requests if "Refuse" in body)))
+    assert found[0] == found[1]

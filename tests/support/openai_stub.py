@@ -25,7 +25,8 @@ class Stub:
     go: threading.Event = field(default_factory=threading.Event)
     """What is said with the word `slowly` waits for it."""
     answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Chat request -> the assistant's message; None where the stub says back what it was asked."""
+    """Chat request -> the assistant's message, or the `status` of a refusal; without it the stub says back what it was
+    asked."""
     joins: bool = True
     """Whether a stream adds up to the whole answer, which has a field more otherwise."""
 
@@ -91,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream(list(_chunks(text, whole, chat=chat, usage=usage)))
 
     def _answered(self, body: dict[str, Any], message: dict[str, Any]) -> None:
+        if "status" in message:
+            return self._json(message["status"], {"error": {"message": "it refuses", "type": "Fault", "code": 1}})
         whole = _chat({"role": "assistant", **message})
         if not body.get("stream"):
             return self._whole(whole)

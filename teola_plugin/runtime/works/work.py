@@ -217,6 +217,11 @@ class Work:
         return self.error is not None
 
     @property
+    def lost(self) -> bool:
+        """Return True if it has failed in a way that says nothing of another attempt: nobody may claim it."""
+        return self.error is not None and not (isinstance(self.error, EngineError) and self.error.is_final)
+
+    @property
     def repeatable(self) -> bool:
         """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated, nor can a
         tool that may change something. What was begun on a guess is not worth it."""
