@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.early_work import draws, freed
+from teola_plugin.adapters.early_work import draws, forms_matter, freed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.passes.question_hits import QUESTION
+from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import DERIVED
 
 _K = PrimitiveKind
@@ -54,19 +55,49 @@ class OwnCalls:
     """Places whose object answers one call at a time, and that object."""
 
 
-def begins_early(plan: Optimised, own: OwnCalls | None = None) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class AnswerForms:
+    """Components whose requests differ for whole and for streamed answers, by name."""
+
+    whole: frozenset[str] = frozenset()
+    """They begin early where the answers come whole."""
+    unknown: frozenset[str] = frozenset()
+    """They begin in their place, as does what needs them."""
+
+    @classmethod
+    def of(cls, graph: Graph, pool: EnginePool) -> AnswerForms:
+        """Return those of an e-graph. Raises `RegistrationError` for an engine that the pool does not have."""
+        found: dict[str, set[str]] = {"whole": set(), "unknown": set()}
+        left: set[str] = set()
+        for p in graph:
+            for one in held(p):
+                if one.prefills and forms_matter(one, pool):
+                    found[one.attributes.form].add(component_of(one.id))
+                    left |= {p.id} if one.attributes.form == "unknown" else set()
+        behind = {component_of(p.id) for p in graph if left & graph.ancestors[p.id]}
+        return cls(frozenset(found["whole"]), frozenset(found["unknown"] | behind))
+
+    def condition(self, names: Iterable[str]) -> str:
+        """Return on what it depends whether these components begin early; empty for nothing."""
+        return ", if their answers come whole" if self.whole.intersection(names) else ""
+
+
+NO_FORMS = AnswerForms()
+
+
+def begins_early(plan: Optimised, own: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> tuple[str, ...]:
     """One phrase for each thing that a plan gains, most important first. `own`: where it asks objects of the user's."""
     source, graph = plan.source, plan.graph
     if source is None:
         return ()
     return (
-        *_side_by_side(source, graph, own),
-        *_items(source, graph),
+        *_side_by_side(source, graph, own, forms),
+        *_items(source, graph, forms),
         *_arms(graph),
         *_in_stages(source, graph),
         *_beginnings(graph),
         *_drafted(graph),
-        *(f"the answer of {names}, provisionally, on {_on(guess, graph)}" for guess, names in _answers(graph)),
+        *(f"the answer of {names}, provisionally, on {_on(guess, graph)}" for guess, names in _answers(graph, forms)),
     )
 
 
@@ -88,15 +119,15 @@ def _arms(graph: Graph) -> Iterator[str]:
 # ------------------------------------------------------------ calls beside each other
 
 
-def _side_by_side(source: Graph, graph: Graph, own: OwnCalls | None) -> Iterator[str]:
+def _side_by_side(source: Graph, graph: Graph, own: OwnCalls | None, forms: AnswerForms) -> Iterator[str]:
     kinds = _kinds(source)
-    for group in _groups(source, graph, None if own is None else own.early):
+    for group in _groups(source, graph, None if own is None else own.early, forms.unknown):
         asked = _at_once(source, [name for name in group if name in kinds], own)
         code = [name for name in group if name not in kinds]
         if len(asked) > 1 or code:
             how = "side by side" if len(asked) > 1 else "ahead of its place"
             past = f", without waiting for your code ({listed(code)})" if code else ""
-            yield f"{_counted(asked, kinds)} {how}{past}"
+            yield f"{_counted(asked, kinds)} {how}{past}{forms.condition(asked)}"
 
 
 def _at_once(source: Graph, names: Sequence[str], own: OwnCalls | None) -> list[str]:
@@ -109,7 +140,9 @@ def _at_once(source: Graph, names: Sequence[str], own: OwnCalls | None) -> list[
     return [name for name in names if asked[name] is None or first[id(asked[name])] == name]
 
 
-def _groups(source: Graph, graph: Graph, sites: frozenset[str] | None) -> list[list[str]]:
+def _groups(
+    source: Graph, graph: Graph, sites: frozenset[str] | None, left: frozenset[str] = frozenset()
+) -> list[list[str]]:
     """Calls that waited for each other, or for user code, and do not any more: of one group, none waits for another."""
     made: dict[str, set[str]] = {}
     for p in graph:
@@ -118,6 +151,8 @@ def _groups(source: Graph, graph: Graph, sites: frozenset[str] | None) -> list[l
     above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in made.items()}
     groups: list[list[str]] = []
     for name, others in _freed(source, graph, sites).items():
+        if name in left:
+            continue
 
         def apart(other: str, name: str = name) -> bool:
             return not (above[name] & made[other] or above[other] & made[name])
@@ -177,12 +212,15 @@ def _noun(kinds: set[PrimitiveKind]) -> tuple[str, str]:
 # ------------------------------------------------------------ lists, stages, beginnings of prompts
 
 
-def _items(source: Graph, graph: Graph) -> Iterator[str]:
+def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
     """What is done for each item of a list, as it is written, or side by side."""
     kinds, told = _kinds(source), dict[str, str]()
+    inside: dict[str, set[str]] = {}
     for p in graph:
-        if p.attributes.provisional:
+        names = {component_of(one.id) for one in held(p)}
+        if p.attributes.provisional or names & forms.unknown:
             continue
+        inside.setdefault(InstancePath(p.id).outermost.partition("[")[0], set()).update(names)
         if p.tentative and "[" in p.id and asks(p):
             told.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
         elif p.attributes.grow:
@@ -190,7 +228,7 @@ def _items(source: Graph, graph: Graph) -> Iterator[str]:
         elif p.holds_fragment and p.attributes.beside and asks(p):
             told.setdefault(p.id, "beside those of the other items")
     for holder, how in told.items():
-        yield f"each {_noun(kinds.get(holder, set()))[0]} of {holder} {how}"
+        yield f"each {_noun(kinds.get(holder, set()))[0]} of {holder} {how}{forms.condition(inside[holder])}"
 
 
 def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
@@ -215,12 +253,13 @@ def _beginnings(graph: Graph) -> Iterator[str]:
 # ------------------------------------------------------------ answers on a guess
 
 
-def _answers(graph: Graph) -> Iterator[tuple[str, str]]:
+def _answers(graph: Graph, forms: AnswerForms = NO_FORMS) -> Iterator[tuple[str, str]]:
     """Ids of what is guessed, an order or what is searched for, and the names of the answers that begin on it."""
     found: dict[str, list[str]] = {}
+    left = forms.whole | forms.unknown  # no guess is sent where it could be sent twice
     for p in graph:
         for one in held(p) if p.attributes.provisional else ():
-            if one.prefills:
+            if one.prefills and component_of(one.id) not in left:
                 found.setdefault(p.attributes.provisional, []).append(component_of(one.id))
     yield from ((guess, listed(list(dict.fromkeys(names)))) for guess, names in found.items())
 

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from teola_plugin.adapters.terms import Deadline
 from teola_plugin.errors import EngineUnavailable, TeolaError
-from teola_plugin.graph import IMPURE_KINDS, Graph, Primitive, Query
+from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.dead_parts import Once, cause_of
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
@@ -69,12 +70,19 @@ def draws(p: Primitive) -> bool:
     return any(not one.told for one in p.attributes.drafts)
 
 
+def forms_matter(asking: Primitive | Component, pool: EnginePool) -> bool:
+    """Return True for a generation whose request for a whole answer is none for a streamed one."""
+    return bool(asking.attributes.form) and not getattr(pool.engine(asking.engine), "joins", False)
+
+
 def takes_time(p: Primitive) -> bool:
     return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
 
 
-def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls) -> QueryRun:
-    """The live query: its e-graph runs from here, and the plain object ends it."""
+def submitted(
+    pool: EnginePool, query: Query, optimised: Optimised, calls: Calls, form: AnswerForm = AnswerForm.UNKNOWN
+) -> QueryRun:
+    """Start the live query: its e-graph runs from here, and the plain object ends it. `form`: see `QueryRun`."""
     return pool.runtime.submit(
         query,
         optimised.graph,
@@ -82,6 +90,7 @@ def submitted(pool: EnginePool, query: Query, optimised: Optimised, calls: Calls
         ahead=True,
         pgraph=optimised.source,
         passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
+        form=form,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.adapters.early_words import OwnCalls, asks, component_of, listed
+from teola_plugin.adapters.early_words import NO_FORMS, AnswerForms, OwnCalls, asks, component_of, listed
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.observe.spans import PROVISIONAL, QueryTrace, Span
 from teola_plugin.observe.text import duration
@@ -32,6 +32,20 @@ def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
     return found
 
 
+def left_for_form(last: Sequence[Any]) -> tuple[str, ...]:
+    """Return the calls that the last query did not begin early, because their answers were streamed, by name."""
+    ids = sorted(last[0].whole.left_to_original) if last else ()
+    return tuple(dict.fromkeys(map(component_of, ids)))
+
+
+def only_whole(names: Iterable[str]) -> str:
+    """Say where calls begin in their place whose requests differ for whole and for streamed answers."""
+    return (
+        f"{listed(sorted(names))} start in their place where answers are streamed (stream, astream, events, a handler "
+        "that streams), as no request is sent in both forms"
+    )
+
+
 def unplanned(early: Sequence[str], trace: QueryTrace | None = None) -> str:
     """For an object without a plan. `trace`: of its last call, where there was one."""
     if not early:
@@ -47,12 +61,27 @@ def expected(
     context: PassContext,
     trace: QueryTrace | None,
     own: OwnCalls | None = None,
+    forms: AnswerForms = NO_FORMS,
+    left: Sequence[str] = (),
 ) -> str:
-    """For a plan: what the last call shows, else why there is no figure yet, or no gain."""
+    """For a plan: what the last call shows, else why there is no figure yet, or no gain.
+
+    `left`: see `left_for_form`.
+    """
     source = optimised.source
     waits = {} if own is None else own.one_by_one
     if source is None or not early:
-        return f"no gain: {_one_by_one(waits) or _why_none(source)}"
+        in_place = only_whole(forms.unknown) if forms.unknown else ""
+        return f"no gain: {_one_by_one(waits) or in_place or _why_none(source)}"
+    if left and trace is not None:
+        return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
+    told = _with_early_calls(optimised, source, context, trace, waits)
+    return f"{told}; {only_whole(forms.whole)}" if forms.whole else told
+
+
+def _with_early_calls(
+    optimised: Optimised, source: Graph, context: PassContext, trace: QueryTrace | None, waits: Mapping[str, Any]
+) -> str:
     if trace is not None and trace.outcome in ("done", "closed"):
         return _measured(None if waits else source, trace)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in held(p)):

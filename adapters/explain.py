@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from teola_plugin.adapters.early_words import OwnCalls, begins_early, component_of, listed, provisional
+from teola_plugin.adapters.early_words import (
+    AnswerForms,
+    OwnCalls,
+    begins_early,
+    component_of,
+    listed,
+    provisional,
+)
 from teola_plugin.adapters.expectations import expected, unplanned
 from teola_plugin.graph import Graph, PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
@@ -63,14 +70,17 @@ def explain(
     trace: QueryTrace | None = None,
     own: OwnCalls | None = None,
     more: Sequence[str] = (),
+    left: Sequence[str] = (),
 ) -> Explanation:
     """Of an object that is planned as a whole. `trace`: of its last call, where there was one; `own`: how it asks
-    objects of the user's own; `more`: phrases for what begins early by no plan.
+    objects of the user's own; `more`: phrases for what begins early by no plan; `left`: what the last call left in its
+    place, see `left_for_form`.
     """
     if optimised is None or pool is None:
         return Explanation(traced.report, tuple(more), unplanned(more, trace))
     context = PassContext(pool.profiles)
-    early = (*begins_early(optimised, own), *more)
+    forms = AnswerForms.of(optimised.graph, pool)
+    early = (*begins_early(optimised, own, forms), *more)
     advice = tuple(dict.fromkeys(_advice(optimised.graph, context)))
     sections = (
         ("p-graph (the workflow as written)", str(optimised.source)),
@@ -79,7 +89,9 @@ def explain(
         ("Provisional answers", "\n".join(provisional(optimised.graph))),
         ("Drafts", "\n".join(_drafts(optimised.graph, context))),
     )
-    return Explanation(traced.report, early, expected(optimised, early, context, trace, own), advice, sections)
+    return Explanation(
+        traced.report, early, expected(optimised, early, context, trace, own, forms, left), advice, sections
+    )
 
 
 def _understood(report: TraceReport) -> str:

@@ -73,6 +73,10 @@ class ConfigError(RegistrationError):
 class EngineError(TeolaError):
     """An engine could not do a request. `retryable` says whether doing it again may help."""
 
+    is_final: bool = False
+    """Whether the server that the user's own client talks to would refuse the same request again: whoever asks for the
+    same gets this error, and no second request is sent."""
+
     def __init__(
         self, message: str, *, engine: str = "", instance: str = "", retryable: bool = False, hint: str = ""
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,26 @@ def may_raise(call: Call) -> Call:
 def raises(call: object) -> bool:
     """Whether it is marked so."""
     return bool(getattr(call, "teola_may_raise", False))
+
+
+def begun_before(component: Component, *, certain: bool) -> Component:
+    """Return a component of what the original may choose, or is `certain` to choose, so that it may begin before."""
+    if not certain:
+        component = _with_unknown_form(component)
+    return replace(component, attributes=component.attributes.with_(lookahead=certain))
+
+
+def _with_unknown_form(component: Component) -> Component:
+    """Return the component, with its body, as one that the original may not ask for; see `Attributes.form`."""
+    changes: dict[str, Any] = {}
+    for name in ("body", "otherwise"):
+        template = getattr(component, name)
+        inner = None if template is None else tuple(map(_with_unknown_form, template.components))
+        if template is not None and inner != template.components:
+            changes[name] = replace(template, components=inner)
+    if component.attributes.form:
+        changes["attributes"] = component.attributes.with_(form="unknown")
+    return replace(component, **changes) if changes else component
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The tracer sits below the adapters, so it never names their classes: it asks any
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from teola_plugin.graph import DraftText, Effect
@@ -30,6 +30,13 @@ class GenerationLeaf:
     """What its answers may be, or begin with, as its schema and its tools tell."""
     simple: bool = False
     """Whether `payload` takes time in proportion to the text alone."""
+
+    form: Literal["", "whole", "unknown"] = ""
+    """See `Attributes.form`."""
+
+    def with_unknown_form(self) -> GenerationLeaf:
+        """Return the leaf of a call that may stream, whatever its query does."""
+        return replace(self, form="unknown") if self.form else self
 
 
 @dataclass(frozen=True, slots=True)

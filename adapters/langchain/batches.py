@@ -57,6 +57,8 @@ class Batches:
             kwargs: Mapping[str, Any] | None = None,
             kind: type[CallTable] | None = None,
             limit: ConcurrencyLimit | None = None,
+            *,
+            streamed: bool = True,
         ) -> StartedCall: ...
 
         def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> StartedCall: ...
@@ -79,7 +81,7 @@ class Batches:
         if not inputs or (self._pool is None and way is None) or (self._pool is not None and limit is not None):
             return None
         pairs = zip(inputs, configs, strict=True)
-        return StartedBatch.of([self._start(given, one, kwargs, way, limit) for given, one in pairs])
+        return StartedBatch.of([self._start(given, one, kwargs, way, limit, streamed=False) for given, one in pairs])
 
     def _of_all(self, configs: Sequence[RunnableConfig]) -> StartedCall:
         """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""

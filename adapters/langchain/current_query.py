@@ -12,7 +12,9 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.terms import NOTHING, Asked, CallContext, context_of
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
+from teola_plugin.shims.langchain import may_stream
 
 DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
 """Keys in `config["configurable"]`: seconds after which the query fails with `QueryTimeout`; whose prefixes it may
@@ -46,6 +48,14 @@ def runs_in(callbacks: Any) -> list[Any]:
     handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
     runs = (getattr(handler, "teola_run", None) for handler in handlers)
     return [run for run in runs if run is not None]
+
+
+def form_of_answers(config: Mapping[str, Any]) -> AnswerForm:
+    """Return the form in which models answer that are called by `invoke` with a config.
+
+    Models that always answer in one form say so in their requests, see `Generate.form`.
+    """
+    return AnswerForm.UNKNOWN if may_stream(config.get("callbacks")) else AnswerForm.WHOLE
 
 
 def asked_in(config: Mapping[str, Any] | None) -> Asked:
@@ -108,6 +118,8 @@ def call_context(pool: Any, callbacks: Any = None) -> CallContext:
     """Where a call into `pool` made here belongs: its live query, or the terms that it has without one."""
     config, ambient = _innermost.get() or (None, None)
     inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
+    if callbacks is None and inner is not None:  # LangChain hands none to `_stream`
+        callbacks = inner.get("callbacks")
     return context_of(asked_in(inner), active_runs(callbacks), pool)
 
 

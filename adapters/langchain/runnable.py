@@ -27,7 +27,7 @@ from teola_plugin.adapters.langchain.checking.shadow import (
     check_repeatable,
     shadow_of,
 )
-from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
+from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable
@@ -49,6 +49,7 @@ from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.trace import Traced
@@ -232,14 +233,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.bound, self._pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
-        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
         from teola_plugin.adapters.langchain.side_by_side.threads import Threads
         from teola_plugin.adapters.langchain.side_by_side.told import advice, told
 
         own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
         trace = ended_trace(self._last)
-        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more)
+        left = left_for_form(self._last)
+        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more, left=left)
         waits = () if self._threads is None else advice(self._chain, Threads(self._threads))
         return replace(found, advice=(*found.advice, *waits), served=served_section(self._serving))
 
@@ -268,18 +270,21 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         limit: ConcurrencyLimit | None = None,
         *,
         alone: bool = False,
+        streamed: bool = True,
     ) -> StartedCall:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
         `kind`: where the user's own models and retrievers are called, for entries that may call them ahead. `alone`:
-        all of the call runs in `StartedCall.running`. Raises `RegistrationError` for terms that make no sense.
+        all of the call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers.
+        Raises `RegistrationError` for terms that make no sense.
         """
         routed = None if kind is None or kwargs else self._routed
         merged = ensure_config(self._with_own(config) if self.config else config)
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or routed is not None:
             try:
-                started = self._started(input, merged, _Terms(asked, runs), routed, kind, limit, alone)
+                form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
+                started = self._started(input, merged, _Terms(asked, runs, form), routed, kind, limit, alone)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
@@ -338,7 +343,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         optimised = self._plan(traced, pool, input)
         around = context_of(terms.asked, terms.runs, pool)
         if table is None and (whole := joinable(around.run)) is not None:
-            return whole.part(optimised.graph, traced.calls, input)
+            return whole.part(optimised.graph, traced.calls, input, form=terms.form)
         query = self._query(input, terms, pool)
         ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
         if table is None and not ahead:
@@ -347,7 +352,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             ensure_engine(pool)
             table.open(query.id)
         try:
-            run = submitted(pool, query, optimised, traced.calls)
+            run = submitted(pool, query, optimised, traced.calls, terms.form)
         except BaseException:
             if table is not None:
                 table.close()
@@ -370,7 +375,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, SyncCallTable, alone=True)
+        started = self._start(input, config, kwargs, SyncCallTable, alone=True, streamed=False)
         with started.running():
             return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
@@ -381,7 +386,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, AsyncCallTable, alone=True)
+        started = self._start(input, config, kwargs, AsyncCallTable, alone=True, streamed=False)
         with started.running():
             async with interrupting(started.deadline):
                 return await started.chain.ainvoke(input, started.config, **self._arguments(started, kwargs))
@@ -437,10 +442,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
 
 class _Terms(NamedTuple):
-    """What a call asks for, and the queries that it is made in."""
+    """What a call asks for, the queries that it is made in, and the form in which its models answer."""
 
     asked: Asked
     runs: list[Any]
+    form: AnswerForm
 
 
 hide_from_stack_levels(globals())

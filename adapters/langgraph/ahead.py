@@ -107,6 +107,7 @@ class Parts:
             step=place.step,
             held=held,
             covered=covered,
+            form=place.form,
         )
         if held:
             self._run.turn(part.held, over)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from teola_plugin.adapters.early_words import listed
-from teola_plugin.adapters.expectations import COMPARE
+from teola_plugin.adapters.expectations import COMPARE, only_whole
 from teola_plugin.adapters.explain import Explanation
 from teola_plugin.graph import PromptPart
 from teola_plugin.observe.spans import QueryTrace
@@ -35,6 +35,8 @@ class CallFacts:
     """When it begins, if that is before its node does; empty for a call that is made in its place."""
     why: str = ""
     """Why it is made in its place."""
+    only_whole: bool = False
+    """Whether it begins early only where its answer comes whole; see `only_whole`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,10 @@ def explain_graph(
     chosen: Sequence[Choice] = (),
     note: str = "",
     trace: QueryTrace | None = None,
+    left: Sequence[str] = (),
 ) -> Explanation:
     """`starts`: the nodes that begin first; `chosen`: those of which some do; `note`: why nothing runs ahead, if so;
-    `trace`: of the last call, where there was one."""
+    `trace`: of the last call, where there was one; `left`: what that left in its place, see `left_for_form`."""
     calls = [call for node in nodes for call in node.calls]
     prompts = "\n".join(line for call in calls if call.prompt for line in _prompt(call))
     ahead = [_when(one) for node in nodes for one in node.calls] + [_when(one) for node in nodes for one in node.tools]
@@ -96,21 +99,27 @@ def explain_graph(
         ("Before their place", note or _columns(ahead)),
     )
     early = () if note else tuple(_early(nodes))
-    return Explanation(_report(nodes), early, _expected(nodes, early, note, trace), tuple(advice), sections)
+    return Explanation(_report(nodes), early, _expected(nodes, early, note, trace, left), tuple(advice), sections)
 
 
 def _early(nodes: Sequence[NodeFacts]) -> Iterator[str]:
     """What begins before its node, by when it does."""
     when: dict[str, list[str]] = {}
     for node in nodes:
-        begins = [(one.name, one.early) for one in node.calls] + [(one.name, one.early) for one in node.tools]
+        begins = [(one.name, _condition(one)) for one in node.calls] + [(one.name, one.early) for one in node.tools]
         for name, early in begins:
             if early:
                 when.setdefault(early, []).append(name)
     yield from (f"{listed(names)}: {early}" for early, names in when.items())
 
 
-def _expected(nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace: QueryTrace | None) -> str:
+def _condition(call: CallFacts) -> str:
+    return f"{call.early}, if its answer comes whole" if call.early and call.only_whole else call.early
+
+
+def _expected(
+    nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace: QueryTrace | None, left: Sequence[str]
+) -> str:
     """What it is worth; no figure before a call, since a graph decides as it runs."""
     waiting = sorted((call for node in nodes for call in node.calls if call.why), key=lambda one: one.why == FIRST)
     why = f"{waiting[0].name} starts in its place: {waiting[0].why}" if waiting else "no node is seen to call an engine"
@@ -118,7 +127,11 @@ def _expected(nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace
     if not early and not any(call.why and PREFILLED in call.why for node in nodes for call in node.calls):
         return f"no gain: {why}"
     took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
-    return f"faster; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
+    if took and left:
+        return f"{took}; {only_whole(left)}: {COMPARE}"
+    whole = [call.name for node in nodes for call in node.calls if call.early and call.only_whole]
+    told = f"faster; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
+    return f"{told}; {only_whole(whole)}" if whole else told
 
 
 def _report(nodes: Sequence[NodeFacts]) -> TraceReport:

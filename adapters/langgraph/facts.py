@@ -12,6 +12,8 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.tools import BaseTool
 from langgraph.constants import END, START
 
+from teola_plugin.adapters.early_work import forms_matter
+from teola_plugin.adapters.expectations import only_whole
 from teola_plugin.adapters.held import below, held, is_own
 from teola_plugin.adapters.langgraph.agent_facts import asked_by, described, engine_of, tools_of
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
@@ -127,9 +129,15 @@ class GraphFacts:
             replace(p, variable=labels.get(p.variable, p.variable)) if p.variable else p for p in call.prompt
         )
         early = self._early(node, call.name, first)
-        return CallFacts(
-            call.name, call.engine or call.embedder, prompt, early, "" if early else self._why(node, call.name, first)
-        )
+        why = "" if early else self._why(node, call.name, first)
+        return CallFacts(call.name, call.engine or call.embedder, prompt, early, why, self._only_whole(call))
+
+    def _only_whole(self, call: Component) -> bool:
+        """Return True if requests for the call's whole answer, or for those of what it holds, are none for streams."""
+        if self.plans is None:
+            return False
+        inside = () if call.body is None else call.body.components
+        return forms_matter(call, self.plans.pool) or any(map(self._only_whole, inside))
 
     @cached_property
     def _agent(self) -> AgentModel | None:
@@ -145,7 +153,8 @@ class GraphFacts:
             if plans is None or (name == node.name and first):
                 continue
             plan = plans.traced(name, None, pushed=False)
-            if plan is None or all(c.name != call for c in plan.template.components):
+            asked = None if plan is None else next((c for c in plan.template.components if c.name == call), None)
+            if plan is None or asked is None or self._is_left(asked):
                 continue
             waits = waits_for(plan, call)
             begins = "when the graph begins" if name == START else f"when {_its(node, name)} begins"
@@ -156,8 +165,17 @@ class GraphFacts:
                 ways.append((len(waits), f"{begins}{once(waits)}"))
         return min(ways)[1] if ways else ""
 
+    def _is_left(self, call: Component) -> bool:
+        """Return True for a call that begins in its place whatever its query does, as its answer may be streamed."""
+        inside = () if call.body is None else call.body.components
+        unknown = call.attributes.form == "unknown" and self._only_whole(call)
+        return unknown or any(map(self._is_left, inside))
+
     def _why(self, node: NodeShape, call: str, first: bool) -> str:
         assert self._shape is not None
+        own = self._visited[node.name][0].components.get(call)
+        if own is not None and self._is_left(own):
+            return only_whole([call])
         before = [one for one in self._shape.nodes.values() if node.name in _follow(one) and one.name != START]
         if not before or node.name in self.starts:
             return FIRST

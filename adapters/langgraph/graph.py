@@ -166,14 +166,15 @@ class AcceleratedGraph:
         return self._teola.original, self._teola.pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
-        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
         ours = self._teola
         facts = GraphFacts(ours.runner, ours.plans, ours.tools)
         note = NOTHING_AHEAD if ours.pool is None else ""
-        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, ended_trace(ours.last))
+        trace, left = ended_trace(ours.last), left_for_form(ours.last)
+        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, trace, left)
         return replace(told, served=served_section(ours.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, closing, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from teola_plugin.adapters.langchain.current_query import form_of_answers
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.agents.tool_places import anybody, nobody
 from teola_plugin.adapters.langgraph.ahead import Parts
 from teola_plugin.adapters.langgraph.steps import Steps
-from teola_plugin.runtime.context import CallPlace, current_place
+from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -62,9 +63,9 @@ class NodeTask:
         number = int(known.get("langgraph_step", 0))
         place = current_place.get() if call.parts is None else call.parts.place(name, config)
         self._step = call.steps.node_began(name, place.step, number, known)
-        place = CallPlace(place.depth, place.gang, self._step, place.held)
+        place = replace(place, step=self._step, form=form_of_answers(config))
         held = None if call.parts is None else call.parts.node_began(name, self._given, config, place, number)
-        self._token = current_place.set(place if held is None else CallPlace(place.depth, place.gang, place.step, held))
+        self._token = current_place.set(place if held is None else replace(place, held=held))
         self._agent = call.agent.in_node(name) if call.agent is not None else nobody() if anybody() else None
         if self._agent is not None:
             self._agent.__enter__()

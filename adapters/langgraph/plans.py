@@ -37,7 +37,7 @@ class Plans:
     def __init__(
         self, graph: Any, original: Any, pool: EnginePool, passes: tuple[Pass, ...] | None, speculate: str
     ) -> None:
-        self._pool, self._passes, self._speculate = pool, passes, speculate
+        self.pool, self._passes, self._speculate = pool, passes, speculate
         self._shaping = shaping_of(original)
         self.shape: GraphShape | None = shape_of(graph)
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
@@ -106,14 +106,14 @@ class Plans:
 
     def graph(self, traced: Traced) -> Graph:
         """The e-graph of a plan, for the engines' profiles as they are now."""
-        profiles = tuple(self._pool.profiles.values())
+        profiles = tuple(self.pool.profiles.values())
         known = self._graphs.get(id(traced))
         if known is None or any(now is not before for now, before in zip(profiles, known[0], strict=True)):
             known = self._graphs[id(traced)] = profiles, self._plan(traced).graph, traced
         return known[1]
 
     def _plan(self, traced: Traced) -> Any:
-        return self._pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
+        return self.pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
 
 
 _SHAPING = ("builder", "interrupt_before_nodes", "interrupt_after_nodes", "cache_policy")

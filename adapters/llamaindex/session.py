@@ -29,6 +29,7 @@ from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.tracer.draft import Traced
@@ -176,11 +177,12 @@ class Session:
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """What `explain()` says of an entry."""
-        from teola_plugin.adapters.expectations import ended_trace
+        from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
 
         trace, more = ended_trace(self._last), self._beside_in_words(entry)
-        return explain(self.entry(entry).traced, self.plan(entry, input), self.pool, trace=trace, more=more)
+        traced, left = self.entry(entry).traced, left_for_form(self._last)
+        return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left)
 
     def _beside_in_words(self, entry: str) -> tuple[str, ...]:
         """What begins early of the user's own models, without a pool."""
@@ -285,10 +287,11 @@ class Session:
         traced = self.entry(entry, texts).traced
         optimised = self._planned(pool, traced, given)
         if whole is not None:
-            return whole.part(optimised.graph, traced.calls, given) if pays(optimised) else Joined(whole)
+            part = whole.part(optimised.graph, traced.calls, given, form=AnswerForm.WHOLE) if pays(optimised) else None
+            return part or Joined(whole)
         if not pays(optimised):
             return pool.runtime.watch(query, joins=True)
-        return submitted(pool, query, optimised, traced.calls)
+        return submitted(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
 
     def _running(self, entry: str, given: Given | None) -> Any:
         """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""

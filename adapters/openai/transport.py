@@ -35,7 +35,7 @@ from teola_plugin.errors import (
 from teola_plugin.event_streams import DONE, write_event
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate
+from teola_plugin.requests.payloads import AnswerForm, Generate
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle, PieceLog
@@ -128,7 +128,8 @@ class _Transport:
         envelope = Envelope.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
         exact = not (server.joins and wire.joinable(body))
         prompt = wire.WirePrompt.of(body, exact=exact, envelope=envelope)
-        return Generate(prompt, prompt.sampling), body
+        form = AnswerForm.STREAMED if body.get("stream") else AnswerForm.WHOLE
+        return Generate(prompt, prompt.sampling, form if exact else None), body
 
     def _reaches(self, url: Any, server: Any) -> bool:
         """Whether a request for this address asks the engine's server for a chat completion."""

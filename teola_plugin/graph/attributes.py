@@ -66,6 +66,9 @@ class Attributes:
     early_arms: tuple[str, ...] = ()
     """BRANCH: arms, `then` or `else`, that only search, and may begin before it is known which one is taken."""
 
+    form: Literal["", "whole", "unknown"] = ""
+    """Generations whose requests differ for whole and for streamed answers: how the original asks. `whole`: whole, if
+    nobody makes it stream; `unknown`: it may stream by itself, or not ask at all."""
     forms: tuple[DraftText, ...] = ()
     """Generations: literals that the answer may be, or begin with: labels that its reader takes, keys of its JSON."""
 

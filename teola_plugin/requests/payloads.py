@@ -15,8 +15,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 Vector = Sequence[float]
 
@@ -144,6 +145,9 @@ class Prompt:
     `UNKNOWN`, too. In one that is to be warmed up, the first ends what is known: a user's makes it shorter, not wrong.
     """
 
+    carried: ClassVar[bool] = False
+    """Whether it is a request of the user's own client, which an engine carries as it is."""
+
     messages: tuple[Message, ...] = ()
     text: str = ""
     tools: str = ""
@@ -192,10 +196,30 @@ class Warmed:
     """Those of them that were in the prefix cache before, as far as the engine tells."""
 
 
+class AnswerForm(Enum):
+    """A way in which an answer is sent."""
+
+    WHOLE = "whole"
+    """In one response."""
+    STREAMED = "streamed"
+    """In pieces, as it is written."""
+    UNKNOWN = "unknown"
+    """One of the two, decided when the answer is asked for."""
+
+    __hash__ = object.__hash__
+
+
 @dataclass(frozen=True, slots=True)
 class Generate:
     prompt: Prompt
     sampling: Sampling = Sampling()
+    form: AnswerForm | None = field(default=None, compare=False)
+    """The form in which the original asks for the answer with this very request: in the other form it sends another
+    one. None where one request serves both."""
+
+    def with_unknown_form(self) -> Generate:
+        """Return the request of an original that may ask in the other form, too."""
+        return self if self.form is None else replace(self, form=AnswerForm.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,9 +231,9 @@ class PlainCalls:
     def _again(self, run: QueryRun, call: Call, lost: Work, name: str) -> Work | None:
         """Early work that failed after it was claimed: the plain object's own request is made, as it would have been.
 
-        None where that cannot be: the query is over, or pieces were passed on.
+        None where that cannot be: the query is over, or pieces were passed on; and where it would fail alike.
         """
-        if lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up:
+        if not lost.lost or lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up:
             return None
         if call.log is not None and lost.pieces:
             if not call.log.tentative:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from teola_plugin.graph import Terms
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.observe.waits import OwnCall
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.forks import in_child
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class CallPlace:
     """What `QueryRun.step_began` gave for the node or the tool that runs, for traces."""
     held: HeldPart | None = None
     """Begins when a call is made here that no part has asked for."""
+    form: AnswerForm = AnswerForm.UNKNOWN
+    """The form in which code here asks models for answers, unless it says otherwise."""
 
 
 NOWHERE = CallPlace()

@@ -18,7 +18,7 @@ from teola_plugin.errors import pool_closed, pool_not_started, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
-from teola_plugin.requests.payloads import Version
+from teola_plugin.requests.payloads import AnswerForm, Version
 from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_call, current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
@@ -220,15 +220,19 @@ class LocalRuntime:
         passes: tuple[PassRun, ...] = (),
         streamed: str = "",
         into: PieceLog | None = None,
+        form: AnswerForm = AnswerForm.UNKNOWN,
     ) -> QueryRun:
         """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`.
 
-        The text of the primitive `streamed` goes `into` a log as it is written, if a model writes it.
+        The text of the primitive `streamed` goes `into` a log as it is written, if a model writes it. `form`: see
+        `QueryRun`.
         """
         self._need_running()
         query.check(graph)
         store, due = QueryStore(query.inputs), self._due(query)
-        run = QueryRun(self, query, graph, calls, ahead, store, due=due, streamed=streamed, streamed_into=into)
+        run = QueryRun(
+            self, query, graph, calls, ahead, store, due=due, form=form, streamed=streamed, streamed_into=into
+        )
         self.loop.post(self._admit, run, graph, pgraph, passes, self.time())  # began now, however busy the loop is
         return run
 

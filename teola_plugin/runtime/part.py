@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.graph import Graph, InstancePath
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.works.identities import EarlyGraph
 from teola_plugin.scheduling.objectives import in_gang
 
@@ -31,6 +32,8 @@ class Part:
     """Whether later parts adopt what it asks for. Nobody tells it of user code, so what waits for that never begins."""
     step: int = 0
     """The step of the plain object that it, or its `members`, belongs to; 0 where that is not known."""
+    form: AnswerForm = AnswerForm.UNKNOWN
+    """As `QueryRun.form`, of this part."""
 
     @property
     def stored(self) -> str:

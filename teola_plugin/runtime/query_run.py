@@ -13,6 +13,7 @@ from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Qu
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
 from teola_plugin.observe.waits import WaitLog
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
@@ -136,6 +137,11 @@ class QueryRun:
     """When it should be over, on the runtime's clock: its deadline, or the goal that its caller has."""
     joins: bool = True
     """Whether parts may bring graphs of their own; from then on, calls are served."""
+    form: AnswerForm = AnswerForm.UNKNOWN
+    """The form in which the plain object will ask models for all answers of this graph; unknown, too, where that
+    differs from call to call."""
+    left_to_original: set[str] = field(default_factory=set)
+    """Primitives that were not begun early, because the original may ask for their answers in another form."""
     calls_made: int = 0
     has_user_code: bool = False
     """Whether user code runs in it, as far as its graphs know."""
@@ -199,6 +205,11 @@ class QueryRun:
         found = self._part_of(primitive)
         return OWN_GRAPH if found is None else found.graph_of(primitive)
 
+    def form_of(self, primitive: str) -> AnswerForm:
+        """Return the form in which the plain object will ask for the primitive's answer."""
+        owner = self._part_of(primitive)
+        return self.form if owner is None else owner.part.form
+
     def step_of(self, primitive: str) -> int:
         """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
         found = self._part_of(primitive)
@@ -230,6 +241,7 @@ class QueryRun:
         step: OpenStep | None = None,
         held: bool = False,
         covered: bool = False,
+        form: AnswerForm = AnswerForm.UNKNOWN,
     ) -> PartRun:
         """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
 
@@ -240,12 +252,13 @@ class QueryRun:
         nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under
         way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls. `held`: it
         begins later, see `HeldPart`, which belongs into the `CallPlace` of its code, and of which `turn` is to be told.
+        `form`: see `Part`.
         """
         self.claims = True
         place, name = current_place.get(), f"part{next(self._numbers)}"
         depth, gang = place.depth if depth is None else depth, place.gang if gang is None else gang
         at = self.steps.id_of(step or place.step)
-        part = Part(name, graph, calls, value, depth, gang, members, lookahead, at)
+        part = Part(name, graph, calls, value, depth, gang, members, lookahead, at, form)
         if held:
             return PartRun(self, name, HeldPart(self.id, part, covered))
         self.runtime.begin_part(self, part)

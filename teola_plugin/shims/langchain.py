@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from types import MethodType
+from functools import lru_cache
+from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from langchain_core.messages import convert_to_messages
@@ -19,6 +20,7 @@ from langchain_core.tracers import context as tracers
 from langchain_core.utils.env import env_var_is_set
 
 from teola_plugin.errors import RegistrationError
+from teola_plugin.requests.payloads import AnswerForm
 
 EXTENSION_POINTS: Mapping[str, str] = {
     "_generate": "BaseChatModel, BaseLLM: what a model of one's own writes",
@@ -59,6 +61,66 @@ def streams(handlers: Sequence[object]) -> bool:
     """
     kinds = _streaming_handlers()
     return bool(handlers) if kinds is None else any(isinstance(handler, kinds) for handler in handlers)
+
+
+def handlers_in(callbacks: object) -> Sequence[object]:
+    """Return the handlers of a config, or of a model: `callbacks` is a list of them, or their manager."""
+    return callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
+
+
+def may_stream(callbacks: object) -> bool:
+    """Return True if a model that is called here, with these callbacks, may stream its answer to a handler.
+
+    `callbacks`: as a config has them. Handlers that hang on context variables count, too. See `streams`.
+    """
+    hooks = _hooks()
+    if hooks is None:
+        return True
+    ambient = [handler for hook in hooks if (handler := hook[0].get()) is not None]
+    return streams([*handlers_in(callbacks), *ambient]) or any(map(_attaches_streaming_handler, hooks))
+
+
+def _attaches_streaming_handler(hook: Hook) -> bool:
+    """Return True if an environment variable attaches a handler of this hook that models stream to."""
+    _, _, handler_class, variable = hook
+    if variable is None or not env_var_is_set(variable):
+        return False
+    kinds = _streaming_handlers()
+    return kinds is None or not isinstance(handler_class, type) or issubclass(handler_class, kinds)
+
+
+def form_of_model(model: Any, kwargs: Mapping[str, Any]) -> AnswerForm | None:
+    """Return the form in which a chat model answers `invoke`, whoever listens; None where that is up to the handlers.
+
+    `kwargs`: arguments of the call. Asks the model's own predicates, with its own handlers and with one that streams.
+
+    Private: `BaseChatModel._should_stream` and `_should_use_protocol_streaming`; since langchain-core 0.1 and 1.7.
+    Without them: STREAMED, so that nothing is assumed.
+    """
+    handlers = handlers_in(model.callbacks)
+    if _is_streamed_to(model, handlers, kwargs):
+        return AnswerForm.STREAMED
+    kinds = _streaming_handlers()
+    if kinds is None or _is_streamed_to(model, [*handlers, _listener(kinds)], kwargs):
+        return None
+    return AnswerForm.WHOLE
+
+
+@lru_cache(maxsize=1)
+def _listener(kinds: tuple[type, ...]) -> object:
+    """Return a handler that models stream to, in either protocol."""
+    return type("Listener", kinds, {})()
+
+
+def _is_streamed_to(model: Any, handlers: Sequence[object], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if the model streams in one of its two ways of being called, to these handlers."""
+    manager = SimpleNamespace(handlers=handlers)
+    predicates = [getattr(model, name, None) for name in ("_should_stream", "_should_use_protocol_streaming")]
+    return any(
+        predicate is None or predicate(async_api=async_api, run_manager=manager, **kwargs)
+        for predicate in predicates
+        for async_api in (False, True)
+    )
 
 
 def attached_by_environment() -> bool:

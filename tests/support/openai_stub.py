@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,11 +24,24 @@ class Stub:
     """What it says that it is."""
     go: threading.Event = field(default_factory=threading.Event)
     """What is said with the word `slowly` waits for it."""
+    answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Chat request -> the assistant's message, or the `status` of a refusal; without it the stub says back what it was
+    asked."""
+    joins: bool = True
+    """Whether a stream adds up to the whole answer, which has a field more otherwise."""
+
+    @property
+    def generations(self) -> list[dict[str, Any]]:
+        """The bodies of the requests for answers: without those that only warm up a prefix."""
+        return [body for _, body in self.asked if body.get("max_tokens") != 1]
 
 
 @contextmanager
-def openai_stub() -> Iterator[Stub]:
-    stub = Stub()
+def openai_stub(
+    answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None, *, joins: bool = True
+) -> Iterator[Stub]:
+    """Run the server until the body ends. `answer` and `joins`: see `Stub`."""
+    stub = Stub(answer=answer, joins=joins)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": stub}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -57,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.stub.asked.append((self.path, body))
         self.stub.headers.append({name.lower(): value for name, value in self.headers.items()})
         chat = self.path.partition("?")[0].endswith("/chat/completions")
+        if chat and self.stub.answer is not None:
+            return self._answered(body, self.stub.answer(body))
         text = _said(body) if chat else f"completed: {body['prompt']}"
         if "slowly" in text:
             self.stub.go.wait(5)
@@ -70,11 +85,29 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(400, {"error": {"message": told, "type": "BadRequestError", "code": 400}})
         if "nonsense" in text:
             return self._send(200, "application/json", b"<html>")
-        whole = _chat(text) if chat else _completion(text)
+        whole = _chat({"role": "assistant", "content": text}) if chat else _completion(text)
         if not body.get("stream"):
-            return self._json(200, whole)
+            return self._whole(whole)
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self._stream(list(_chunks(text, whole, chat=chat, usage=usage)))
+
+    def _answered(self, body: dict[str, Any], message: dict[str, Any]) -> None:
+        if "status" in message:
+            return self._json(message["status"], {"error": {"message": "it refuses", "type": "Fault", "code": 1}})
+        whole = _chat({"role": "assistant", **message})
+        if not body.get("stream"):
+            return self._whole(whole)
+        usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        calls = message.get("tool_calls")
+        chunks = list(_chunks(message.get("content") or "", whole, chat=True, usage=usage))
+        if calls:
+            delta = {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}
+            choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
+            chunks.insert(1, {**_HEAD, "object": "chat.completion.chunk", "choices": [choice]})
+        self._stream(chunks)
+
+    def _whole(self, whole: dict[str, Any]) -> None:
+        self._json(200, whole if self.stub.joins else {**whole, "service_tier": "default"})
 
     def _json(self, status: int, value: Any) -> None:
         self._send(status, "application/json", json.dumps(value).encode())
@@ -103,10 +136,10 @@ def _usage(text: str) -> dict[str, int]:
 _HEAD = {"id": "id-1", "created": 1, "model": MODEL}
 
 
-def _chat(text: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
+def _chat(message: dict[str, Any]) -> dict[str, Any]:
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    return {**_HEAD, "object": "chat.completion", "choices": [choice], "usage": _usage(text)}
+    usage = _usage(message.get("content") or "")
+    return {**_HEAD, "object": "chat.completion", "choices": [choice], "usage": usage}
 
 
 def _completion(text: str) -> dict[str, Any]:

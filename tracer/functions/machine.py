@@ -98,8 +98,10 @@ class Walker(Protocol):
     def code(self, symbol: Symbol) -> Computed | None:
         """The value as an expression; None for what is not known."""
 
-    def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
-        """What the Runnable returns."""
+    def run(
+        self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any], *, streamed: bool = False
+    ) -> Symbol:
+        """Return what the Runnable returns. `streamed`: the call may make its models stream."""
 
     def embed(self, leaf: EmbeddingLeaf, given: Symbol, *, several: bool) -> Symbol:
         """The vector of a text, or the vectors of several."""

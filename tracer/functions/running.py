@@ -12,6 +12,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
 
+from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.functions.arguments import Arguments
 from teola_plugin.tracer.functions.building import is_runnable
 from teola_plugin.tracer.functions.loops import mapped
@@ -22,6 +23,8 @@ from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Coming,
     Fields,
+    Known,
+    Series,
     Spread,
     Symbol,
     known_object,
@@ -55,6 +58,7 @@ def of_framework_object(walk: Walker, func: Any, arguments: Arguments) -> Symbol
 def _run(walk: Walker, node: Any, how: str, arguments: Arguments) -> Symbol:
     """`node.invoke(input, config, **bound)` and the like."""
     named = dict(arguments.named)
+    streamed = how in ("stream", "astream") or _may_stream(arguments.first("config", 1))
     first = arguments.given[0] if arguments.given else named.pop("input", named.pop("inputs", None))
     for name in ("config", "return_exceptions"):
         named.pop(name, None)
@@ -64,12 +68,25 @@ def _run(walk: Walker, node: Any, how: str, arguments: Arguments) -> Symbol:
         return UNKNOWN_VALUE
     kwargs = {key: value for key, (_, value) in bound.items()}
     if how in ("batch", "abatch"):
-        made = mapped(walk, first, lambda each, item: each.run(node, item, kwargs), beside=False)
+        made = mapped(walk, first, lambda each, item: each.run(node, item, kwargs, streamed=streamed), beside=False)
     else:
-        made = walk.run(node, first, kwargs)
+        made = walk.run(node, first, kwargs, streamed=streamed)
     if how in ("stream", "astream"):
         return UNKNOWN_VALUE
     return Coming(made) if how.startswith("a") else made
+
+
+def _may_stream(config: Symbol | None) -> bool:
+    """Return True for a config with callbacks of its own, or a list of configs, to which models may stream."""
+    if isinstance(config, Series):
+        return any(_may_stream(one) for one in config.items if not isinstance(one, Spread))
+    callbacks: Symbol = Known(None)
+    if isinstance(config, Fields):
+        callbacks = config.items.get("callbacks", callbacks)
+    elif isinstance(config, Known) and type(config.value) is dict:
+        callbacks = Known(config.value.get("callbacks"))
+    known, value = known_object(callbacks)
+    return not known or streams(handlers_in(value))
 
 
 def _tool(walk: Walker, tool: Any, how: str, arguments: Arguments) -> Symbol:

@@ -269,7 +269,9 @@ class Walk:
 
     # ------------------------------------------------------------ engines
 
-    def run(self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any]) -> Symbol:
+    def run(
+        self, node: Runnable[Any, Any], given: Symbol, kwargs: Mapping[str, Any], *, streamed: bool = False
+    ) -> Symbol:
         node = planned(node)
         before = len(self.draft.components)
         try:
@@ -278,7 +280,9 @@ class Walk:
             if self._runs_user_code(node):
                 self.user_code()
             return UNKNOWN_VALUE
-        made, span = walk_into(self.draft, node, value, self.name, f"{self.name}:{self.line}", kwargs)
+        made, span = walk_into(
+            self.draft, node, value, self.name, f"{self.name}:{self.line}", kwargs, streamed=streamed
+        )
         self.emitted(span)
         if any(c.role in (Role.OPAQUE, Role.TOOL) for c in list(self.draft.components.values())[before:]):
             self.runs_user_code = True

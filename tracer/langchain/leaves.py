@@ -106,7 +106,7 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         prompt=parts,
         expected=leaf.expected,
         scope=scope,
-        attributes=Attributes(items=leaf.items, forms=leaf.forms),
+        attributes=Attributes(items=leaf.items, forms=leaf.forms, form=leaf.form),
     )
     made = draft.add(component, payload)
     draft.lists[f"{name}.message"] = ""

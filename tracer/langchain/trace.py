@@ -29,6 +29,7 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import INPUT, ITEM, Attributes, Component, Ref, Role, named, on_loop, simple
+from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced, may_raise
 from teola_plugin.tracer.langchain import paths
 from teola_plugin.tracer.langchain.classes import (
@@ -47,7 +48,7 @@ from teola_plugin.tracer.langchain.leaves import lower_leaf, lower_parser
 from teola_plugin.tracer.langchain.lookahead import begun_early, choice
 from teola_plugin.tracer.langchain.prompts import bind, understand
 from teola_plugin.tracer.langchain.stores import written
-from teola_plugin.tracer.leaf import WrappedLeaf
+from teola_plugin.tracer.leaf import GenerationLeaf, WrappedLeaf
 from teola_plugin.tracer.purity.callables import AttributeGetter, understood
 from teola_plugin.tracer.purity.purity import Purity, on_plain, size
 from teola_plugin.tracer.report import Level, TraceNode
@@ -76,14 +77,14 @@ def trace(runnable: object, leaves: Leaves | None = None) -> Traced:
 
 
 def walk_into(
-    draft: Draft, node: Node, value: Value, prefix: str, path: str, kwargs: Mapping[str, Any]
+    draft: Draft, node: Node, value: Value, prefix: str, path: str, kwargs: Mapping[str, Any], *, streamed: bool = False
 ) -> tuple[Value, Span]:
     """What `node` returns when user code calls it with `value`; its components go into `draft`. Nothing is watched.
 
-    `prefix` leads their names, `path` says in the report where the call stands. Raises `TraceError` for an object that
-    is no Runnable.
+    `prefix` leads their names, `path` says in the report where the call stands. `streamed`: the call may make models
+    stream. Raises `TraceError` for an object that is no Runnable.
     """
-    place = _Place(path, prefix=prefix, alone=False, watched=False, kwargs=kwargs)
+    place = _Place(path, prefix=prefix, alone=False, watched=False, kwargs=kwargs, streamed=streamed)
     return _Walk(draft).visit(node, value, place)
 
 
@@ -103,6 +104,8 @@ class _Place:
     """False inside `.map()`, where runs cannot be told apart."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments bound to it."""
+    streamed: bool = False
+    """Whether models in it may stream, whatever its query does."""
 
     def name(self, word: str) -> str:
         return self.prefix if self.alone and self.prefix else self.part(word)
@@ -169,7 +172,8 @@ class _Walk:
         if leaf is None and self._leaves is not None:
             leaf = self._leaves(node, place.kwargs, place.path)
         if leaf is not None:
-            with_leaf = leaf
+            may_stream = place.streamed and isinstance(leaf, GenerationLeaf)
+            with_leaf = leaf.with_unknown_form() if may_stream else leaf
             return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
         if not place.kwargs and (first := beginning(node)) is not None:
             return self._begun(node, first, value, place)
@@ -213,7 +217,9 @@ class _Walk:
         return merged(record, made.items), span
 
     def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: _Place) -> Lowered:
-        inner = replace(place, path=f"{place.path}.bound", kwargs={**node.kwargs, **place.kwargs})
+        streamed = place.streamed or streams(handlers_in(node.config.get("callbacks")))
+        kwargs = {**node.kwargs, **place.kwargs}
+        inner = replace(place, path=f"{place.path}.bound", kwargs=kwargs, streamed=streamed)
         return self.visit(node.bound, value, inner)
 
     def _each(self, node: RunnableEach[Any, Any], value: Value, place: _Place) -> Lowered:
@@ -222,7 +228,8 @@ class _Walk:
             raise NotUnderstood("maps over a dictionary or a prompt")
         body = self._draft.body()
         wanted = place.name("each")
-        inner = _Place(f"{place.path}.bound", (*place.tags, paths.UNTAGGED), wanted, False, False, place.kwargs)
+        tags = (*place.tags, paths.UNTAGGED)
+        inner = _Place(f"{place.path}.bound", tags, wanted, False, False, place.kwargs, place.streamed)
         inside, _ = _Walk(body, self._leaves).visit(node.bound, Ref(ITEM), inner)
         hidden = next((n for n in body.nodes if n.level != "lowered"), None)
         if hidden is not None:

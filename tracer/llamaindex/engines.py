@@ -209,7 +209,9 @@ def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, 
         rule_for(summarizer, {TreeSummarize: None})
         body = walk.body()
         walk.lowered.add(id(summarizer))
-        output = tree(body, walk.parts(TreeSummarizeParts, summarizer), QUERY, Ref("$texts"), "summary")
+        parts_of_summary = walk.parts(TreeSummarizeParts, summarizer)
+        with body.streaming(parts_of_summary.streaming):
+            output = tree(body, parts_of_summary, QUERY, Ref("$texts"), "summary")
         summary = walk.hold("summarise", Role.BRANCH, texts, body, output)
         made = walk.call(
             "answer",

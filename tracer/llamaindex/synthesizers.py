@@ -46,7 +46,8 @@ def synthesize(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Value, pat
             raise NotUnderstood("answers from images, too")
         if nodes is None and lower is not _generation:
             raise NotUnderstood("what it reads is not known ahead")
-        made = lower(walk, synth, parts, query, nodes, name)
+        with walk.streaming(parts.streaming):
+            made = lower(walk, synth, parts, query, nodes, name)
         walk.lowered.add(id(synth))
     return made
 

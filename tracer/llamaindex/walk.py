@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
@@ -56,9 +56,11 @@ class Walk:
     scope: Names = ()
     forms: tuple[DraftText, ...] = ()
     """What all that is asked for may be answered with, where a reader understands nothing else."""
+    may_stream: bool = False
+    """Whether an LLM may be asked to stream what it is asked for."""
 
     def body(self) -> Walk:
-        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope, self.forms)
+        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope, self.forms, self.may_stream)
 
     # ------------------------------------------------------------ guards, and the report
 
@@ -153,7 +155,7 @@ class Walk:
             prompt=dry_run.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
-            attributes=Attributes(items=items, forms=forms or self.forms),
+            attributes=Attributes(items=items, forms=forms or self.forms, form=self._form_of(llm)),
         )
         made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
         if items:
@@ -174,6 +176,21 @@ class Walk:
             yield
         finally:
             self.forms = before
+
+    def _form_of(self, llm: Any) -> Literal["", "whole", "unknown"]:
+        """Return how the original asks the LLM for an answer; see `Attributes.form`."""
+        if not getattr(llm, "sends_own_requests", False):
+            return ""
+        return "unknown" if self.may_stream else "whole"
+
+    @contextmanager
+    def streaming(self, streams: bool) -> Iterator[None]:
+        """If `streams`, the answers to what is asked in the body may be streamed."""
+        before, self.may_stream = self.may_stream, self.may_stream or streams
+        try:
+            yield
+        finally:
+            self.may_stream = before
 
     def hold(self, wanted: str, role: Role, inputs: Inputs, body: Walk, output: Ref, **more: Any) -> Ref:
         """A component that holds the body's template."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, ClassVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 from weakref import WeakSet
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
-from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.openai.bypass import (
     Captured,
@@ -30,12 +32,18 @@ from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Generation
-from teola_plugin.shims.langchain import chat_completion_params, chat_result, prompt_value
+from teola_plugin.requests.payloads import AnswerForm, Generate, Generation
+from teola_plugin.shims.langchain import chat_completion_params, chat_result, form_of_model, prompt_value
 from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
+_FORMS: Mapping[AnswerForm | None, Literal["", "whole", "unknown"]] = {
+    None: "whole",
+    AnswerForm.WHOLE: "",
+    AnswerForm.STREAMED: "unknown",
+}
+"""The form that a model always answers in -> that of its leaf."""
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 """Arguments that LangChain takes out before it calls a model."""
 
@@ -115,12 +123,16 @@ class _Served(ConfigScopedModel):
         with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
             return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
 
-    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        yield from raising_pool_errors_in(super()._stream(*args, **kwargs))  # type: ignore[misc]
+    def _stream(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Iterator[Any]:
+        context = call_context(self.pool, run_manager)
+        chunks = super()._stream(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+        yield from streamed_in(*context, raising_pool_errors_in(chunks))
 
-    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        async with aclosing(araising_pool_errors_in(super()._astream(*args, **kwargs))) as found:  # type: ignore[misc]
-            async for chunk in found:
+    async def _astream(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
+        context = call_context(self.pool, run_manager)
+        chunks = super()._astream(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
+        async with aclosing(astreamed_in(*context, araising_pool_errors_in(chunks))) as items:
+            async for chunk in items:
                 yield chunk
 
 
@@ -141,7 +153,17 @@ class _ServedAhead(_Served):
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
         engine = model.__teola_served_by__.engine
-        return GenerationLeaf(engine, lambda value: _asked(model, value, given), lambda made: _message(model, made))
+        form = _FORMS[form_of_model(model, given)]
+        request, message = partial(_request, model, kwargs=given), partial(_message, model)
+        return GenerationLeaf(engine, request, message, form=form)
+
+
+def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
+    """Return the request that a call by `invoke` sends if it does not stream."""
+    request, form = _asked(model, value, kwargs), form_of_model(model, kwargs)
+    if form is AnswerForm.WHOLE:
+        return replace(request, form=None)  # whoever listens, it sends the same
+    return request.with_unknown_form() if form is AnswerForm.STREAMED else request
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:

@@ -21,6 +21,7 @@ from teola_plugin.adapters.langchain.own_models.composites import Node, parts
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, limit_of
 from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
+from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import asked_per_query
 
@@ -56,7 +57,8 @@ class _Walk:
         if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
             yield from self._leaf(node, path, kwargs, config, each)
         elif isinstance(node, RunnableBinding):
-            if not node.config_factories:  # what they make is known only when the plain call is made
+            made_late = bool(node.config_factories)  # what they make is known only when the plain call is made
+            if not (made_late or streams(handlers_in(node.config.get("callbacks")))):
                 callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
                 inner = merge_configs(callbacks_apart, config)
                 yield from self.sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, each=each)

@@ -14,6 +14,7 @@ from teola_plugin.adapters.early_work import log_fallback, shape
 from teola_plugin.adapters.langgraph.agents.arguments import given, is_plain
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain_agents import retriever_of
 from teola_plugin.tracer.draft import Traced
@@ -60,7 +61,8 @@ class ToolWork:
         """It joins a live query. Raises what `value` raises."""
         value = self.value(args)
         graph = self.planner.plan(self.traced, value).graph
-        return run.part(graph, self.traced.calls, value, lookahead=True)  # the tool may call what is accelerated, too
+        form = current_place.get().form  # that of the model's node: its tools get the same handlers
+        return run.part(graph, self.traced.calls, value, lookahead=True, form=form)  # later parts may adopt it
 
 
 def work_of(tool: BaseTool, planner: Planner) -> ToolWork | None:

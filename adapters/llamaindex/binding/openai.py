@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
@@ -78,6 +78,8 @@ class _Served(OpenAIHooks, EngineProxy):
 
 class _ServedAhead(_Served):
     """On a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
+
+    sends_own_requests: ClassVar[bool] = True
 
     def payload_of_messages(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generate:
         """What `chat` asks the engine for, caught before it is sent: runs nothing but the object's own formatting."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _OF_THE_CONNECTION = frozenset({"accept-encoding", "connection", "host", "content-length", "content-type"})
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which doing it again may help."""
+_TRANSIENT = frozenset({408, 409, 425, 429})
+"""Statuses of refusals that say nothing of the request itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ def refused(name: str, status: int, content: str, headers: Mapping[str, str], *,
         retryable=again and status in _AGAIN,
         hint=_HINTS.get(status, "see the server's log"),
     )
+    error.is_final = not again and 400 <= status < 500 and status not in _TRANSIENT
     error.__dict__["refusal"] = Refusal(status, content, dict(headers))
     return error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from teola_plugin.engines.openai.envelope import Envelope
 from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt, Sampling
@@ -26,6 +26,8 @@ Headers = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class WirePrompt(Prompt):
     """A prompt together with the whole request that a client would send, which is sent as it is."""
+
+    carried: ClassVar[bool] = True
 
     body: str = ""
     """JSON of the request for `/chat/completions`."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.graph import LLM_KINDS, Primitive, PrimitiveKind, Terms
-from teola_plugin.requests.payloads import Generation, SearchVector
+from teola_plugin.graph import LLM_KINDS, LeftToPlain, Primitive, PrimitiveKind, Terms
+from teola_plugin.requests.payloads import AnswerForm, Generate, Generation, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
@@ -68,6 +68,9 @@ class EngineWork:
     def dispatch(self, run: QueryRun, order: Dispatch) -> None:
         """Make the payloads, off the loop where that is not ours to do, then the works."""
         p = order.primitive
+        if p.attributes.form and p.prefills and self._forms_matter(p) and not _is_certain(p, run.form_of(p.id)):
+            self._left_to_original(run, p)  # known before the request is written, which takes its time
+            return
         try:
             inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
         except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
@@ -107,6 +110,9 @@ class EngineWork:
         if made is None:  # early work on values of an unexpected kind: the plain object will tell
             self._driver.died(run, p, error or TypeError("no payloads"))
             return
+        if not _may_be_sent_early(p, made, run.form_of(p.id)):
+            self._left_to_original(run, p)
+            return
         try:
             self._asked(run, order, made, drafts)
         except Exception as bug:
@@ -129,6 +135,15 @@ class EngineWork:
             self._send(run, live, fresh)
         else:
             self.ahead.unneeded(run, p, len(live.works))
+
+    def _forms_matter(self, p: Primitive) -> bool:
+        """Return True if the primitive's engine takes an answer in one form for none in the other."""
+        port = self._driver.ports.get(p.engine)
+        return port is not None and not getattr(port.engine, "joins", False)
+
+    def _left_to_original(self, run: QueryRun, p: Primitive) -> None:
+        run.left_to_original.add(p.id)
+        self._driver.died(run, p, LeftToPlain("the original may send another request for this answer, or none"))
 
     def stream_output(self, run: QueryRun) -> None:
         """More of the graph is known, or asked for: maybe what writes the value that is streamed."""
@@ -326,7 +341,10 @@ class EngineWork:
         works = [work for work in live.works if name in run.waiters.get(work.request.id, ())]
         for work in works:
             run.waiters[work.request.id].remove(name)
-            self.give_up(work, Party.EARLY)
+            if work.goes_on:
+                self.works.leave(work, Party.EARLY)
+            else:
+                self.give_up(work, Party.EARLY)
         return works
 
     def used(self, run: QueryRun, name: str) -> None:
@@ -414,3 +432,20 @@ class EngineWork:
                 self._news.all_ended(run, live)
         if work.by is Party.EARLY and not work.held_by:
             self.let_go(run, [work])
+
+
+def _may_be_sent_early(p: Primitive, payloads: Sequence[Any], form: AnswerForm) -> bool:
+    """Return False if a request of the user's own client may not be the one that the original sends.
+
+    `form`: the one in which the original asks for answers.
+    """
+    fixed = {one.form for one in payloads if isinstance(one, Generate)} - {None}
+    return not fixed or (fixed == {form} and _is_certain(p, form))
+
+
+def _is_certain(p: Primitive, form: AnswerForm) -> bool:
+    """Return False if the original may ask for an answer in another form than this one, or not at all.
+
+    Where forms matter, the former would be sent twice, the latter for nothing.
+    """
+    return not (form is AnswerForm.UNKNOWN or p.attributes.form == "unknown" or p.attributes.provisional)

@@ -70,7 +70,7 @@ class WorkTable:
         if works is None or identity is None or rule is Rule.ALONE:
             return None
         for work in works.by_identity.get(identity, ()):
-            if not (work.cancelled or work.failed or work.stale) and _may_claim(work, party, rule, graph):
+            if not (work.cancelled or work.lost or work.stale) and _may_claim(work, party, rule, graph):
                 return work
         return None
 
@@ -101,7 +101,7 @@ class WorkTable:
         """Whether somebody has asked for it in this query, and has it, or will."""
         works = self._queries.get(query)
         found = works.by_identity.get(identity, ()) if works is not None else ()
-        return any(not (work.cancelled or work.failed or work.stale) for work in found)
+        return any(not (work.cancelled or work.lost or work.stale) for work in found)
 
     def leave(self, work: Work, party: Party) -> bool:
         """One of the party does not want it any more. Whether nobody does."""
@@ -175,13 +175,13 @@ class WorkTable:
 def _may_come_late(works: _Works, work: Work) -> bool:
     """Whether a part may ask for what both parties have had, or a part that is over: a prefix stays warm, and of parts
     that look ahead one may be begun for what another was begun for."""
-    if work.failed or work.cancelled or work.identity is None:
+    if work.lost or work.cancelled or work.identity is None:
         return False
     return work.rule is Rule.WARM_UP or (works.lookahead and work.rule in (Rule.PURE, Rule.ONCE_PER_PARTY))
 
 
 def _may_be_asked_again(work: Work) -> bool:
-    if work.failed or work.cancelled or work.identity is None or work.rule is Rule.ALONE:
+    if work.lost or work.cancelled or work.identity is None or work.rule is Rule.ALONE:
         return False
     return work.rule in _ANY_NUMBER or len(work.claimed) < len(Party) or work.lookahead
 

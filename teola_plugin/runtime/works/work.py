@@ -217,6 +217,11 @@ class Work:
         return self.error is not None
 
     @property
+    def lost(self) -> bool:
+        """Return True if it has failed in a way that says nothing of another attempt: nobody may claim it."""
+        return self.error is not None and not (isinstance(self.error, EngineError) and self.error.is_final)
+
+    @property
     def repeatable(self) -> bool:
         """Whether doing it again gives the same: a sampled text that was partly passed on cannot be repeated, nor can a
         tool that may change something. What was begun on a guess is not worth it."""
@@ -268,6 +273,15 @@ class Work:
     @property
     def wanted(self) -> bool:
         return self.early > 0 or self.plain > 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Return True for a request of the user's own client that is under way, and that others may come for.
+
+        It is not stopped before its query ends: the server would get it a second time.
+        """
+        payload = self.request.payload
+        return self.began and self.lookahead and isinstance(payload, Generate) and payload.prompt.carried
 
 
 def _cut(text: str, cuts: Iterable[int], begin: int) -> Iterator[str]:
