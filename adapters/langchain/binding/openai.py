@@ -32,17 +32,13 @@ from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import AnswerForm, Generate, Generation
+from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.shims.langchain import chat_completion_params, chat_result, form_of_model, prompt_value
 from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
-_FORMS: Mapping[AnswerForm | None, Literal["", "whole", "unknown"]] = {
-    None: "whole",
-    AnswerForm.WHOLE: "",
-    AnswerForm.STREAMED: "unknown",
-}
+_FORMS: Mapping[str | None, Literal["", "whole", "unknown"]] = {None: "whole", "whole": "", "streamed": "unknown"}
 """The form that a model always answers in -> that of its leaf."""
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 """Arguments that LangChain takes out before it calls a model."""
@@ -161,9 +157,9 @@ class _ServedAhead(_Served):
 def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
     """Return the request that a call by `invoke` sends if it does not stream."""
     request, form = _asked(model, value, kwargs), form_of_model(model, kwargs)
-    if form is AnswerForm.WHOLE:
+    if form == "whole":
         return replace(request, form=None)  # whoever listens, it sends the same
-    return request.with_unknown_form() if form is AnswerForm.STREAMED else request
+    return request.with_unknown_form() if form == "streamed" else request
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
