@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 import pytest
 from differential.graphs.ways import GRAPH, RUNNABLE, Way
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.output_parsers import StrOutputParser
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableConfig, RunnableLambda, RunnablePassthrough
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
@@ -59,6 +59,8 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
         return {"content": "", "tool_calls": [{"id": "call-1", "type": "function", "function": call}]}
     if said.startswith("Refuse"):
         return {"status": 400}
+    if said.startswith("List"):
+        return {"content": "oats, rye, barley"}
     if said.startswith("Is it relevant:"):
         return {"content": "yes" if "second" in said or "better" in said else "no"}
     return {"content": f"an answer to {said}"}
@@ -285,11 +287,17 @@ def three_prompts(llm: Any) -> Any:
     return chain | ask("Compare {a} with {b} and {c}", llm)
 
 
+def mapped(llm: Any) -> Any:
+    """A list that a model writes, and a call for each of its items."""
+    items = ChatPromptTemplate.from_template("List {question}") | llm | CommaSeparatedListOutputParser()
+    return items | ask("Explain {item}", llm).map()
+
+
 def split(value: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"question": word} for word in value["question"].split()]
 
 
-def mapped(llm: Any) -> Any:
+def mapped_by_code(llm: Any) -> Any:
     return RunnableLambda(split) | ask("Explain {question}", llm).map()
 
 
@@ -322,6 +330,7 @@ def chain_with_handlers(llm: Any) -> Any:
 CHAINS: dict[str, Callable[[Any], Any]] = {
     "three prompts": three_prompts,
     "mapped": mapped,
+    "mapped by code": mapped_by_code,
     "branched": branched,
     "inside a function": inside_a_function,
     "chain with handlers": chain_with_handlers,
