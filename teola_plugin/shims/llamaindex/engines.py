@@ -34,7 +34,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools.types import ToolMetadata
 
 from teola_plugin.shims.llamaindex.copies import clone, own_splitter
-from teola_plugin.shims.llamaindex.records import Parts, attribute, derived
+from teola_plugin.shims.llamaindex.records import Parts, attribute, before, derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CitationQueryEngineParts(RetrievalParts):
 
     text_splitter: Any = attribute("text_splitter")
     metadata_mode: MetadataMode = attribute("_metadata_mode", MetadataMode)
-    multimodal: bool = attribute("_multimodal", bool)
+    multimodal: bool = attribute("_multimodal", bool, default=before("0.14.23", False))
 
 
 def citation_sources(engine: CitationQueryEngine, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
