@@ -31,9 +31,9 @@ def require(*distributions: str) -> None:
         installed, supported = _installed(distribution), supported_versions(distribution)
         if not installed or supported is None or supported.contains(installed, prereleases=True):
             continue
-        message = f"{distribution} {installed} is installed, and teola-plugin supports {distribution} {supported}"
+        message = f"{distribution} {installed} is installed, and teola-plugin supports {_in_words(supported)}"
         if _is_too_old(installed, supported):
-            raise RegistrationError(f"{message}.", hint=f"pip install -U '{distribution}{supported}'")
+            raise RegistrationError(f"{message}.", hint=f"pip install -U '{distribution}{_in_words(supported)}'")
         _log_once(f"{message}. What it does not recognise in that version runs as the original does")
 
 
@@ -62,7 +62,7 @@ def supported_versions(distribution: str) -> SpecifierSet | None:
 def report_missing(distribution: str, name: str, consequence: str) -> None:
     """Log once that the installed version of a package lacks a private name that a shim reads, and what that costs."""
     installed, supported = _installed(distribution), supported_versions(distribution)
-    tested = f"; teola-plugin supports {distribution} {supported}" if supported is not None else ""
+    tested = f" (teola-plugin supports {_in_words(supported)})" if supported is not None else ""
     _log_once(
         f"{distribution} {installed} has no {name!r}{tested}: {consequence}. Answers are unaffected, only later than "
         "they could be; this is said once"
@@ -74,6 +74,11 @@ def _installed(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _in_words(supported: SpecifierSet) -> str:
+    """Return a range with its floor first: `>=0.14.14,<0.15`."""
+    return ",".join(sorted(map(str, supported), reverse=True))
 
 
 def _is_too_old(installed: str, supported: SpecifierSet) -> bool:

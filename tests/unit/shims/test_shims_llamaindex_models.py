@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor import SentenceTransformerRerank
-from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, Stub, openai_stub
 
@@ -89,7 +88,8 @@ def test_hooks_of_an_openai_object(llm: OpenAILike) -> None:
 
 @pytest.mark.models
 def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = HuggingFaceEmbedding(packaged_minilm())
+    huggingface = pytest.importorskip("llama_index.embeddings.huggingface", reason="needs models")
+    own = huggingface.HuggingFaceEmbedding(packaged_minilm())
     parts = models.HuggingFaceEmbeddingParts.of(own)
     assert parts.parallel_process is False
     assert parts.model.encode(["a"])[0].tolist() == pytest.approx(own.get_text_embedding("a"), abs=1e-5)
@@ -98,7 +98,7 @@ def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: py
         def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any:
             return plain([text.upper() for text in inputs], prompt_name)
 
-    hooked: Any = copies.of_class(type("Own", (Around, HuggingFaceEmbedding), {}), own, {}, {})
+    hooked: Any = copies.of_class(type("Own", (Around, type(own)), {}), own, {}, {})
     assert hooked.get_text_embedding("OATS") == pytest.approx(own.get_text_embedding("OATS"))
     assert hooked.get_text_embedding("x y") == pytest.approx(own.get_text_embedding("X Y"))
     not_there(monkeypatch, models.HuggingFaceEmbeddingParts, lambda: bound(own, "embedder", pool))
@@ -106,6 +106,7 @@ def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: py
 
 @pytest.mark.models
 def test_parts_of_a_reranker(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs models")
     own = SentenceTransformerRerank(model=str(reranker_folder()), top_n=1)
     assert hasattr(models.SentenceTransformerRerankParts.of(own).model, "predict")
     not_there(monkeypatch, models.SentenceTransformerRerankParts, lambda: bound(own, "reranker", pool))
