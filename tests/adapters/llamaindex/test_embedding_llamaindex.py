@@ -123,7 +123,9 @@ def test_a_cache_decides_what_is_asked_for(pool, asked):
 
 
 def test_a_rate_limiter_decides_when(pool, asked):
-    limiters = pytest.importorskip("llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16")
+    limiters = pytest.importorskip(
+        "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
+    )
     seen: list[int] = []
 
     class Limiter(limiters.BaseRateLimiter):

@@ -74,7 +74,9 @@ def test_nothing_of_a_pool_is_the_original() -> None:
 
 
 def test_what_has_a_cache_or_a_rate_limiter_waits_for_its_turn() -> None:
-    limiters = pytest.importorskip("llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16")
+    limiters = pytest.importorskip(
+        "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
+    )
 
     class Limiter(limiters.BaseRateLimiter):
         def acquire(self, num_tokens: int = 0) -> None: ...

@@ -161,7 +161,9 @@ def test_early_calls_see_the_callers_context(own: Watched) -> None:
 
 
 def test_a_rate_limiter_is_asked_in_the_plain_objects_place(own: Watched) -> None:
-    limiters = pytest.importorskip("llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16")
+    limiters = pytest.importorskip(
+        "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
+    )
     own.kit.llm.rate_limiter = limiters.TokenBucketRateLimiter(requests_per_minute=6000)
     own.fresh()
     accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)

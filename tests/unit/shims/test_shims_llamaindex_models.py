@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +44,17 @@ def pool(stub: Stub) -> Iterator[EnginePool]:
 @pytest.fixture
 def llm(stub: Stub) -> OpenAILike:
     return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="mine", is_chat_model=True, max_retries=0)
+
+
+def test_a_model_of_an_older_version_has_no_rate_limiter() -> None:
+    model = SimpleNamespace(embeddings_cache=None)
+    assert models.rate_limiter(model) is None
+    assert not models.is_paced(model)
+
+
+@pytest.mark.parametrize("name", ["rate_limiter", "embeddings_cache"])
+def test_a_rate_limiter_or_a_cache_paces_a_model(name: str) -> None:
+    assert models.is_paced(SimpleNamespace(**{name: object()}))
 
 
 def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
