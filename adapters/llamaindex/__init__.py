@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from teola_plugin.lazy_names import lazy
+from teola_plugin.shims import require
+
+require("llama-index-core", "llama-index-workflows")
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding

@@ -17,6 +17,7 @@ from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, cur
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText, Vector
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.shims.llamaindex.models import is_paced
 
 if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode
@@ -58,8 +59,6 @@ class BatchesAhead:
 
     if TYPE_CHECKING:
         embed_batch_size: int
-        embeddings_cache: Any
-        rate_limiter: Any
 
         def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle: ...
 
@@ -126,7 +125,7 @@ class BatchesAhead:
     @contextmanager
     def _ahead(self, texts: Sequence[str], write: PipelinedWrite | None) -> Iterator[None]:
         """With a cache or a rate limiter the framework decides what is asked for, and when."""
-        if self.embeddings_cache is not None or self.rate_limiter is not None or not texts:
+        if is_paced(self) or not texts:
             yield
             return
         batches = _Batches(self, texts, write)

@@ -19,6 +19,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.shims.llamaindex.copies import sharing
+from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.own_calls import EMBED_BATCH, body_of, embeds_by, with_bodies
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.tracer.llamaindex.classes import is_leaf
@@ -78,8 +79,6 @@ class OwnBatches:
 
     if TYPE_CHECKING:
         embed_batch_size: int
-        embeddings_cache: Any
-        rate_limiter: Any
         num_workers: int | None
 
     def get_text_embedding_batch(self, texts: list[str], *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +96,7 @@ class OwnBatches:
     def _begun(self, texts: Sequence[str]) -> _Calls | None:
         """With a cache or a rate limiter the framework decides what is asked for, and when."""
         own = self.__teola_own__
-        if self.embeddings_cache is not None or self.rate_limiter is not None or vars(self) is not vars(own):
+        if is_paced(self) or vars(self) is not vars(own):
             return None  # the last: a copy of it
         name = embeds_by(type(own))
         keys: list[Key] = list(texts) if name != EMBED_BATCH else _batches(texts, self.embed_batch_size)

@@ -16,6 +16,7 @@ from llama_index.core.extractors import TitleExtractor
 from teola_plugin.adapters.llamaindex.own_models.calls import Asked
 from teola_plugin.adapters.snapshots import NotCopied
 from teola_plugin.shims.llamaindex.copies import at_once, clone
+from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.own_calls import AsksAnother, asked_by, below, leaf_of, writes_own_prompts
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.pydantic import of_class
@@ -150,7 +151,7 @@ def titles_side_by_side(extractor: Any) -> Any:
     if type(extractor) is not TitleExtractor or changed(extractor, TitleExtractor):
         return extractor
     llm: Any = extractor.llm
-    if is_leaf(llm) or getattr(llm, "rate_limiter", None) is not None or writes_own_prompts(llm):
+    if is_leaf(llm) or is_paced(llm) or writes_own_prompts(llm):
         return extractor
     try:
         leaf = leaf_of(llm, _call, _acall)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import threading
 import time
@@ -32,6 +33,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
 
@@ -352,13 +354,20 @@ def _kept_open(call: StartedCall, made: Any) -> Any:
 
 
 def _ending_with(call: StartedCall, made: StreamingAgentChatResponse) -> None:
-    """What writes the answer to the history reads it to its end, on a thread or in a task that has begun."""
-    thread, task = made.write_response_to_history_thread, made.awrite_response_to_history_task
+    """End the query when the answer is in the history: a thread or a task that has begun reads it to its end.
+
+    Before llama-index-core 0.14.17 the caller does so with some engines, by reading the answer.
+    """
+    writer = history_writer(made)
     weakref.finalize(made, call.close).atexit = False  # a loop may be gone before its tasks
-    if task is not None:
-        task.add_done_callback(lambda _: call.close())
-    elif thread is not None:
-        threading.Thread(target=_close_after, args=(call, thread), name="teola-chat-end", daemon=True).start()
+    if isinstance(writer, asyncio.Task):
+        writer.add_done_callback(lambda _: call.close())
+    elif writer is not None:
+        threading.Thread(target=_close_after, args=(call, writer), name="teola-chat-end", daemon=True).start()
+    elif not made.is_writing_to_memory and isinstance(made.chat_stream, Generator):
+        made.chat_stream = _streamed(call, made.chat_stream)
+    elif not made.is_writing_to_memory and isinstance(made.achat_stream, AsyncGenerator):
+        made.achat_stream = _astreamed(call, made.achat_stream)
     else:
         call.close()
 

@@ -5,3 +5,89 @@ them alone. So all of it stands here, each name in a small function that says wh
 expected, and what happens where it is not there: the plain, slower way, or an error that says what to install. Nothing
 else in this package may touch such a name; `tests/support/private_names.py` looks for it in the source.
 """
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from teola_plugin.errors import RegistrationError
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+_log = logging.getLogger("teola_plugin")
+
+
+def require(*distributions: str) -> None:
+    """Check the installed versions of these packages against those that teola-plugin supports.
+
+    Raises `RegistrationError` for a version that is too old. A version that is too new is logged once: what
+    teola-plugin does not recognise in it runs as the original does. A package that is not installed is passed over.
+    """
+    for distribution in distributions:
+        installed, supported = _installed(distribution), supported_versions(distribution)
+        if not installed or supported is None or supported.contains(installed, prereleases=True):
+            continue
+        message = f"{distribution} {installed} is installed, and teola-plugin supports {_in_words(supported)}"
+        if _is_too_old(installed, supported):
+            raise RegistrationError(f"{message}.", hint=f"pip install -U '{distribution}{_in_words(supported)}'")
+        _log_once(f"{message}. What it does not recognise in that version runs as the original does")
+
+
+@cache
+def supported_versions(distribution: str) -> SpecifierSet | None:
+    """Return the versions of a package that teola-plugin's own metadata asks for.
+
+    None if it asks for none, or if teola-plugin is not installed but only on the path.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        requirements = [Requirement(line) for line in metadata.requires("teola-plugin") or ()]
+    except metadata.PackageNotFoundError:
+        return None
+    ranges = [one.specifier for one in requirements if canonicalize_name(one.name) == distribution and one.specifier]
+    if not ranges:
+        return None
+    supported = ranges[0]
+    for more in ranges[1:]:
+        supported &= more
+    return supported
+
+
+def report_missing(distribution: str, name: str, consequence: str) -> None:
+    """Log once that the installed version of a package lacks a private name that a shim reads, and what that costs."""
+    installed, supported = _installed(distribution), supported_versions(distribution)
+    tested = f" (teola-plugin supports {_in_words(supported)})" if supported is not None else ""
+    _log_once(
+        f"{distribution} {installed} has no {name!r}{tested}: {consequence}. Answers are unaffected, only later than "
+        "they could be; this is said once"
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _in_words(supported: SpecifierSet) -> str:
+    """Return a range with its floor first: `>=0.14.14,<0.15`."""
+    return ",".join(sorted(map(str, supported), reverse=True))
+
+
+def _is_too_old(installed: str, supported: SpecifierSet) -> bool:
+    from packaging.version import Version
+
+    floors = [Version(one.version) for one in supported if one.operator in (">=", ">", "==", "~=")]
+    return any(Version(installed) < floor for floor in floors)
+
+
+@cache
+def _log_once(message: str) -> None:
+    _log.warning(message)

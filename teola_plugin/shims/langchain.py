@@ -20,6 +20,7 @@ from langchain_core.tracers import context as tracers
 from langchain_core.utils.env import env_var_is_set
 
 from teola_plugin.errors import RegistrationError
+from teola_plugin.shims import report_missing
 
 EXTENSION_POINTS: Mapping[str, str] = {
     "_generate": "BaseChatModel, BaseLLM: what a model of one's own writes",
@@ -160,8 +161,11 @@ Hook = tuple[ContextVar[Any], bool, Any, str | None]
 
 
 def _hooks() -> list[Hook] | None:
-    found = getattr(tracers, "_configure_hooks", None)
-    return found if isinstance(found, list) and all(_is_hook(one) for one in found) else None
+    hooks = getattr(tracers, "_configure_hooks", None)
+    if isinstance(hooks, list) and all(_is_hook(one) for one in hooks):
+        return hooks
+    _report_listeners("tracers.context._configure_hooks")
+    return None
 
 
 def _is_hook(one: object) -> bool:
@@ -172,8 +176,13 @@ def _streaming_handlers() -> tuple[type, ...] | None:
     try:
         from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
     except ImportError:
+        _report_listeners("tracers._streaming._V2StreamingCallbackHandler")
         return None
     return _StreamingCallbackHandler, _V2StreamingCallbackHandler
+
+
+def _report_listeners(name: str) -> None:
+    report_missing("langchain-core", name, "no call of your own models starts early, for a handler might hear it twice")
 
 
 # ------------------------------------------------------------ callbacks that run where they are called
@@ -263,8 +272,10 @@ def chat_completion_params(model: Any, given: Mapping[str, Any]) -> dict[str, An
     langchain-openai 1.0.0. Without one of them: None, and the model is called in its place, never ahead.
     """
     names = ("_default_params", "_use_responses_api", "_create_chat_result")
-    if not all(hasattr(type(model), name) for name in names):
-        return None
+    for name in names:
+        if not hasattr(type(model), name):
+            report_missing("langchain-openai", f"{type(model).__name__}.{name}", "it is not asked ahead")
+            return None
     params = {**model._default_params, **given}
     return None if model._use_responses_api(params) else params
 
@@ -313,8 +324,11 @@ def splitter_sizes(splitter: Any) -> SplitterSizes | None:
     Private: its `_chunk_size`, `_chunk_overlap` and `_length_function`; since langchain-text-splitters 1.1.0. Without
     them: None, and the number of chunks is not foreseen.
     """
-    if not all(hasattr(splitter, name) for name in ("_chunk_size", "_chunk_overlap", "_length_function")):
-        return None
+    for name in ("_chunk_size", "_chunk_overlap", "_length_function"):
+        if not hasattr(splitter, name):
+            name = f"{type(splitter).__name__}.{name}"
+            report_missing("langchain-text-splitters", name, "the number of its chunks is not foreseen")
+            return None
     return SplitterSizes(splitter._chunk_size, splitter._chunk_overlap, splitter._length_function)
 
 
@@ -342,7 +356,11 @@ def stuffing(function: Any) -> Stuffing | None:
     held = (cell.cell_contents for cell in function.__closure__ or ())
     cells = dict(zip(function.__code__.co_freevars, held, strict=True))
     wanted = ("_document_prompt", "document_separator", "document_variable_name")
-    return Stuffing(*(cells[one] for one in wanted)) if cells.keys() == set(wanted) else None
+    if cells.keys() == set(wanted):
+        return Stuffing(*(cells[one] for one in wanted))
+    own = f"create_stuff_documents_chain({', '.join(wanted)})"
+    report_missing("langchain-classic", own, "its chain is not planned")
+    return None
 
 
 def keeps_documents_as_bytes(store: Any) -> bool:

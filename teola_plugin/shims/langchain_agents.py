@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, NamedTuple
 
+from teola_plugin.shims import report_missing
+
 
 class AgentModel(NamedTuple):
     """What the model node of `create_agent` asks, and with what."""
@@ -43,6 +45,7 @@ def agent_model(graph: Any) -> AgentModel | None:
     held = _closure(function)
     wanted = ("model", "default_tools", "system_message", "wrap_model_call_handler", "initial_response_format")
     if held is None or not all(name in held for name in wanted):
+        report_missing("langchain", f"create_agent({', '.join(wanted)})", "nothing of an agent starts early")
         return None
     model, tools, system, handler, answer = (held[name] for name in wanted)
     return AgentModel("model", model, tuple(tools), system, handler is not None, answer is not None)
@@ -69,7 +72,10 @@ def react_model(graph: Any) -> ReactModel | None:
     if not _is_from(function, "langgraph.prebuilt.chat_agent_executor", where):
         return None
     held = _closure(function) or {}
-    return ReactModel("agent", held["static_model"]) if "static_model" in held else None
+    if "static_model" in held:
+        return ReactModel("agent", held["static_model"])
+    report_missing("langgraph-prebuilt", "create_react_agent(static_model)", "nothing of an agent starts early")
+    return None
 
 
 # ------------------------------------------------------------ tools
@@ -97,6 +103,7 @@ def call_arguments(tool: Any, args: Mapping[str, Any]) -> tuple[tuple[Any, ...],
     """
     parse = getattr(tool, "_to_args_and_kwargs", None)
     if parse is None:
+        report_missing("langchain-core", "BaseTool._to_args_and_kwargs", "no tool starts early")
         return None
     given, named = parse(copy.copy(dict(args)), None)
     return tuple(given), dict(named)
@@ -122,8 +129,10 @@ def tool_node_parts(node: Any) -> ToolNodeParts | None:
     names = ("_injected_args", "_wrap_tool_call", "_awrap_tool_call", "_run_one", "_arun_one", "_func", "_afunc")
     if not _is_from(type(node), "langgraph.prebuilt.tool_node", "ToolNode"):
         return None
-    if not all(hasattr(node, name) for name in names):
-        return None
+    for name in names:
+        if not hasattr(node, name):
+            report_missing("langgraph-prebuilt", f"ToolNode.{name}", "no tool of an agent starts early")
+            return None
     tools, injected = dict(node.tools_by_name), node._injected_args
     taking = frozenset(name for name, tool in tools.items() if _takes_injected(tool, injected.get(name)))
     wrapped = node._wrap_tool_call is not None or node._awrap_tool_call is not None

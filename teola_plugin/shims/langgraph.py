@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from teola_plugin.shims import report_missing
+
 Wrap = Callable[[Any], Any]
 """What the loop runs for a node -> what it runs instead."""
 
@@ -22,15 +24,21 @@ def watched_node(node: Any, wrap: Wrap, instead: Any = None, **changes: Any) -> 
     is no cached property any more, the node is given back as it is: it runs as always, and nothing ahead of it.
     """
     if not hasattr(type(node), "node") or not hasattr(node, "copy"):
+        _report_unwatched(node)
         return node
     copied = node.copy(changes)
     run = (copied if instead is None else copied.copy({"bound": instead})).node
     if run is None:
         return copied
     if not hasattr(getattr(type(node), "node", None), "attrname"):
+        _report_unwatched(node)
         return node.copy(changes)
     vars(copied)["node"] = wrap(run)
     return copied
+
+
+def _report_unwatched(node: Any) -> None:
+    report_missing("langgraph", f"{type(node).__name__}.node", "nothing in the graph's nodes starts early")
 
 
 def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str, Any]:
@@ -40,8 +48,11 @@ def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str,
     langgraph 0.2. Without it: empty.
     """
     read = (config.get("configurable") or {}).get("__pregel_read")
-    found = read(list(channels), False) if callable(read) else None
-    return found if isinstance(found, Mapping) else {}
+    values = read(list(channels), False) if callable(read) else None
+    if isinstance(values, Mapping):
+        return values
+    report_missing("langgraph", "__pregel_read", "what depends on the graph's state does not start early")
+    return {}
 
 
 def sent(config: Mapping[str, Any]) -> bool:
@@ -106,5 +117,6 @@ def _callable_class() -> type[Any] | None:
     try:
         from langgraph._internal._runnable import RunnableCallable
     except ImportError:
+        report_missing("langgraph", "RunnableCallable", "the functions of nodes are not looked into")
         return None
     return RunnableCallable

@@ -45,7 +45,7 @@ from support.llamaindex_engines import Library
 from teola_plugin.shims.llamaindex import engines, hooks, postprocessors, queries, workflows
 from teola_plugin.shims.llamaindex import retrievers as retrieval
 from teola_plugin.shims.llamaindex import synthesizers as writers
-from teola_plugin.shims.llamaindex.records import Parts
+from teola_plugin.shims.llamaindex.records import Parts, is_older_than
 
 QA, OTHER = PromptTemplate("{context_str} {query_str}"), PromptTemplate("{existing_answer} {context_msg} {query_str}")
 PARSED = PromptTemplate("{context_list} {query_str}", output_parser=SelectionOutputParser())
@@ -140,8 +140,10 @@ def writing(x: Library, cls: Any, **own: Any) -> Made:
 
 
 def refining(x: Library, cls: Any) -> Made:
-    made, found = writing(x, cls, text_qa_template=QA, refine_template=OTHER, response_padding_size=7)
-    return made, {**found, "structured_answer_filtering": False, "default_program": True}
+    padding = {} if is_older_than("0.14.22") else {"response_padding_size": 7}
+    made, found = writing(x, cls, text_qa_template=QA, refine_template=OTHER, **padding)
+    other = {"response_padding_size": padding.get("response_padding_size"), "structured_answer_filtering": False}
+    return made, {**found, **other, "default_program": True}
 
 
 def generation(x: Library) -> Made:

@@ -24,6 +24,7 @@ are called and not written; `allowed` is for them.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -98,7 +99,14 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.source)
+        """The source as a tree. Python 3.11 may fail to parse where garbage is collected meanwhile."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return ast.parse(self.source)
+        finally:
+            if collects:
+                gc.enable()
 
     @cached_property
     def lines(self) -> list[str]:

@@ -11,7 +11,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 
 from teola_plugin.shims.llamaindex.copies import held, own_template
-from teola_plugin.shims.llamaindex.records import KNOWN, Unreadable
+from teola_plugin.shims.llamaindex.records import Unreadable, missing
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -72,7 +72,7 @@ def as_made() -> Iterator[None]:
     except Unreadable as error:
         raise NotUnderstood(str(error)) from error
     except AttributeError as error:
-        raise NotUnderstood(f"it has no {error.name!r}, which {KNOWN} gives it") from error
+        raise NotUnderstood(str(missing(error.obj, error.name))) from error
 
 
 def own_prompt(template: BasePromptTemplate) -> BasePromptTemplate:

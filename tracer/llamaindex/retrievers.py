@@ -15,6 +15,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import ITEM, Attributes, Component, Effect, Ref, Role, named
+from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.retrievers import (
     QueryFusionRetrieverParts,
     RouterRetrieverParts,
@@ -94,7 +95,7 @@ def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts
     _fixed(walk, model)
     if not hasattr(model, "vector_of"):
         raise NotUnderstood("its embedding model is not on the pool")
-    if model.embeddings_cache is not None or model.rate_limiter is not None:
+    if is_paced(model):
         raise NotUnderstood("its embedding model has a cache or a rate limiter")
     walk.read(parts.vector_store, "is_embedding_query")
     if not searches_by_vector(r) or not asked.texts:

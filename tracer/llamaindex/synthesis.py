@@ -80,7 +80,8 @@ class Refining:
     qa: BasePromptTemplate
     refine: BasePromptTemplate
     helper: PromptHelper
-    padding: int
+    padding: int | None
+    """Tokens kept free in every prompt for the answer; None if each prompt is filled by itself."""
 
     @classmethod
     def of(cls, synth: Refine, parts: RefineParts, helper: PromptHelper) -> Refining:
@@ -94,6 +95,9 @@ class Refining:
         if isinstance(self.synth, CompactAndRefine):
             own = {"text_qa_template": self.qa, "refine_template": self.refine, "prompt_helper": self.helper}
             texts = compact_chunks(self.synth, query, list(texts), **own)
+        if self.padding is None:
+            first, *others = texts
+            return [*self.helper.repack(self.qa.partial_format(query_str=query), [first], llm=llm), *others]
         largest = get_biggest_prompt([self.qa, self.refine])
         return [part for text in texts for part in self.helper.repack(largest, [text], llm=llm, padding=self.padding)]
 

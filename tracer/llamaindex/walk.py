@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
+from teola_plugin.shims.llamaindex.models import rate_limiter
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.label_outputs import label_forms
@@ -225,6 +226,6 @@ def pool_llm(llm: Any) -> Any:
         raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
     if llm.output_parser is not None:
         raise NotUnderstood("its LLM parses what it writes")
-    if llm.rate_limiter is not None:
+    if rate_limiter(llm) is not None:
         raise NotUnderstood("a rate limiter says when its LLM is called")
     return llm

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import carries_openai, check_engine
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import instance_of
@@ -54,7 +56,7 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
     if isinstance(obj, LLM):
         return _llm(obj, engine, pool)
     if isinstance(obj, BaseEmbedding):
-        kept = {name: getattr(obj, name) for name in _OF_EMBEDDINGS}
+        kept = _fields(obj, _OF_EMBEDDINGS, TeolaEmbedding)
         return TeolaEmbedding(pool=pool, engine=engine, **kept)
     if isinstance(obj, BaseNodePostprocessor):
         raise RegistrationError(
@@ -74,7 +76,12 @@ def _llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
             hint="leave it unbound, or use TeolaLLM(pool=pool)",
         )
     known = obj.metadata
-    kept: dict[str, Any] = {name: getattr(obj, name) for name in _OF_LLMS}
+    kept = _fields(obj, _OF_LLMS, TeolaLLM)
     kept |= {name: getattr(known, name) for name in _METADATA}
     fields = sampling_fields(obj, dict(getattr(obj, "additional_kwargs", None) or {}))
     return TeolaLLM(pool=pool, engine=engine, **kept, **fields)
+
+
+def _fields(obj: Any, names: Sequence[str], kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the values of those fields that this version of LlamaIndex gives to models: `rate_limiter` is new."""
+    return {name: getattr(obj, name) for name in names if name in kind.model_fields}

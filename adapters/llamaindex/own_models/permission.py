@@ -9,6 +9,7 @@ from weakref import WeakSet, ref
 
 from teola_plugin.adapters.llamaindex.own_models.calls import Turns
 from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.shims.llamaindex.models import is_paced
 
 HTTP_CLIENTS = frozenset({"llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike"})
 """Models behind an API, whose client takes calls of several threads."""
@@ -27,9 +28,7 @@ class Permission:
 
     def early(self, leaf: Any) -> bool:
         """Whether calls may be made ahead. A rate limiter or a cache is asked in the plain object's place."""
-        if getattr(leaf, "rate_limiter", None) is not None or getattr(leaf, "embeddings_cache", None) is not None:
-            return False
-        if type(leaf) in _never:
+        if is_paced(leaf) or type(leaf) in _never:
             return False
         return self.anywhere(leaf) or self.turns(leaf) is not None
 

@@ -16,7 +16,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 
-from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.llamaindex.records import Unreadable, is_older_than
 from teola_plugin.shims.llamaindex.templates import compiled
 from teola_plugin.shims.pydantic import of_class as of_class
 from teola_plugin.shims.pydantic import sharing as sharing
@@ -118,8 +118,9 @@ def own_helper(helper: PromptHelper) -> PromptHelper:
     made: PromptHelper = clone(helper)
     counter = made._token_counter
     counter = clone(counter, tokenizer=lru_cache(maxsize=REMEMBERED)(counter.tokenizer))
-    counted = counter.aestimate_tokens_in_messages
-    vars(counter)["estimate_tokens_in_messages"] = lambda messages: at_once(counted(messages))
+    if not is_older_than("0.14.15"):  # which counts in a loop, on a thread of its own
+        counted = counter.aestimate_tokens_in_messages
+        vars(counter)["estimate_tokens_in_messages"] = lambda messages: at_once(counted(messages))
     made._token_counter = counter
 
     def splitter(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -10,6 +12,7 @@ from typing import Any, ClassVar
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.base_selector import BaseSelector
+from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.evaluation import BaseEvaluator
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -31,7 +34,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index.core.tools.types import ToolMetadata
 
 from teola_plugin.shims.llamaindex.copies import clone, own_splitter
-from teola_plugin.shims.llamaindex.records import Parts, attribute, derived
+from teola_plugin.shims.llamaindex.records import Parts, attribute, before, derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class CitationQueryEngineParts(RetrievalParts):
 
     text_splitter: Any = attribute("text_splitter")
     metadata_mode: MetadataMode = attribute("_metadata_mode", MetadataMode)
-    multimodal: bool = attribute("_multimodal", bool)
+    multimodal: bool = attribute("_multimodal", bool, default=before("0.14.23", False))
 
 
 def citation_sources(engine: CitationQueryEngine, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
@@ -143,3 +146,25 @@ class AnsweringParts(Parts):
     response_synthesizer: BaseSynthesizer | None = attribute(
         "_response_synthesizer", BaseSynthesizer, NoneType, default=None
     )
+
+
+# ------------------------------------------------------------ chat engines
+
+
+def history_writer(response: StreamingAgentChatResponse) -> threading.Thread | asyncio.Task[Any] | None:
+    """Return the thread or task that reads a streamed answer to its end and writes it to the history.
+
+    None if there is none, or if it has ended. Touches `write_response_to_history_thread`, which the response has since
+    llama-index-core 0.14.17. Without it: the `_args` of the threads that are running, where LlamaIndex's own threads
+    keep the response's method.
+    """
+    if response.awrite_response_to_history_task is not None:
+        return response.awrite_response_to_history_task
+    if hasattr(response, "write_response_to_history_thread"):
+        return response.write_response_to_history_thread
+    return next((thread for thread in threading.enumerate() if _writes_history_of(thread, response)), None)
+
+
+def _writes_history_of(thread: threading.Thread, response: StreamingAgentChatResponse) -> bool:
+    targets = [getattr(argument, "func", None) for argument in getattr(thread, "_args", ())]
+    return any(getattr(target, "__self__", None) is response for target in targets)

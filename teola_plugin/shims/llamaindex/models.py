@@ -16,6 +16,23 @@ if TYPE_CHECKING:
 NODE_CONTENT, NODE_TYPE = "_node_content", "_node_type"
 """Keys under which LlamaIndex keeps a node, and its class, in the metadata of a store's row."""
 
+# ------------------------------------------------------------ any model
+
+
+def rate_limiter(model: Any) -> Any:
+    """Return the object that decides when `model` may be called; None if there is none.
+
+    LLMs and embedding models have the field `rate_limiter` since llama-index-core 0.14.16. Older ones have none, and
+    are called at once.
+    """
+    return getattr(model, "rate_limiter", None)
+
+
+def is_paced(model: Any) -> bool:
+    """Return True if a rate limiter or a cache decides which calls of `model` are made, and when."""
+    return rate_limiter(model) is not None or getattr(model, "embeddings_cache", None) is not None
+
+
 # ------------------------------------------------------------ any LLM
 
 

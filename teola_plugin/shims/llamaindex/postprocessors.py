@@ -15,7 +15,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from teola_plugin.shims.llamaindex.copies import unspanned
-from teola_plugin.shims.llamaindex.records import Parts, attribute
+from teola_plugin.shims.llamaindex.records import Parts, attribute, is_older_than, since
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ def postprocessed(step: BaseNodePostprocessor, nodes: Sequence[NodeWithScore], q
 @dataclass(frozen=True, slots=True)
 class LLMRerankParts(PostprocessorParts):
     OF: ClassVar = (LLMRerank,)
-    METHODS: ClassVar = (*PostprocessorParts.METHODS, "_get_node_batches", "_get_predict_kwargs")
+    METHODS: ClassVar = (
+        *PostprocessorParts.METHODS,
+        *since("0.14.24", "_get_node_batches", "_get_predict_kwargs"),
+    )
 
     llm: Any = attribute("llm")
     choice_select_prompt: BasePromptTemplate = attribute("choice_select_prompt", BasePromptTemplate)
@@ -43,12 +46,17 @@ class LLMRerankParts(PostprocessorParts):
 
 
 def batches(step: LLMRerank, nodes: Sequence[NodeWithScore]) -> list[list[BaseNode]]:
-    """Nodes that the LLM chooses from at a time."""
+    """Return the nodes in groups, from each of which the LLM chooses with one call."""
+    if is_older_than("0.14.24"):
+        inner, size = [node.node for node in nodes], step.choice_batch_size
+        return [inner[start : start + size] for start in range(0, len(inner), size)]
     return step._get_node_batches(list(nodes))
 
 
 def batch_arguments(step: LLMRerank, batch: Sequence[BaseNode], query: str) -> dict[str, Any]:
-    """By what keywords its prompt is told of a batch."""
+    """Return the variables of the prompt for one group of nodes."""
+    if is_older_than("0.14.24"):
+        return {"context_str": step._format_node_batch_fn(list(batch)), "query_str": query}
     return step._get_predict_kwargs(list(batch), query)
 
 

@@ -11,13 +11,47 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
+import llama_index.core
+from packaging.version import Version
+
+from teola_plugin.shims import report_missing
+
 KNOWN = "LlamaIndex 0.14"
 """The version that the records are written for."""
+_INSTALLED = Version(llama_index.core.__version__)
 _MISSING: Any = object()
+
+
+def is_older_than(version: str) -> bool:
+    """Return True if llama-index-core is older than `version`, which changed something that our code depends on."""
+    return Version(version) > _INSTALLED
+
+
+def since(version: str, *methods: str) -> tuple[str, ...]:
+    """Return `methods`, which objects have since `version` of llama-index-core; nothing for an older version."""
+    return () if is_older_than(version) else methods
+
+
+def before(version: str, value: Any) -> Any:
+    """Return the default of a field whose attribute came with `version` of llama-index-core.
+
+    It is `value` in older versions. From `version` on there is no default: an object without the attribute is not
+    understood.
+    """
+    return value if is_older_than(version) else _MISSING
 
 
 class Unreadable(Exception):
     """What an object lacks, or has in another shape than LlamaIndex gives it, in words for the report."""
+
+
+def missing(obj: object, name: str | None, kind: str = "") -> Unreadable:
+    """Return the error for an object that lacks a name. That LlamaIndex's own class lacks it is logged once, too."""
+    cls = type(obj)
+    if cls.__module__.startswith("llama_index.core."):
+        consequence = f"a {cls.__name__} runs as the original does, and nothing of it starts early"
+        report_missing("llama-index-core", f"{cls.__name__}.{name}", consequence)
+    return Unreadable(f"it has no {kind}{name!r}, which {KNOWN} gives it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +66,7 @@ class Attribute:
     def read(self, obj: object) -> Any:
         value = getattr(obj, self.name, self.default)
         if value is _MISSING:
-            raise Unreadable(f"it has no {self.name!r}, which {KNOWN} gives it")
+            raise missing(obj, self.name)
         if not isinstance(value, self.kinds):
             wanted = " or ".join(kind.__name__ for kind in self.kinds)
             raise Unreadable(f"its {self.name!r} is a {type(value).__name__}, in {KNOWN} a {wanted}")
@@ -49,7 +83,7 @@ class Derived:
         try:
             return self.function(obj)
         except AttributeError as error:
-            raise Unreadable(f"it has no {error.name!r}, which {KNOWN} gives it") from error
+            raise missing(error.obj, error.name) from error
 
 
 def attribute(name: str, *kinds: type, default: Any = _MISSING) -> Any:
@@ -75,7 +109,7 @@ class Parts:
         """Raises `Unreadable`."""
         for name in cls.METHODS:
             if not callable(getattr(type(obj), name, None)):
-                raise Unreadable(f"it has no method {name!r}, which {KNOWN} gives it")
+                raise missing(obj, name, "method ")
         return cls(**{name: read(obj) for name, read in cls.readers()})
 
     @classmethod

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import NoneType
 from typing import Any, ClassVar
 
 from llama_index.core.prompts import BasePromptTemplate
@@ -23,7 +24,7 @@ from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.response_synthesizers.no_text import NoText
 
 from teola_plugin.shims.llamaindex.copies import clone, unspanned
-from teola_plugin.shims.llamaindex.records import Parts, attribute, derived
+from teola_plugin.shims.llamaindex.records import Parts, attribute, before, derived, is_older_than, since
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ class RefineParts(SynthesizerParts):
 
     text_qa_template: BasePromptTemplate = attribute("_text_qa_template", BasePromptTemplate)
     refine_template: BasePromptTemplate = attribute("_refine_template", BasePromptTemplate)
-    response_padding_size: int = attribute("_response_padding_size", int)
+    response_padding_size: int | None = attribute(
+        "_response_padding_size", int, NoneType, default=before("0.14.22", None)
+    )
+    """Tokens kept free for the answer that is refined. None in versions that pack each chunk for its own prompt."""
     structured_answer_filtering: bool = attribute("_structured_answer_filtering", bool)
     default_program: bool = derived(lambda synth: synth._program_factory == synth._default_program_factory)
     """Whether the program that filters answers is LlamaIndex's own."""
@@ -92,7 +96,7 @@ def compact_chunks(synthesizer: CompactAndRefine, query: str, texts: Sequence[st
 @dataclass(frozen=True, slots=True)
 class AccumulateParts(SynthesizerParts):
     OF: ClassVar = (Accumulate, CompactAndAccumulate)
-    METHODS: ClassVar = ("_make_prompt_kwargs", "_format_response")
+    METHODS: ClassVar = (*since("0.14.23", "_make_prompt_kwargs"), "_format_response")
 
     text_qa_template: BasePromptTemplate = attribute("_text_qa_template", BasePromptTemplate)
 
@@ -104,7 +108,9 @@ def accumulating(synthesizer: Accumulate, template: BasePromptTemplate) -> Accum
 
 
 def chunk_arguments(synthesizer: Accumulate, chunk: str) -> dict[str, Any]:
-    """By what keywords its prompt is told of a chunk."""
+    """Return the variables of the prompt for one chunk."""
+    if is_older_than("0.14.23"):
+        return {"context_str": chunk}
     return synthesizer._make_prompt_kwargs(chunk)
 
 

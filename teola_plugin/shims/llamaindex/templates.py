@@ -14,6 +14,8 @@ from typing import Any
 
 from llama_index.core.prompts import BasePromptTemplate, RichPromptTemplate
 
+from teola_plugin.shims import report_missing
+
 REMEMBERED = 256
 """Templates that are kept compiled."""
 _METHODS = ("format", "format_messages")
@@ -37,6 +39,7 @@ def compiled(template: BasePromptTemplate) -> BasePromptTemplate:
 def _compiling_once() -> type[RichPromptTemplate] | None:
     own = {name: inspect.getattr_static(RichPromptTemplate, name, None) for name in _METHODS}
     if not all(isinstance(method, FunctionType) and "Prompt" in method.__globals__ for method in own.values()):
+        report_missing("llama-index-core", "RichPromptTemplate(Prompt)", "a template is compiled for each call")
         return None
     once = _once(own["format"].__globals__["Prompt"])
     methods = {name: _with(method, Prompt=once) for name, method in own.items()}

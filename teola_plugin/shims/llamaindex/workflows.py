@@ -16,6 +16,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
+from teola_plugin.shims import report_missing
 from teola_plugin.shims.llamaindex.copies import sharing, unspanned
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
@@ -69,6 +70,9 @@ def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Aw
     """
     adapter = getattr(handler, "_external_adapter", None)
     if adapter is None or not hasattr(adapter, "__dict__"):
+        if not hasattr(handler, "_external_adapter"):
+            missing = "WorkflowHandler._external_adapter"
+            report_missing("llama-index-workflows", missing, "a run's time limit does not end its result")
         return
     kind: Any = type(adapter)
 
@@ -109,6 +113,8 @@ def step_names(workflow: Any) -> list[str]:
     Touches `_get_steps`. Without it: none.
     """
     steps = getattr(workflow, "_get_steps", None)
+    if steps is None:
+        report_missing("llama-index-workflows", "Workflow._get_steps", "its steps are not in the report")
     return sorted(steps()) if steps is not None else []
 
 
@@ -117,6 +123,8 @@ def used_by_steps(workflow: Any) -> Iterator[object]:
     around them. Touches `_get_steps`. Without it: nothing.
     """
     steps = getattr(workflow, "_get_steps", None)
+    if steps is None:
+        report_missing("llama-index-workflows", "Workflow._get_steps", "what its steps name is not accelerated")
     for step in steps().values() if steps is not None else ():
         function = inspect.unwrap(getattr(step, "__func__", step))
         if inspect.isfunction(function):

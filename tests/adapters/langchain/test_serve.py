@@ -15,7 +15,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_huggingface import HuggingFaceEmbeddings
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from support.openai_stub import MODEL, Stub, openai_stub
@@ -31,6 +30,7 @@ from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
+HuggingFaceEmbeddings = pytest.importorskip("langchain_huggingface", reason="needs models").HuggingFaceEmbeddings
 Chain = Runnable[Any, Any]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 QUESTION = {"question": "what is a primitive?"}

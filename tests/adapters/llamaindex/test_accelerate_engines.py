@@ -28,6 +28,7 @@ from teola_plugin.engines.fake.base import Faults
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate
+from teola_plugin.shims.llamaindex.records import is_older_than
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
 ASKED = "what is there"
@@ -249,6 +250,7 @@ def test_a_model_that_fails_fails_as_always(stock: Library, llm: ScriptedLLM) ->
         assert errors[0][0] is errors[1][0]
 
 
+@pytest.mark.skipif(is_older_than("0.14.16"), reason="LlamaIndex has left out failures of every kind since 0.14.16")
 def test_a_failing_sub_question_is_left_out_as_always() -> None:
     def strikes(request: Any) -> bool:
         return isinstance(request.payload, Generate) and "Query: what sails" in request.payload.prompt.flat()

@@ -16,11 +16,13 @@ from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
     CondenseQuestionChatEngine,
     ContextChatEngine,
+    SimpleChatEngine,
 )
+from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import StepDecomposeQueryTransform
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank
 from llama_index.core.prompts import PromptTemplate
@@ -223,6 +225,49 @@ def test_a_streamed_conversation_is_traced_to_its_end(stock: Library, llm: Scrip
         still, text = asyncio.run(streamed())
     assert still and text.startswith("said ")
     assert all(span.done is not None for span in fast.last_trace().spans)
+
+
+class ReadByTheCaller(SimpleChatEngine):
+    """Streams as context chat engines did before llama-index-core 0.14.17: no thread or task reads the answer."""
+
+    def stream_chat(self, message: str, chat_history: Any = None) -> StreamingAgentChatResponse:
+        pieces = (piece for piece in ANSWER)
+        return StreamingAgentChatResponse(chat_stream=pieces, is_writing_to_memory=False)
+
+    async def astream_chat(self, message: str, chat_history: Any = None) -> StreamingAgentChatResponse:
+        async def pieces() -> Any:
+            for piece in ANSWER:
+                yield piece
+
+        return StreamingAgentChatResponse(achat_stream=pieces(), is_writing_to_memory=False)
+
+
+ANSWER = [ChatResponse(message=ChatMessage(content=text), delta=text) for text in ("oats ", "grow")]
+
+
+@pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
+def test_a_streamed_answer_that_only_the_caller_reads_is_traced_to_its_end(stock: Library, way: str) -> None:
+    memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
+    fast = accelerate(ReadByTheCaller.from_defaults(llm=stock.llm, memory=memory))
+
+    def is_open() -> bool:
+        return not fast.__teola_session__.last.trace.done()
+
+    async def stream() -> tuple[bool, str]:
+        response = await fast.astream_chat("and now")
+        return is_open(), "".join([piece async for piece in response.async_response_gen()])
+
+    if way == "stream_chat":
+        response = fast.stream_chat("and now")
+        open_before, text = is_open(), "".join(response.response_gen)
+    else:
+        open_before, text = asyncio.run(stream())
+    until = time.monotonic() + 10
+    while is_open() and time.monotonic() < until:  # its loop hears of the end a moment later
+        time.sleep(0.01)
+    assert open_before
+    assert text == "oats grow"
+    assert not is_open()
 
 
 @pytest.mark.parametrize("name", ["condense question", "condense plus context"])

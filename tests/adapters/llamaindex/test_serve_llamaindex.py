@@ -12,7 +12,6 @@ import pytest
 from llama_index.core import Document, PromptTemplate, SummaryIndex, VectorStoreIndex
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SentenceTransformerRerank
-from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from support.llamaindex_engines import own_loop
 from support.openai_stub import MODEL, Stub, openai_stub
@@ -21,6 +20,8 @@ from teola_plugin import accelerate
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
+huggingface = pytest.importorskip("llama_index.embeddings.huggingface", reason="needs models")
+HuggingFaceEmbedding = huggingface.HuggingFaceEmbedding
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 FACTS = ["lambs eat grass", "walls need lime", "a primitive is a step of a query", "moss grows in the shade"]
 WAYS: dict[str, Callable[[Any], Any]] = {

@@ -15,7 +15,6 @@ from differential.llamaindex.compare import Seen, differences, see
 from differential.llamaindex.recording import Recorder
 from differential.llamaindex.test_llamaindex_engines import CASES, SMALL, fast, make_bench
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.rate_limiter import BaseRateLimiter
 from llama_index.core.storage.kvstore import SimpleKVStore
 
 from benchmarks.llamaindex.engines import advanced_rag, compact, fusion
@@ -75,7 +74,11 @@ def test_nothing_of_a_pool_is_the_original() -> None:
 
 
 def test_what_has_a_cache_or_a_rate_limiter_waits_for_its_turn() -> None:
-    class Limiter(BaseRateLimiter):
+    limiters = pytest.importorskip(
+        "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
+    )
+
+    class Limiter(limiters.BaseRateLimiter):
         def acquire(self, num_tokens: int = 0) -> None: ...
 
         async def async_acquire(self, num_tokens: int = 0) -> None: ...

@@ -276,9 +276,8 @@ def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sentence_transformer() -> None:
-    from langchain_huggingface import HuggingFaceEmbeddings
-
-    made = HuggingFaceEmbeddings.model_construct()
+    huggingface = pytest.importorskip("langchain_huggingface", reason="needs models")
+    made = huggingface.HuggingFaceEmbeddings.model_construct()
     made._client = model = object()
     assert shims.sentence_transformer(made) is model
     assert shims.sentence_transformer(SimpleNamespace(client=model)) is model, "of langchain_community"

@@ -7,8 +7,10 @@ import copy
 import importlib
 import inspect
 import pkgutil
+import threading
 from collections.abc import Callable
 from contextvars import copy_context
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from banks.env import env
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager, CBEventType
+from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
-from llama_index.core.llms import MockLLM
+from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.output_parsers import SelectionOutputParser
 from llama_index.core.postprocessor import LLMRerank, SimilarityPostprocessor
@@ -36,6 +39,7 @@ from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import Accumulate, CompactAndRefine, SimpleSummarize
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector
+from llama_index.core.types import Thread
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index_instrumentation.dispatcher import Dispatcher
 from support.llamaindex_engines import CALLS, Library, shown
@@ -52,6 +56,7 @@ from teola_plugin.shims.llamaindex import (
     own_calls,
     postprocessors,
     queries,
+    records,
     retrievers,
     silence,
     templates,
@@ -115,6 +120,43 @@ def test_a_sub_question_and_its_answer(stock: Library) -> None:
     answer = str(stock.tools()[0].query_engine.query("what grows"))
     made = engines.sub_question_node(engine, "what grows", "farm", answer, [])
     assert made.node.get_content() == contents(response.source_nodes)[0]
+
+
+@pytest.fixture
+def answer() -> StreamingAgentChatResponse:
+    pieces = (ChatResponse(message=ChatMessage(content=text), delta=text) for text in ("oats ", "grow"))
+    return StreamingAgentChatResponse(chat_stream=pieces)
+
+
+def test_the_writer_of_a_history_is_the_thread_of_its_response(answer: StreamingAgentChatResponse) -> None:
+    if records.is_older_than("0.14.17"):
+        pytest.skip("a response knows its thread since llama-index-core 0.14.17")
+    thread = threading.Thread()
+    answer.write_response_to_history_thread = thread
+    assert engines.history_writer(answer) is thread
+
+
+def test_the_writer_of_a_history_is_found_where_its_response_does_not_know_it(
+    answer: StreamingAgentChatResponse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(StreamingAgentChatResponse, "write_response_to_history_thread", raising=False)
+    vars(answer).pop("write_response_to_history_thread", None)
+    begins = threading.Event()
+    memory: Any = SimpleNamespace(put=lambda message: begins.wait(10))
+    thread = Thread(target=answer.write_response_to_history, args=(memory,))
+    thread.start()
+    writer = engines.history_writer(answer)
+    begins.set()
+    thread.join()
+    assert writer is thread
+    assert engines.history_writer(answer) is None
+
+
+async def test_the_writer_of_a_history_is_the_task_of_its_response(answer: StreamingAgentChatResponse) -> None:
+    task = asyncio.create_task(asyncio.sleep(0))
+    answer.awrite_response_to_history_task = task
+    assert engines.history_writer(answer) is task
+    await task
 
 
 def test_queries_below_the_entries(stock: Library) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor import SentenceTransformerRerank
-from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, Stub, openai_stub
 
@@ -45,6 +44,17 @@ def pool(stub: Stub) -> Iterator[EnginePool]:
 @pytest.fixture
 def llm(stub: Stub) -> OpenAILike:
     return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="mine", is_chat_model=True, max_retries=0)
+
+
+def test_a_model_of_an_older_version_has_no_rate_limiter() -> None:
+    model = SimpleNamespace(embeddings_cache=None)
+    assert models.rate_limiter(model) is None
+    assert not models.is_paced(model)
+
+
+@pytest.mark.parametrize("name", ["rate_limiter", "embeddings_cache"])
+def test_a_rate_limiter_or_a_cache_paces_a_model(name: str) -> None:
+    assert models.is_paced(SimpleNamespace(**{name: object()}))
 
 
 def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
@@ -89,7 +99,8 @@ def test_hooks_of_an_openai_object(llm: OpenAILike) -> None:
 
 @pytest.mark.models
 def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = HuggingFaceEmbedding(packaged_minilm())
+    huggingface = pytest.importorskip("llama_index.embeddings.huggingface", reason="needs models")
+    own = huggingface.HuggingFaceEmbedding(packaged_minilm())
     parts = models.HuggingFaceEmbeddingParts.of(own)
     assert parts.parallel_process is False
     assert parts.model.encode(["a"])[0].tolist() == pytest.approx(own.get_text_embedding("a"), abs=1e-5)
@@ -98,7 +109,7 @@ def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: py
         def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any:
             return plain([text.upper() for text in inputs], prompt_name)
 
-    hooked: Any = copies.of_class(type("Own", (Around, HuggingFaceEmbedding), {}), own, {}, {})
+    hooked: Any = copies.of_class(type("Own", (Around, type(own)), {}), own, {}, {})
     assert hooked.get_text_embedding("OATS") == pytest.approx(own.get_text_embedding("OATS"))
     assert hooked.get_text_embedding("x y") == pytest.approx(own.get_text_embedding("X Y"))
     not_there(monkeypatch, models.HuggingFaceEmbeddingParts, lambda: bound(own, "embedder", pool))
@@ -106,6 +117,7 @@ def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: py
 
 @pytest.mark.models
 def test_parts_of_a_reranker(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs models")
     own = SentenceTransformerRerank(model=str(reranker_folder()), top_n=1)
     assert hasattr(models.SentenceTransformerRerankParts.of(own).model, "predict")
     not_there(monkeypatch, models.SentenceTransformerRerankParts, lambda: bound(own, "reranker", pool))
