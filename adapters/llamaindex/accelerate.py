@@ -64,7 +64,7 @@ def _session(obj: Any, options: Options) -> Any:
         session = _planned(obj, served, pool, terms)
         session.serving = serving
     session.again = again
-    if served is not obj:
+    if options.bind or options.serve is not None:
         session.renewed_by(renew, FieldSnapshot([*_composites(obj), *(one for one, _ in options.bind)]))
     return session
 

@@ -30,9 +30,8 @@ from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
-from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of
+from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of, with_steps_of
 from teola_plugin.shims.llamaindex.hooks import QueryHooks, without_span
-from teola_plugin.shims.llamaindex.workflows import with_steps_of
 from teola_plugin.tracer.report import TraceReport
 
 if TYPE_CHECKING:
@@ -289,7 +288,9 @@ def _subclass(own: Any, mixin: type[Accelerated]) -> Any:
         return own
 
     def members() -> dict[str, Any]:
-        entries = {name: entry_point(name, getattr(own, name)) for name in mixin.__teola_entries__}
+        entries = {
+            name: entry_point(name, getattr(own, name)) for name in mixin.__teola_entries__ if hasattr(own, name)
+        }
         return {**entries, **forwarded_slots(own, _slot_holder), **_attributes(own, mixin), "__teola_kind__": own}
 
     subclass = subclass_of(own, mixin, slots=(_SLOT,), members=members)

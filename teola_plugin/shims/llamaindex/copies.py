@@ -74,6 +74,17 @@ def overlaid(obj: Any, values: Mapping[str, Any]) -> Any:
     return with_slots_of(obj, made)
 
 
+def with_steps_of(cls: Any, theirs: Any) -> Any:
+    """`cls`, a subclass of the workflow class `theirs`, with the same free functions as steps, now and later.
+
+    Touches the classes' `_step_functions`. Without it: nothing, there are no such steps.
+    """
+    steps = vars(theirs).get("_step_functions")
+    if steps is not None:
+        cls._step_functions = steps
+    return cls
+
+
 def with_slots_of(obj: Any, other: Any) -> Any:
     """Return `other`, which gets what `obj` keeps in `__slots__` of the user's."""
     for name, member in inspect.getmembers(type(other), inspect.ismemberdescriptor):
@@ -100,7 +111,7 @@ def _overlay_class(own: Any, names: tuple[str, ...]) -> Any:
     cls = type(own)(own.__name__, (Overlay, own), namespace)
     for name in names:  # afterwards: Pydantic would take them for fields
         setattr(cls, name, _replaced_attribute(name))
-    return cls
+    return with_steps_of(cls, own)
 
 
 def _replaced_attribute(name: str) -> property:

@@ -92,17 +92,6 @@ def runs_anything(runtime: Any) -> bool:
 # ------------------------------------------------------------ classes
 
 
-def with_steps_of(cls: Any, theirs: Any) -> Any:
-    """`cls`, a subclass of the workflow class `theirs`, with the same free functions as steps, now and later.
-
-    Touches the classes' `_step_functions`. Without it: nothing, there are no such steps.
-    """
-    steps = vars(theirs).get("_step_functions")
-    if steps is not None:
-        cls._step_functions = steps
-    return cls
-
-
 def step_names(workflow: Any) -> list[str]:
     """The names of its steps, sorted.
 
