@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from abc import ABCMeta
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +33,7 @@ from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of, with_steps_of
 from teola_plugin.shims.llamaindex.hooks import QueryHooks, without_span
+from teola_plugin.shims.llamaindex.workflows import RuntimeHooks
 from teola_plugin.tracer.report import TraceReport
 
 if TYPE_CHECKING:
@@ -177,7 +179,9 @@ class Accelerated:
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
         session = session_of(self)
-        explanation = session.explained(self.__teola_entry__, None if input is None else query_input(input))
+        explanation: Explanation = session.explained(
+            self.__teola_entry__, None if input is None else query_input(input)
+        )
         return replace(explanation, served=served_section(session.serving))
 
 
@@ -217,11 +221,14 @@ class AcceleratedChatEngine(Accelerated):
     __teola_entries__ = ("chat", "achat", "stream_chat", "astream_chat")
 
 
-class AcceleratedWorkflow(Accelerated):
+class AcceleratedWorkflow(RuntimeHooks, Accelerated):
     """A `Workflow`, or an agent. Its steps, handlers and contexts are its own."""
 
     __teola_entry__ = "run"
     __teola_entries__ = ("run",)
+
+    def __teola_original__(self) -> Any:
+        return original_of(self)
 
     @classmethod
     def add_step(cls, func: Any) -> None:
@@ -256,6 +263,17 @@ def original_of(obj: Any) -> Any:
     """Return the object that was accelerated; an object that is not accelerated itself."""
     session = _slot(obj) if isinstance(obj, Accelerated) else None
     return obj if session is None else session.original
+
+
+class EqualsOriginal(ABCMeta):
+    """The class of classes that are found where a dictionary has the original's class as a key."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or vars(cls).get("__teola_kind__", cls) is other
+
+    def __hash__(cls) -> int:
+        kind = vars(cls).get("__teola_kind__")
+        return super().__hash__() if kind is None else hash(kind)
 
 
 def session_of(obj: Any) -> Any:
@@ -324,7 +342,8 @@ def entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
         return await method(self, *args, **kwargs)
 
-    return without_span(functools.wraps(original)(coroutine if inspect.iscoroutinefunction(original) else method))
+    entry = functools.wraps(original)(coroutine if inspect.iscoroutinefunction(original) else method)
+    return without_span(entry)  # type: ignore[no-any-return]
 
 
 def _slot(instance: Any) -> Any:

@@ -18,7 +18,13 @@ from llama_index.core.utils import iter_batch
 from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.llamaindex.accelerated import Accelerated, OriginalAttribute, accelerated, original_of
+from teola_plugin.adapters.llamaindex.accelerated import (
+    Accelerated,
+    EqualsOriginal,
+    OriginalAttribute,
+    accelerated,
+    original_of,
+)
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
 from teola_plugin.adapters.llamaindex.own_batches import side_by_side
 from teola_plugin.adapters.llamaindex.own_titles import titles_side_by_side
@@ -181,8 +187,11 @@ class BuildsIndex(IndexHooks):
         return (self, NO_APP) if session is None else (session.index(), session.app)
 
 
-class AcceleratedIndex(BuildsIndex, Accelerated):
-    """A `VectorStoreIndex`. What reads it asks the model that an engine serves, if there is one."""
+class AcceleratedIndex(BuildsIndex, Accelerated, metaclass=EqualsOriginal):
+    """A `VectorStoreIndex`. What reads it asks the model that an engine serves, if there is one.
+
+    LlamaIndex has dictionaries of what each class of index can do, such as `Playground`'s.
+    """
 
     __teola_entries__ = ("as_retriever", "as_query_engine", "as_chat_engine")
     __teola_attributes__ = OriginalAttribute

@@ -79,6 +79,20 @@ def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Aw
     handler._external_adapter = sharing(type(kind)(kind.__name__, (ResultHooks, kind), names), adapter)
 
 
+class RuntimeHooks:
+    """Stands before a workflow's class: its `__teola_original__` is what runtimes keep track of, and run."""
+
+    if TYPE_CHECKING:
+
+        def __teola_original__(self) -> Any: ...
+
+    def _switch_runtime(self, new_runtime: Any) -> None:
+        """Switch the original, too, which a runtime would keep otherwise."""
+        original = self.__teola_original__()
+        switch = super()._switch_runtime if original is self else original._switch_runtime  # type: ignore[misc]
+        switch(new_runtime)
+
+
 def runs_anything(runtime: Any) -> bool:
     """Whether it runs any workflow of this process, and not only those that it was told of when it was launched.
 

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,13 +23,15 @@ from llama_index.core.chat_engine import (
     ContextChatEngine,
     SimpleChatEngine,
 )
+from llama_index.core.chat_engine.types import ChatMode
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.extractors import TitleExtractor
-from llama_index.core.indices.query.query_transform.base import HyDEQueryTransform
+from llama_index.core.indices.query.query_transform.base import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.llms import MockFunctionCallingLLM, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.playground.base import DEFAULT_MODES
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import (
     CitationQueryEngine,
@@ -49,12 +51,13 @@ from llama_index.core.retrievers import (
     RouterRetriever,
     VectorIndexRetriever,
 )
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode, TransformComponent
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode, TransformComponent
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.storage import StorageContext
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from support.llamaindex_engines import own_loop
+from workflows.plugins.basic import BasicRuntime
 
 from teola_plugin import accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
@@ -226,12 +229,14 @@ def tools(engine: Any = None) -> list[QueryEngineTool]:
 
 
 def router(engine: Any = None) -> Any:
-    return RouterQueryEngine(LLMSingleSelector.from_defaults(llm=ChoosingLLM()), tools(engine), llm=MockLLM())
+    return RouterQueryEngine(
+        LLMSingleSelector.from_defaults(llm=ChoosingLLM(max_tokens=None)), tools(engine), llm=MockLLM()
+    )
 
 
 def sub_questions(engine: Any = None) -> Any:
     return SubQuestionQueryEngine(
-        LLMQuestionGenerator.from_defaults(llm=AskingLLM()),
+        LLMQuestionGenerator.from_defaults(llm=AskingLLM(max_tokens=None)),
         get_response_synthesizer(llm=MockLLM(max_tokens=4)),
         tools(engine),
         verbose=False,
@@ -261,6 +266,10 @@ def synthesizer(mode: ResponseMode) -> Callable[[], Any]:
     return lambda: get_response_synthesizer(response_mode=mode, llm=MockLLM(max_tokens=4))
 
 
+def own_pipeline(*transformations: Any) -> Any:
+    return OwnPipeline(transformations=list(transformations))  # type: ignore[call-arg]
+
+
 def chat(kind: Any, part: Any = None) -> Any:
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
     return kind.from_defaults(*([] if part is None else [part]), llm=MockLLM(max_tokens=4), memory=memory)
@@ -274,7 +283,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "rag": rag,
     "router": router,
     "sub-questions": sub_questions,
-    "multi-step": lambda: MultiStepQueryEngine(rag(), HyDEQueryTransform(MockLLM()), num_steps=1),
+    "multi-step": lambda: MultiStepQueryEngine(rag(), StepDecomposeQueryTransform(MockLLM()), num_steps=1),
     "citation": lambda: CitationQueryEngine.from_args(index(), llm=MockLLM(max_tokens=4)),
     "transform": lambda: TransformQueryEngine(rag(), HyDEQueryTransform(MockLLM(max_tokens=4))),
     "retry": lambda: RetryQueryEngine(rag(), RelevancyEvaluator(llm=MockLLM(max_tokens=4))),
@@ -285,7 +294,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "fusion": fusion,
     "auto-merging": merging,
     "router retriever": lambda: RouterRetriever(
-        LLMSingleSelector.from_defaults(llm=ChoosingLLM()), [RetrieverTool.from_defaults(retriever(), description="a")]
+        LLMSingleSelector.from_defaults(llm=ChoosingLLM(max_tokens=None)),
+        [RetrieverTool.from_defaults(retriever(), description="a")],
     ),
     "own retriever": OwnRetriever,
     **{f"synthesizer {mode.value}": synthesizer(mode) for mode in ResponseMode},
@@ -301,7 +311,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "agent workflow": lambda: AgentWorkflow(agents=[function_agent()]),
     "own workflow": OwnFlow,
     "pipeline": lambda: IngestionPipeline(transformations=[MockEmbedding(embed_dim=4)]),
-    "own pipeline": lambda: OwnPipeline(transformations=[MockEmbedding(embed_dim=4)]),
+    "own pipeline": lambda: own_pipeline(MockEmbedding(embed_dim=4)),
     "index": index,
     "own index": lambda: index(OwnIndex),
 }
@@ -530,7 +540,9 @@ def test_terms_are_kept_when_a_part_is_set(pool: EnginePool) -> None:
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")]).with_terms(app="mine")
     engine._retriever = OwnRetriever("rope")
     fast.query(QUESTION)
-    assert fast.last_trace().app == "mine"
+    trace = fast.last_trace()
+    assert trace is not None
+    assert trace.app == "mine"
 
 
 class CountingEngine(RetrieverQueryEngine):
@@ -607,7 +619,7 @@ def test_fields_of_transformations_count() -> None:
 
 def test_a_pipeline_on_an_engine_follows_its_original(pool: EnginePool) -> None:
     own = MockEmbedding(embed_dim=4)
-    pipeline = OwnPipeline(transformations=[own])
+    pipeline = own_pipeline(own)
     fast = accelerate(pipeline, pool=pool, bind=[(own, "embedder")])
     assert {len(vector) for vector in answer(fast)} == {32}
     pipeline.transformations = [MockEmbedding(embed_dim=3)]
@@ -640,9 +652,17 @@ def test_what_an_index_makes_works() -> None:
     llm = MockLLM(max_tokens=4)
     assert str(fast.as_query_engine(llm=llm).query(QUESTION)) == str(plain.as_query_engine(llm=llm).query(QUESTION))
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
-    chats = [obj.as_chat_engine("context", llm=llm, memory=memory) for obj in (fast, plain)]
+    chats = [obj.as_chat_engine(ChatMode.CONTEXT, llm=llm, memory=memory) for obj in (fast, plain)]
     assert str(chats[0].chat(QUESTION)) == str(chats[1].chat(QUESTION))
     assert type(fast).from_documents([], embed_model=MockEmbedding(embed_dim=4)).as_retriever() is not None
+
+
+def test_an_index_is_found_by_the_class_of_the_original() -> None:
+    fast = accelerate(index())
+    assert type(fast) in DEFAULT_MODES
+    assert {type(fast): 1}[VectorStoreIndex] == 1
+    assert type(fast) != OwnIndex
+    assert isinstance(fast, type(fast))
 
 
 # ------------------------------------------------------------ parts of other objects
@@ -678,6 +698,17 @@ def test_it_is_a_part_of_a_workflow() -> None:
     assert asyncio.run(result_of(accelerate(OuterFlow(accelerate(OwnFlow("inner")))))) == "outer inner"
 
 
+def test_a_runtime_that_is_set_runs_the_original() -> None:
+    first, second = BasicRuntime(), BasicRuntime()
+    flow = OwnFlow(runtime=first)
+    fast = accelerate(flow)
+    fast._switch_runtime(second)
+    assert fast.runtime is flow.runtime
+    assert flow in second._pending
+    assert flow not in first._pending
+    assert asyncio.run(result_of(fast)) == "done"
+
+
 def test_it_is_an_agent_among_others() -> None:
     agent = accelerate(function_agent())
     team = AgentWorkflow(agents=[agent], root_agent="a")
@@ -691,8 +722,8 @@ class Runs(TransformComponent):
 
     inner: IngestionPipeline
 
-    def __call__(self, given: Any, **kwargs: Any) -> Any:
-        return self.inner.run(nodes=given)
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        return self.inner.run(nodes=nodes)
 
 
 def test_validation_accepts_it() -> None:
@@ -724,7 +755,7 @@ def test_members_of_a_users_class_are_its_own() -> None:
 
 def test_overridden_entries_and_names_of_ours_are_the_users() -> None:
     engine = OverridingEngine.from_args(retriever(), llm=MockLLM(max_tokens=2))
-    fast = accelerate(engine)
+    fast: Any = accelerate(engine)
     assert str(fast.query(QUESTION, shout=True)) == "TEXT TEXT"
     assert fast.report == "mine"
     assert fast.made_up_word == "word"
@@ -736,7 +767,7 @@ def test_overridden_entries_and_names_of_ours_are_the_users() -> None:
 
 def test_fields_of_our_names_are_the_users() -> None:
     engine = OwnPydanticEngine(plan="mine")
-    fast = accelerate(engine)
+    fast: Any = accelerate(engine)
     fast.plan = "yours"
     assert str(engine.query("q")) == str(fast.query("q")) == "hello, yours: q"
     assert type(fast)(plan="new").plan == "new"
@@ -763,10 +794,12 @@ def test_an_instance_that_the_class_makes_is_as_the_originals() -> None:
     assert str(copy.deepcopy(made).query(QUESTION)) == str(copy.copy(made).query(QUESTION)) == "text text"
     assert accelerate(made).original is made
     assert str(accelerate(made).query(QUESTION)) == "text text"
-    own = type(accelerate(OwnEngine()))("! ")
+    kind: Any = type(accelerate(OwnEngine()))
+    own = kind("! ")
     assert (str(own.query("q")), own.notes) == ("! q", ["q"])
     assert pickle.loads(pickle.dumps(own)).prefix == "! "
-    assert asyncio.run(result_of(type(accelerate(OwnFlow()))("new"))) == "new"
+    kind = type(accelerate(OwnFlow()))
+    assert asyncio.run(result_of(kind("new"))) == "new"
     with pytest.raises(AttributeError, match="was made by its class"):
         made.explain()
 
