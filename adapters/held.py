@@ -143,15 +143,15 @@ def attributes(node: Any) -> Iterator[Any]:
         if place.__name__.startswith("__teola"):  # of the plugin's own
             continue
         try:
-            found = place.__get__(node, kind)
+            value = place.__get__(node, kind)
         except AttributeError:
             continue
         if place.__name__ == "__dict__" and hasattr(kind, "__teola_replaced__"):
-            found = {**found, **_replaced(node, found)}
+            value = {**value, **_replaced(node, value)}
         if place.__name__ not in ("__dict__", "__pydantic_private__"):
-            yield found
-        elif type(found) is dict:
-            yield from found.values()
+            yield value
+        elif type(value) is dict:
+            yield from value.values()
 
 
 def _replaced(node: Any, shared: dict[str, Any]) -> dict[str, Any]:

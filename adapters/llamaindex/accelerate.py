@@ -44,7 +44,7 @@ def accelerate_llamaindex(obj: Any, options: Options, terms: Settings | None = N
 
 def _session(obj: Any, options: Options) -> Any:
     """Create what makes the calls of an object. Raises `RegistrationError` and `TraceError`."""
-    again = partial(accelerate_llamaindex, options=replace(options, strict=False))
+    accelerate_copy = partial(accelerate_llamaindex, options=replace(options, strict=False))
     renew = partial(_renewed, options=replace(options, strict=False))
     terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
@@ -63,7 +63,7 @@ def _session(obj: Any, options: Options) -> Any:
             prepare(served, terms.threads)
         session = _planned(obj, served, pool, terms)
         session.serving = serving
-    session.again = again
+    session.accelerate_copy = accelerate_copy
     if options.bind or options.serve is not None:
         session.renewed_by(renew, FieldSnapshot([*_composites(obj), *(one for one, _ in options.bind)]))
     return session

@@ -140,9 +140,9 @@ class Accelerated:
 
     @property
     def __teola_session__(self) -> Any:
-        """What makes the calls, planned anew if parts of the original were set since.
+        """Return what makes the calls, planned anew if parts of the original were set since.
 
-        None for an instance that its class's constructor has made: it runs as the original's class does.
+        Return None for an instance that its class's constructor has made: it runs as the original's class does.
         """
         session = _slot(self)
         if session is None or session.is_current():
@@ -154,20 +154,20 @@ class Accelerated:
     def __copy__(self) -> Any:
         """Return an accelerated copy of the original, on the same terms."""
         session = _slot(self)
-        return copy.copy(_plain(self)) if session is None else session.again(copy.copy(session.original))
+        return copy.copy(_plain(self)) if session is None else session.accelerate_copy(copy.copy(session.original))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
         """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
         session = _slot(self)
         if session is None:
             return copy.deepcopy(_plain(self), memo)
-        original, again = copy.deepcopy((session.original, session.again), memo)
-        return again(original)
+        original, accelerate_copy = copy.deepcopy((session.original, session.accelerate_copy), memo)
+        return accelerate_copy(original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the original and the terms. Raises `RegistrationError` if a pool is among them: it stays here."""
         session = _slot(self)
-        return (_itself, (_plain(self),)) if session is None else (session.again, (session.original,))
+        return (_itself, (_plain(self),)) if session is None else (session.accelerate_copy, (session.original,))
 
     def __reduce__(self) -> Any:
         return self.__reduce_ex__(2)
@@ -251,7 +251,7 @@ def accelerated(session: Any, mixin: type[Accelerated] | None = None) -> Any:
     Raises `TraceError` for an object of no class that is known.
     """
     original = session.original
-    mixin = mixin or next((mixin for own, mixin in KINDS if isinstance(original, own)), None)
+    mixin = mixin or next((mixin for base, mixin in KINDS if isinstance(original, base)), None)
     if mixin is None:
         raise _refusal(original)
     instance = sharing(_subclass(type(original), mixin), original)
@@ -300,32 +300,32 @@ def _refusal(obj: Any) -> TraceError:
 # ------------------------------------------------------------ classes
 
 
-def _subclass(own: Any, mixin: type[Accelerated]) -> Any:
+def _subclass(base: Any, mixin: type[Accelerated]) -> Any:
     """Create the subclass of one class, with entry points that have the signatures of that class."""
-    if issubclass(own, mixin):  # of an instance that such a class's constructor has made
-        return own
+    if issubclass(base, mixin):  # of an instance that such a class's constructor has made
+        return base
 
     def members() -> dict[str, Any]:
         entries = {
-            name: entry_point(name, getattr(own, name)) for name in mixin.__teola_entries__ if hasattr(own, name)
+            name: entry_point(name, getattr(base, name)) for name in mixin.__teola_entries__ if hasattr(base, name)
         }
-        return {**entries, **forwarded_slots(own, _slot_holder), **_attributes(own, mixin), "__teola_kind__": own}
+        return {**entries, **forwarded_slots(base, _slot_holder), **_attributes(base, mixin), "__teola_kind__": base}
 
-    subclass = subclass_of(own, mixin, slots=(_SLOT,), members=members)
-    return with_steps_of(subclass, own) if issubclass(own, Workflow) else subclass
+    subclass = subclass_of(base, mixin, slots=(_SLOT,), members=members)
+    return with_steps_of(subclass, base) if issubclass(base, Workflow) else subclass
 
 
-def _attributes(own: Any, mixin: type[Accelerated]) -> dict[str, Any]:
+def _attributes(base: Any, mixin: type[Accelerated]) -> dict[str, Any]:
     """Return what the class gets of `__teola_attributes__`: what it has no method, attribute or field for."""
-    fields = own.model_fields if issubclass(own, BaseModel) else {}
-    shown = {name: member for cls in mixin.__teola_attributes__.__mro__[:-1] for name, member in vars(cls).items()}
+    fields = base.model_fields if issubclass(base, BaseModel) else {}
+    attributes = {name: member for cls in mixin.__teola_attributes__.__mro__[:-1] for name, member in vars(cls).items()}
     members = {
         name: member
-        for name, member in shown.items()
-        if not name.startswith("_") and name not in fields and not hasattr(own, name)
+        for name, member in attributes.items()
+        if not name.startswith("_") and name not in fields and not hasattr(base, name)
     }
-    if issubclass(own, BaseModel):
-        ignored = (*own.model_config.get("ignored_types", ()), FallbackProperty)
+    if issubclass(base, BaseModel):
+        ignored = (*base.model_config.get("ignored_types", ()), FallbackProperty)
         members["model_config"] = {"defer_build": True, "ignored_types": ignored}
     return members
 

@@ -44,7 +44,7 @@ from teola_plugin.shims.llamaindex.records import Unreadable
 
 
 class WritingSession(ServedObject):
-    """What a pipeline or an index runs with: transformations and embedding models that make calls side by side."""
+    """The calls of a pipeline or an index, whose models are asked side by side where they take that."""
 
     def __init__(self, original: Any, served: Any, options: Options) -> None:
         super().__init__(original, served, options.pool)
@@ -54,20 +54,20 @@ class WritingSession(ServedObject):
 
     def continues(self, other: WritingSession) -> None:
         """Stay copied on the terms of a session that this one replaces."""
-        self.again = other.again
+        self.accelerate_copy = other.accelerate_copy
 
     def faster(self, part: Any) -> Any:
         """Return the part, or what makes its calls side by side, the same until a field of the part is set."""
         if self._options.speculate == "off":
             return part
-        known = self._parts.get(id(part))
-        if known is None or not known[2].holds():
+        entry = self._parts.get(id(part))
+        if entry is None or not entry[2].holds():
             fast = titles_side_by_side(side_by_side(part, self._options.threads))
             fields = [part] if isinstance(part, BaseModel) else []
-            known = self._parts[id(part)] = (part, fast, FieldSnapshot(fields))
+            entry = self._parts[id(part)] = (part, fast, FieldSnapshot(fields))
             if len(self._parts) > KEPT:
                 self._parts.pop(next(iter(self._parts)))
-        return known[1]
+        return entry[1]
 
     def pipeline(self) -> Any:
         """Return the pipeline that runs: it has the original's state, but for transformations."""
@@ -135,7 +135,7 @@ def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN
 def writing(original: Any, served: Any, options: Options) -> WritingSession:
     """Create what makes the calls of a pipeline or an index."""
     session = WritingSession(original, original_of(served), options)
-    session.again = partial(accelerated_writing, options=options)
+    session.accelerate_copy = partial(accelerated_writing, options=options)
     return session
 
 

@@ -136,7 +136,7 @@ class ServedObject:
         self.served = served
         """The original, or a copy in which some of its parts are served by engines of the pool."""
         self.pool = pool
-        self.again: Callable[..., Any] = as_it_is
+        self.accelerate_copy: Callable[..., Any] = as_it_is
         """`accelerate` on the same terms, for a copy of the original."""
         self._renew: Callable[[Any], Any] = as_it_is
         self._snapshot: FieldSnapshot | None = None
@@ -161,7 +161,7 @@ def as_it_is(obj: Any) -> Any:
 
 
 class Session(ServedObject):
-    """What an accelerated object knows beyond the original: engines, plans, traces."""
+    """The calls of an accelerated object, with their engines, plans and traces."""
 
     def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Settings, part: Accelerate) -> None:
         super().__init__(original, served, pool)
@@ -179,7 +179,7 @@ class Session(ServedObject):
         session = self._same_object(terms)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
         session._renew, session._snapshot = self._renew, self._snapshot
-        session.again = partial(self.again, terms=terms)
+        session.accelerate_copy = partial(self.accelerate_copy, terms=terms)
         return session
 
     def _same_object(self, terms: Settings) -> Session:
@@ -187,7 +187,7 @@ class Session(ServedObject):
 
     def continues(self, other: Session) -> None:
         """Keep the last trace and the figures of `shadow=` of a session that this one replaces."""
-        self._last, self.shadow, self.again = other._last, other.shadow, other.again
+        self._last, self.shadow, self.accelerate_copy = other._last, other.shadow, other.accelerate_copy
 
     # ------------------------------------------------------------ seeing it
 
