@@ -140,14 +140,24 @@ def attributes(node: Any) -> Iterator[Any]:
     """Values of an object's own attributes, Pydantic's private ones and those in slots among them."""
     kind: Any = type(node)
     for place in _places(kind):
+        if place.__name__.startswith("__teola"):  # of the plugin's own
+            continue
         try:
-            found = place.__get__(node, kind)
+            value = place.__get__(node, kind)
         except AttributeError:
             continue
+        if place.__name__ == "__dict__" and hasattr(kind, "__teola_replaced__"):
+            value = {**value, **_replaced(node, value)}
         if place.__name__ not in ("__dict__", "__pydantic_private__"):
-            yield found
-        elif type(found) is dict:
-            yield from found.values()
+            yield value
+        elif type(value) is dict:
+            yield from value.values()
+
+
+def _replaced(node: Any, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return what an object that shares the state of another reads instead of attributes in that state."""
+    replaced = node.__teola_replaced__.items()
+    return {name: value for name, (before, value) in replaced if shared.get(name) is before}
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,10 @@
-"""Subclasses of the classes of the user's own objects, made when they are wanted."""
+"""Subclasses of the classes of the user's own objects, and what their instances share with the originals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -43,3 +45,49 @@ def subclass_of(
             subclass.__teola_served_by__ = served_by
         _classes[key] = subclass
     return subclass
+
+
+def forwarded_slots(own: type, holder: Callable[[Any], Any]) -> dict[str, property]:
+    """Create properties for what objects of a class keep in `__slots__`, where sharing `__dict__` does not reach.
+
+    `holder` returns the object whose slots are meant: the original, or the instance itself if it has none.
+    """
+    members = {
+        name: member
+        for cls in reversed(own.__mro__)
+        for name, member in vars(cls).items()
+        if inspect.ismemberdescriptor(member) and not name.startswith("__")
+    }
+
+    def forwarded(member: Any) -> property:
+        return property(
+            lambda self: member.__get__(holder(self)),
+            lambda self, value: member.__set__(holder(self), value),
+            lambda self: member.__delete__(holder(self)),
+        )
+
+    return {name: forwarded(member) for name, member in sorted(members.items())}
+
+
+class FieldSnapshot:
+    """The fields of objects, which plans and copies of them are made of, as they were at some time."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._fields = [(vars(obj), getattr(type(obj), "model_fields", None)) for obj in objects]
+        self._values = self._current()
+
+    def holds(self) -> bool:
+        """Return True if no field was set, and no list or dictionary among them was changed, since."""
+        values = self._current()
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+
+    def _current(self) -> list[Any]:
+        values: list[Any] = []
+        for fields, names in self._fields:
+            for value in [*fields.values()] if names is None else [fields.get(name) for name in names]:
+                values.append(value)
+                if type(value) is list or type(value) is tuple:
+                    values += value
+                elif type(value) is dict:
+                    values += value.values()
+        return values

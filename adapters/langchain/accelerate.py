@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.tracer.draft import Traced
@@ -68,7 +68,8 @@ def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> Accelerat
     fast.copied_by(again)
     fast.tells_of(serving)
     if fast.chain is not runnable or fast.is_routed:
-        fast.renewed_by(renew, FieldSnapshot(runnable, [obj for obj, _ in options.bind]))
+        parts = [*_composites(runnable), *(obj for obj, _ in options.bind)]
+        fast.renewed_by(renew, FieldSnapshot({id(part): part for part in parts}.values()))
     if options.shadow:
         fast.shadowed(options.shadow)
     return fast
@@ -84,32 +85,6 @@ def _renewed(calls: AcceleratedRunnable, options: Options, graphs: Graphs | None
         renewed.runs_original(untraced(calls.bound, f"teola-plugin failed: {error!r}"))
     renewed.continues(calls)
     return renewed
-
-
-class FieldSnapshot:
-    """The fields of an object and of the composites inside it, which copies of them are made of."""
-
-    def __init__(self, root: Any, bound_objects: Sequence[Any]) -> None:
-        objects = [*_composites(root), *bound_objects]
-        self._fields = [(vars(obj), _field_names(obj)) for obj in {id(obj): obj for obj in objects}.values()]
-        self._values = self._current()
-
-    def holds(self) -> bool:
-        """Return True if no field was set, and no list or dictionary among them was changed, since."""
-        values = self._current()
-        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
-
-    def _current(self) -> list[Any]:
-        values: list[Any] = []
-        for fields, names in self._fields:
-            for name in names:
-                value = fields.get(name)
-                values.append(value)
-                if type(value) is list or type(value) is tuple:
-                    values += value
-                elif type(value) is dict:
-                    values += value.values()
-        return values
 
 
 _UNCOPIED = (BaseLanguageModel, BasePromptTemplate, BaseLLMOutputParser, BaseTool)
@@ -136,11 +111,6 @@ def _composites(root: Any) -> Iterator[Any]:
 def _is_composite(node: Any) -> bool:
     is_runnable = isinstance(node, (Runnable, BaseDocumentCompressor)) and not isinstance(node, _UNCOPIED)
     return is_runnable and type(node).__module__.startswith("langchain")
-
-
-def _field_names(obj: Any) -> tuple[str, ...]:
-    names = getattr(type(obj), "model_fields", None) or vars(obj)
-    return tuple(names)
 
 
 def _served(runnable: Node, options: Options) -> Any:

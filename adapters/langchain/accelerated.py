@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableSequence
 from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-from teola_plugin.adapters.own_class import subclass_of
+from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
 from teola_plugin.adapters.terms import context_of
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.pydantic import sharing
@@ -160,7 +160,10 @@ def _subclass(own: type, mixin: type[AcceleratedObject]) -> Any:
     """Create the subclass of one class, with entry points that have the signatures of that class."""
 
     def members() -> dict[str, Any]:
-        return {**{name: _entry_point(name, getattr(own, name)) for name in ENTRY_POINTS}, **_forwarded_slots(own)}
+        return {
+            **{name: _entry_point(name, getattr(own, name)) for name in ENTRY_POINTS},
+            **forwarded_slots(own, _slot_holder),
+        }
 
     return subclass_of(own, mixin, slots=(_CALLS,), members=members)
 
@@ -181,23 +184,10 @@ def _entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(original)(coroutine if inspect.iscoroutinefunction(original) else method)
 
 
-def _forwarded_slots(own: type) -> dict[str, property]:
-    """Create properties for what objects of a class keep in `__slots__`, where sharing `__dict__` does not reach."""
-    names = {
-        name
-        for cls in own.__mro__
-        for name, member in vars(cls).items()
-        if inspect.ismemberdescriptor(member) and not name.startswith("__")
-    }
-
-    def forwarded(name: str) -> property:
-        return property(
-            lambda self: getattr(_slot(self).bound, name),
-            lambda self, value: setattr(_slot(self).bound, name, value),
-            lambda self: delattr(_slot(self).bound, name),
-        )
-
-    return {name: forwarded(name) for name in sorted(names)}
+def _slot_holder(instance: Any) -> Any:
+    """Return the original of an instance; itself if its class has made it."""
+    calls = _slot(instance)
+    return instance if calls is None else calls.bound
 
 
 def _slot(instance: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llama_index.core.callbacks import CallbackManager
@@ -11,13 +12,15 @@ from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.workflow import Workflow
 
-from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated
+from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated, original_of
 from teola_plugin.adapters.llamaindex.checking import shadow_of
-from teola_plugin.adapters.llamaindex.ingestion import accelerated_index, accelerated_ingestion
+from teola_plugin.adapters.llamaindex.ingestion import AcceleratedIndex, AcceleratedPipeline, WritingSession
 from teola_plugin.adapters.llamaindex.own_models.beside import prepare
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.whole import in_part, kept_by
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -25,11 +28,24 @@ from teola_plugin.shims.llamaindex.workflows import used_by_steps
 from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
 
 
-def accelerate_llamaindex(obj: Any, options: Options) -> Any:
-    """See `teola_plugin.accelerate`. What is accelerated already is accelerated anew, on these terms."""
-    if isinstance(obj, Accelerated):
-        obj = obj.__teola_session__.served
+def accelerate_llamaindex(obj: Any, options: Options, terms: Settings | None = None) -> Any:
+    """See `teola_plugin.accelerate`. Returns an instance of a subclass of the original's class.
+
+    An object that is accelerated already is accelerated anew, on these terms. `terms` are those of `with_terms`.
+    """
+    obj = original_of(obj)
     shadow = shadow_of(options.shadow, obj) if options.shadow else None
+    session = _session(obj, options)
+    if isinstance(session, WritingSession):
+        return accelerated(session, AcceleratedPipeline if isinstance(obj, IngestionPipeline) else AcceleratedIndex)
+    session.shadow = shadow
+    return accelerated(session if terms is None else session.under(terms))
+
+
+def _session(obj: Any, options: Options) -> Any:
+    """Create what makes the calls of an object. Raises `RegistrationError` and `TraceError`."""
+    accelerate_copy = partial(accelerate_llamaindex, options=replace(options, strict=False))
+    renew = partial(_renewed, options=replace(options, strict=False))
     terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
     serving = None
@@ -37,20 +53,43 @@ def accelerate_llamaindex(obj: Any, options: Options) -> Any:
         from teola_plugin.adapters.llamaindex.binding.serve import with_serving
 
         options, serving = with_serving(obj, options, lambda one, engine, pool: bound_in(obj, [(one, engine)], pool))
-    found = options.pool
-    served = bound_in(obj, options.bind, found, strict=options.strict)
-    if isinstance(served, IngestionPipeline):
-        return accelerated_ingestion(served, options)
-    if isinstance(served, VectorStoreIndex):
-        return accelerated_index(served, options)
-    if found is None and options.speculate != "off":
-        prepare(served, terms.threads)
-    session = _session(obj, served, found, terms)
-    session.serving, session.shadow = serving, shadow
-    return accelerated(session)
+    pool = options.pool
+    served = bound_in(obj, options.bind, pool, strict=options.strict)
+    session: Any
+    if isinstance(served, IngestionPipeline | VectorStoreIndex):
+        session = WritingSession(obj, served, options)
+    else:
+        if pool is None and options.speculate != "off":
+            prepare(served, terms.threads)
+        session = _planned(obj, served, pool, terms)
+        session.serving = serving
+    session.accelerate_copy = accelerate_copy
+    if options.bind or options.serve is not None:
+        session.renewed_by(renew, FieldSnapshot([*_composites(obj), *(one for one, _ in options.bind)]))
+    return session
 
 
-def _session(obj: Any, served: Any, pool: EnginePool | None, terms: Settings) -> Session:
+def _renewed(session: Any, options: Options) -> Any:
+    """Create what makes the calls of an object whose parts were set since. What cannot be served any more just runs."""
+    obj = session.original
+    try:
+        renewed = _session(obj, options)
+    except Exception as error:
+        log_fallback(error, obj, "parts that were set")
+        renewed = _session(obj, replace(options, pool=session.pool, bind=(), serve=None))
+        renewed.renewed_by(partial(_renewed, options=options), FieldSnapshot(_composites(obj)))
+    if isinstance(session, Session):
+        renewed = renewed.under(session.terms)
+    renewed.continues(session)
+    return renewed
+
+
+def _composites(obj: Any) -> list[Any]:
+    """Return the objects that a served copy of `obj` is made of."""
+    return [node for node in inside(obj) if is_composite(node)]
+
+
+def _planned(obj: Any, served: Any, pool: EnginePool | None, terms: Settings) -> Session:
     parts = _Parts(pool, terms)
     if not isinstance(served, Workflow):
         return Session(obj, served, pool, terms, parts)
@@ -114,7 +153,7 @@ def the_pool_of(obj: Any) -> EnginePool | None:
     """The pool that its pool-backed objects share; None without any. Raises `RegistrationError` for two."""
     named = used_by_steps(obj) if isinstance(obj, Workflow) else ()
     roots = [obj, *(one for one in named if is_leaf(one) or is_composite(one))]
-    found = (getattr(node, "pool", None) for root in roots for node in inside(root))
+    found = (_pool_of(node) for root in roots for node in inside(root))
     pools = {id(pool): pool for pool in found if isinstance(pool, EnginePool)}
     if len(pools) > 1:
         raise RegistrationError(
@@ -122,3 +161,7 @@ def the_pool_of(obj: Any) -> EnginePool | None:
             hint="say which one plans it: accelerate(..., pool=...)",
         )
     return next(iter(pools.values()), None)
+
+
+def _pool_of(node: Any) -> Any:
+    return getattr(node.__teola_session__ if isinstance(node, Accelerated) else node, "pool", None)

@@ -1,8 +1,8 @@
-"""What users hold: the very object, with other public methods.
+"""Accelerated LlamaIndex objects: instances of a subclass of the original's class that share the original's state.
 
-An accelerated object has the original's class, and its attributes are the original's own: reading and writing them,
-`update_prompts`, `callback_manager` and the like are as they always were. Only the entries differ: they call the
-original's beside a live query.
+The subclass replaces the entry points (`query`, `aretrieve`, `chat`, ...), which call the original's beside a live
+query. Everything else is inherited: methods, properties and fields are the original's own, and setting a field sets it
+on the original as well.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from abc import ABCMeta
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -23,42 +23,51 @@ from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from teola_plugin.adapters.checking.shadow import ShadowReport
-from teola_plugin.adapters.llamaindex.checking import shadowed
-from teola_plugin.adapters.llamaindex.session import Session, chunks_input, nodes_input, query_input
+from teola_plugin.adapters.llamaindex.session import query_input
+from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
 from teola_plugin.adapters.serving.serving import served_section
 from teola_plugin.adapters.terms import Asked
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
-from teola_plugin.shims.llamaindex.copies import sharing
-from teola_plugin.shims.llamaindex.hooks import QueryHooks
-from teola_plugin.shims.llamaindex.workflows import with_steps_of
+from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of, with_steps_of
+from teola_plugin.shims.llamaindex.hooks import QueryHooks, without_span
+from teola_plugin.shims.llamaindex.workflows import RuntimeHooks
 from teola_plugin.tracer.report import TraceReport
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
 
+_SLOT = "__teola_slot__"
 
-class Accelerated:
-    """What all of them have in common."""
 
-    __teola_accelerated__: ClassVar[bool] = True
-    __teola_session__: ClassVar[Session]
-    """Of the one object that the class is made for, see `accelerated`."""
-    __teola_entry__: ClassVar[str] = "query"
-    """What is shown of it."""
+class FallbackProperty:
+    """A property that gives way to an attribute of that name in the object's `__dict__`."""
 
-    def __copy__(self) -> Any:
-        return accelerated(self.__teola_session__.of(copy.copy(self.__teola_session__.served)))
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read, self.__doc__ = read, read.__doc__
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return accelerated(self.__teola_session__.of(copy.deepcopy(self.__teola_session__.served, memo)))
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self._read(instance)
 
-    @property
+
+class OriginalAttribute:
+    """The attribute of all accelerated objects whose class, and which themselves, have none of that name."""
+
+    @FallbackProperty
     def original(self) -> Any:
         """The object that was accelerated."""
-        return self.__teola_session__.original
+        return session_of(self).original
+
+
+class PlannedAttributes(OriginalAttribute):
+    """Attributes of accelerated objects that are planned, where their class and they have none of that name."""
+
+    if TYPE_CHECKING:
+        __teola_entry__: ClassVar[str]
+
+        def __teola_explained__(self, input: Any = None) -> Explanation: ...
 
     def with_terms(
         self,
@@ -77,18 +86,21 @@ class Accelerated:
         """
         Asked.of({"deadline_s": deadline_s, "weight": weight}, tenant="", deadline_s="deadline_s", weight="weight")
         given = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
-        session = self.__teola_session__
-        terms = replace(session.terms, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        session = session_of(self)
+        terms = replace(session.terms, **{name: value for name, value in given.items() if value is not None})
         return accelerated(session.under(terms))
 
-    @property
+    @FallbackProperty
     def report(self) -> TraceReport:
         """What is lowered, joined or called as it always was, and why."""
-        return self.__teola_session__.entry(self.__teola_entry__).traced.report
+        report: TraceReport = session_of(self).entry(self.__teola_entry__).traced.report
+        return report
 
     def plan(self, input: Any = None) -> Optimised | None:
         """The e-graph of a query, and the passes that made it; None where the original just runs."""
-        return self.__teola_session__.plan(self.__teola_entry__, None if input is None else query_input(input))
+        query = None if input is None else query_input(input)
+        optimised: Optimised | None = session_of(self).plan(self.__teola_entry__, query)
+        return optimised
 
     def explain(self, input: Any = None, *, details: bool = False) -> str:
         """What was understood, what begins before its place, what to expect: three lines. Nothing runs.
@@ -97,143 +109,131 @@ class Accelerated:
         """
         return self.__teola_explained__(input).text(details=details)
 
-    def __teola_of__(self) -> tuple[Any, EnginePool | None]:
-        """The original, and the pool that plans it."""
-        return self.__teola_session__.original, self.__teola_session__.pool
-
-    def __teola_explained__(self, input: Any = None) -> Explanation:
-        given = None if input is None else query_input(input)
-        told = self.__teola_session__.explained(self.__teola_entry__, given)
-        return replace(told, served=served_section(self.__teola_session__.serving))
-
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """The trace of the last call that was started on this object; None before the first one.
 
         Without a pool also None where nothing of that call began ahead.
         """
-        session = self.__teola_session__
+        session = session_of(self)
         last = session.last
         trace: QueryTrace | None = None if last is None else last.trace.result(timeout)
         return trace if trace is None or session.pool is not None or trace.spans else None
 
-    @property
+    @FallbackProperty
     def shadow(self) -> ShadowReport:
         """How the calls that were made once more by the original compared; see `accelerate(..., shadow=)`."""
-        shadow = self.__teola_session__.shadow
+        shadow = session_of(self).shadow
         return ShadowReport() if shadow is None else shadow.report
+
+
+class Accelerated:
+    """A mixin that stands before the original's class in the method resolution order."""
+
+    __teola_accelerated__: ClassVar[bool] = True
+    __teola_entry__: ClassVar[str] = "query"
+    """The entry that `report`, `plan` and `explain` are about."""
+    __teola_entries__: ClassVar[tuple[str, ...]] = ()
+    """The entry points: methods that begin a query, and tell nobody of it but by the original's own method."""
+    __teola_attributes__: ClassVar[type] = PlannedAttributes
+    __teola_kind__: ClassVar[type]
+    """The original's class."""
+
+    @property
+    def __teola_session__(self) -> Any:
+        """Return what makes the calls, planned anew if parts of the original were set since.
+
+        Return None for an instance that its class's constructor has made: it runs as the original's class does.
+        """
+        session = _slot(self)
+        if session is None or session.is_current():
+            return session
+        renewed = session.renewed()
+        object.__setattr__(self, _SLOT, renewed)
+        return renewed
+
+    def __copy__(self) -> Any:
+        """Return an accelerated copy of the original, on the same terms."""
+        session = _slot(self)
+        return copy.copy(_plain(self)) if session is None else session.accelerate_copy(copy.copy(session.original))
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
+        session = _slot(self)
+        if session is None:
+            return copy.deepcopy(_plain(self), memo)
+        original, accelerate_copy = copy.deepcopy((session.original, session.accelerate_copy), memo)
+        return accelerate_copy(original)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the original and the terms. Raises `RegistrationError` if a pool is among them: it stays here."""
+        session = _slot(self)
+        return (_itself, (_plain(self),)) if session is None else (session.accelerate_copy, (session.original,))
+
+    def __reduce__(self) -> Any:
+        return self.__reduce_ex__(2)
+
+    def __teola_of__(self) -> tuple[Any, EnginePool | None]:
+        """The original, and the pool that plans it."""
+        session = session_of(self)
+        return session.original, session.pool
+
+    def __teola_explained__(self, input: Any = None) -> Explanation:
+        session = session_of(self)
+        explanation: Explanation = session.explained(
+            self.__teola_entry__, None if input is None else query_input(input)
+        )
+        return replace(explanation, served=served_section(session.serving))
 
 
 class AcceleratedQueryEngine(QueryHooks, Accelerated):
     """A `BaseQueryEngine`."""
 
-    def query(self, str_or_query_bundle: Any) -> Any:
-        given = query_input(str_or_query_bundle)
-        return self.__teola_session__.call("query", given, lambda node: node.query(str_or_query_bundle))
-
-    async def aquery(self, str_or_query_bundle: Any) -> Any:
-        given = query_input(str_or_query_bundle)
-        return await self.__teola_session__.acall("query", given, lambda node: node.aquery(str_or_query_bundle))
+    __teola_entries__ = ("query", "aquery", "retrieve", "aretrieve", "synthesize", "asynthesize")
 
     def __teola_query__(self, query: Any, plain: Callable[[Any], Any]) -> Any:
-        """Below the entries, by engines that retry; the entries above call the original's."""
-        return self.__teola_session__.call("query", query_input(query), plain)
+        """Begin a query below the entries, for engines that retry; the entries above call the original's."""
+        session = self.__teola_session__
+        return plain(self) if session is None else session.call("query", query_input(query), plain)
 
     async def __teola_aquery__(self, query: Any, plain: Callable[[Any], Awaitable[Any]]) -> Any:
         """`__teola_query__` in a loop."""
-        return await self.__teola_session__.acall("query", query_input(query), plain)
-
-    def retrieve(self, query_bundle: Any) -> Any:
-        return self.__teola_session__.call(
-            "retrieve", query_input(query_bundle), lambda node: node.retrieve(query_bundle)
-        )
-
-    async def aretrieve(self, query_bundle: Any) -> Any:
-        given = query_input(query_bundle)
-        return await self.__teola_session__.acall("retrieve", given, lambda node: node.aretrieve(query_bundle))
-
-    def synthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
-        given = nodes_input(query_bundle, nodes)
-        return self.__teola_session__.call(
-            "synthesize", given, lambda node: node.synthesize(query_bundle, nodes, additional_source_nodes)
-        )
-
-    async def asynthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
-        given = nodes_input(query_bundle, nodes)
-        return await self.__teola_session__.acall(
-            "synthesize", given, lambda node: node.asynthesize(query_bundle, nodes, additional_source_nodes)
-        )
+        session = self.__teola_session__
+        return await (plain(self) if session is None else session.acall("query", query_input(query), plain))
 
 
 class AcceleratedRetriever(Accelerated):
     """A `BaseRetriever`."""
 
     __teola_entry__ = "retrieve"
-
-    def retrieve(self, str_or_query_bundle: Any) -> Any:
-        given = query_input(str_or_query_bundle)
-        return self.__teola_session__.call("retrieve", given, lambda node: node.retrieve(str_or_query_bundle))
-
-    async def aretrieve(self, str_or_query_bundle: Any) -> Any:
-        given = query_input(str_or_query_bundle)
-        return await self.__teola_session__.acall("retrieve", given, lambda node: node.aretrieve(str_or_query_bundle))
+    __teola_entries__ = ("retrieve", "aretrieve")
 
 
 class AcceleratedSynthesizer(Accelerated):
     """A `BaseSynthesizer`."""
 
     __teola_entry__ = "synthesize"
-
-    def synthesize(self, query: Any, nodes: Any, additional_source_nodes: Any = None, **response_kwargs: Any) -> Any:
-        given = None if response_kwargs else nodes_input(query, nodes)
-        return self.__teola_session__.call(
-            "synthesize", given, lambda node: node.synthesize(query, nodes, additional_source_nodes, **response_kwargs)
-        )
-
-    async def asynthesize(
-        self, query: Any, nodes: Any, additional_source_nodes: Any = None, **response_kwargs: Any
-    ) -> Any:
-        given = None if response_kwargs else nodes_input(query, nodes)
-        return await self.__teola_session__.acall(
-            "synthesize", given, lambda node: node.asynthesize(query, nodes, additional_source_nodes, **response_kwargs)
-        )
-
-    def get_response(self, query_str: str, text_chunks: Any, **response_kwargs: Any) -> Any:
-        given = chunks_input(query_str, text_chunks, response_kwargs)
-        return self.__teola_session__.call(
-            "respond", given, lambda node: node.get_response(query_str, text_chunks, **response_kwargs)
-        )
-
-    async def aget_response(self, query_str: str, text_chunks: Any, **response_kwargs: Any) -> Any:
-        given = chunks_input(query_str, text_chunks, response_kwargs)
-        return await self.__teola_session__.acall(
-            "respond", given, lambda node: node.aget_response(query_str, text_chunks, **response_kwargs)
-        )
+    __teola_entries__ = ("synthesize", "asynthesize", "get_response", "aget_response")
 
 
 class AcceleratedChatEngine(Accelerated):
     """A `BaseChatEngine`. Its engine or retriever runs ahead; the conversation is its own."""
 
-    def chat(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__teola_session__.call("chat", None, lambda node: node.chat(*args, **kwargs))
-
-    async def achat(self, *args: Any, **kwargs: Any) -> Any:
-        return await self.__teola_session__.acall("chat", None, lambda node: node.achat(*args, **kwargs))
-
-    def stream_chat(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__teola_session__.call("chat", None, lambda node: node.stream_chat(*args, **kwargs))
-
-    async def astream_chat(self, *args: Any, **kwargs: Any) -> Any:
-        return await self.__teola_session__.acall("chat", None, lambda node: node.astream_chat(*args, **kwargs))
+    __teola_entries__ = ("chat", "achat", "stream_chat", "astream_chat")
 
 
-class AcceleratedWorkflow(Accelerated):
+class AcceleratedWorkflow(RuntimeHooks, Accelerated):
     """A `Workflow`, or an agent. Its steps, handlers and contexts are its own."""
 
     __teola_entry__ = "run"
+    __teola_entries__ = ("run",)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        session: Any = self.__teola_session__
-        return session.run(args, kwargs)
+    def __teola_original__(self) -> Any:
+        return original_of(self)
+
+    @classmethod
+    def add_step(cls, func: Any) -> None:
+        """Add the step to the original's class, so that both have it."""
+        cls.__teola_kind__.add_step(func)  # type: ignore[attr-defined]
 
 
 KINDS: tuple[tuple[type, type[Accelerated]], ...] = (
@@ -245,21 +245,43 @@ KINDS: tuple[tuple[type, type[Accelerated]], ...] = (
 )
 
 
-def accelerated(session: Session) -> Any:
-    """An object of the served object's class, with its attributes, whose entries begin live queries."""
-    served = session.served
-    kind = next((mine for theirs, mine in KINDS if isinstance(served, theirs)), None)
-    if kind is None:
-        raise _refusal(served)
-    if session.shadow is not None:
-        kind = shadowed(kind)
-    if kind is not AcceleratedWorkflow:
-        return sharing(_class(kind, type(served), session), served)
-    if session.shown is None:
-        session.shown = with_steps_of(_class(kind, type(served), session), type(served))
-    made = sharing(session.shown, served)
-    object.__setattr__(made, _OWN, session)
-    return made
+def accelerated(session: Any, mixin: type[Accelerated] | None = None) -> Any:
+    """Create an instance of a subclass of the original's class whose entry points are those of `session`.
+
+    Raises `TraceError` for an object of no class that is known.
+    """
+    original = session.original
+    mixin = mixin or next((mixin for base, mixin in KINDS if isinstance(original, base)), None)
+    if mixin is None:
+        raise _refusal(original)
+    instance = sharing(_subclass(type(original), mixin), original)
+    object.__setattr__(instance, _SLOT, session)
+    return instance
+
+
+def original_of(obj: Any) -> Any:
+    """Return the object that was accelerated; an object that is not accelerated itself."""
+    session = _slot(obj) if isinstance(obj, Accelerated) else None
+    return obj if session is None else session.original
+
+
+class EqualsOriginal(ABCMeta):
+    """The class of classes that are found where a dictionary has the original's class as a key."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or vars(cls).get("__teola_kind__", cls) is other
+
+    def __hash__(cls) -> int:
+        kind = vars(cls).get("__teola_kind__")
+        return super().__hash__() if kind is None else hash(kind)
+
+
+def session_of(obj: Any) -> Any:
+    """Return what makes the calls of an accelerated object. Raises `AttributeError` if its class has made it."""
+    session = obj.__teola_session__
+    if session is None:
+        raise AttributeError(f"this {type(obj).__name__} was made by its class: accelerate() it for this")
+    return session
 
 
 def _refusal(obj: Any) -> TraceError:
@@ -275,39 +297,73 @@ def _refusal(obj: Any) -> TraceError:
     )
 
 
-def _class(kind: type[Accelerated], theirs: type, session: Session) -> type:
-    """One class per object: its session is the class's, since the attributes are all the original's.
+# ------------------------------------------------------------ classes
 
-    It has the original's name, by which LlamaIndex calls the spans of methods that are not entries.
-    """
-    values = {
-        "__teola_session__": session,
-        "__module__": theirs.__module__,
-        "__qualname__": f"Accelerated{theirs.__qualname__}",
-        "__doc__": kind.__doc__,
+
+def _subclass(base: Any, mixin: type[Accelerated]) -> Any:
+    """Create the subclass of one class, with entry points that have the signatures of that class."""
+    if issubclass(base, mixin):  # of an instance that such a class's constructor has made
+        return base
+
+    def members() -> dict[str, Any]:
+        entries = {
+            name: entry_point(name, getattr(base, name)) for name in mixin.__teola_entries__ if hasattr(base, name)
+        }
+        return {**entries, **forwarded_slots(base, _slot_holder), **_attributes(base, mixin), "__teola_kind__": base}
+
+    subclass = subclass_of(base, mixin, slots=(_SLOT,), members=members)
+    return with_steps_of(subclass, base) if issubclass(base, Workflow) else subclass
+
+
+def _attributes(base: Any, mixin: type[Accelerated]) -> dict[str, Any]:
+    """Return what the class gets of `__teola_attributes__`: what it has no method, attribute or field for."""
+    fields = base.model_fields if issubclass(base, BaseModel) else {}
+    attributes = {name: member for cls in mixin.__teola_attributes__.__mro__[:-1] for name, member in vars(cls).items()}
+    members = {
+        name: member
+        for name, member in attributes.items()
+        if not name.startswith("_") and name not in fields and not hasattr(base, name)
     }
-    if kind is AcceleratedWorkflow:
-        values |= _of_workflow(theirs, session.served)
-    return type(theirs)(theirs.__name__, (kind, theirs), values)
+    if issubclass(base, BaseModel):
+        ignored = (*base.model_config.get("ignored_types", ()), FallbackProperty)
+        members["model_config"] = {"defer_build": True, "ignored_types": ignored}
+    return members
 
 
-_OWN = "__teola_own__"
-_SHOWN = ("original", "with_terms", "report", "plan", "explain", "last_trace", "shadow")
+def entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Create a method that calls the session's; the original's in an instance that its class has made."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = self.__teola_session__
+        if session is None:
+            return getattr(super(Accelerated, self), name)(*args, **kwargs)
+        return session.enter(name, args, kwargs)
+
+    async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await method(self, *args, **kwargs)
+
+    entry = functools.wraps(original)(coroutine if inspect.iscoroutinefunction(original) else method)
+    return without_span(entry)  # type: ignore[no-any-return]
 
 
-def _of_workflow(theirs: Any, served: Any) -> dict[str, Any]:
-    """What a workflow defines, or holds, is its own, also under a name of ours: it may have a step named `plan`."""
+def _slot(instance: Any) -> Any:
+    """Return what makes the calls of an instance, without looking whether it is up to date."""
+    try:
+        return object.__getattribute__(instance, _SLOT)
+    except AttributeError:
+        return None
 
-    @functools.wraps(theirs.run)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return AcceleratedWorkflow.run(self, *args, **kwargs)
 
-    def add_step(cls: Any, func: Any) -> None:
-        theirs.add_step(func)
+def _slot_holder(instance: Any) -> Any:
+    """Return the original of an instance; itself if its class has made it."""
+    session = _slot(instance)
+    return instance if session is None else session.original
 
-    names: dict[str, Any] = {"run": run, "add_step": classmethod(add_step), "__qualname__": theirs.__qualname__}
-    names |= {"__slots__": (_OWN,), "__teola_session__": property(attrgetter(_OWN))}  # one class for all terms
-    names |= {name: inspect.getattr_static(theirs, name) for name in _SHOWN if hasattr(theirs, name)}
-    if issubclass(theirs, BaseModel):
-        return {**names, "model_config": {"defer_build": True}}
-    return {**names, **{name: None for name in _SHOWN if name in vars(served)}}
+
+def _plain(instance: Any) -> Any:
+    """Return an instance of the original's class with the same state."""
+    return with_slots_of(instance, sharing(instance.__teola_kind__, instance))
+
+
+def _itself(obj: Any) -> Any:
+    return obj

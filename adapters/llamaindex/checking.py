@@ -31,8 +31,6 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.llamaindex.silence import silence, silenceable
 from teola_plugin.tracer.llamaindex.classes import inside
 
-_SYNC = ("query", "retrieve", "synthesize", "get_response")
-_ASYNC = ("aquery", "aretrieve", "asynthesize", "aget_response")
 _STREAMS = (StreamingResponse, AsyncStreamingResponse, Generator, AsyncGenerator)
 _ASKED = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
 _KEEPS: tuple[tuple[type, str], ...] = (
@@ -145,45 +143,3 @@ def _quiet_context() -> Context:
     context = copy_context()
     context.run(quiet)
     return context
-
-
-# ------------------------------------------------------------ what users hold
-
-
-def shadowed(kind: Any) -> Any:
-    """An accelerated class, of which a share of the calls is compared: as its session's `shadow` chooses."""
-    entries = {name: _sync(kind, name) for name in _SYNC if hasattr(kind, name)}
-    entries |= {name: _async(kind, name) for name in _ASYNC if hasattr(kind, name)}
-    return type(kind)(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": kind.__module__, **entries})
-
-
-def _sync(kind: type, name: str) -> Any:
-    own = getattr(kind, name)
-
-    def entry(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = self.__teola_session__
-        if not session.shadow.chosen():
-            return own(self, *args, **kwargs)
-        original = OriginalCall(session.original, name, args, kwargs)
-        return session.shadow.call(lambda: own(self, *args, **kwargs), original)
-
-    return _named(entry, own)
-
-
-def _async(kind: type, name: str) -> Any:
-    own = getattr(kind, name)
-
-    async def entry(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = self.__teola_session__
-        if not session.shadow.chosen():
-            return await own(self, *args, **kwargs)
-        original = OriginalCall(session.original, name, args, kwargs)
-        return await session.shadow.acall(lambda: own(self, *args, **kwargs), original)
-
-    return _named(entry, own)
-
-
-def _named(entry: Any, own: Any) -> Any:
-    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
-        setattr(entry, attribute, getattr(own, attribute))
-    return entry

@@ -8,78 +8,141 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
+from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.llamaindex.accelerated import (
+    Accelerated,
+    EqualsOriginal,
+    OriginalAttribute,
+    accelerated,
+    original_of,
+)
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
 from teola_plugin.adapters.llamaindex.own_batches import side_by_side
 from teola_plugin.adapters.llamaindex.own_titles import titles_side_by_side
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
+from teola_plugin.adapters.llamaindex.session import ServedObject
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.terms import NO_APP, named
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.context import current_run, current_terms
-from teola_plugin.shims.llamaindex.copies import copied_as
+from teola_plugin.shims.llamaindex.copies import overlaid
 from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
 
 # ------------------------------------------------------------ pipelines
 
 
-class _Ingests:
-    """Stands before the pipeline's own class in the order of methods."""
+class WritingSession(ServedObject):
+    """The calls of a pipeline or an index, whose models are asked side by side where they take that."""
 
-    __teola_app__: ClassVar[str] = NO_APP
-    __teola_kind__: ClassVar[type]
+    def __init__(self, original: Any, served: Any, options: Options) -> None:
+        super().__init__(original, served, options.pool)
+        self.app = options.app or NO_APP
+        self._options = options
+        self._parts: dict[int, tuple[Any, Any, FieldSnapshot]] = {}
 
-    def run(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
-        write = self._pipelined(args, kwargs)
-        with _named(self.__teola_app__), nullcontext() if write is None else pipelining(write):
-            return super().run(*args, **kwargs)  # type: ignore[misc,no-any-return]
+    def continues(self, other: WritingSession) -> None:
+        """Stay copied on the terms of a session that this one replaces."""
+        self.accelerate_copy = other.accelerate_copy
 
-    async def arun(self, *args: Any, **kwargs: Any) -> Sequence[BaseNode]:
-        write = self._pipelined(args, kwargs)
-        with _named(self.__teola_app__):
+    def faster(self, part: Any) -> Any:
+        """Return the part, or what makes its calls side by side, the same until a field of the part is set."""
+        if self._options.speculate == "off":
+            return part
+        entry = self._parts.get(id(part))
+        if entry is None or not entry[2].holds():
+            fast = titles_side_by_side(side_by_side(part, self._options.threads))
+            fields = [part] if isinstance(part, BaseModel) else []
+            entry = self._parts[id(part)] = (part, fast, FieldSnapshot(fields))
+            if len(self._parts) > KEPT:
+                self._parts.pop(next(iter(self._parts)))
+        return entry[1]
+
+    def pipeline(self) -> Any:
+        """Return the pipeline that runs: it has the original's state, but for transformations."""
+        parts = [self.faster(part) for part in self.served.transformations]
+        changed = any(a is not b for a, b in zip(parts, self.served.transformations, strict=True))
+        return overlaid(self.served, {"transformations": parts}) if changed else self.served
+
+    def index(self) -> Any:
+        """Return the index that nodes are added to: it has the original's state, but for the embedding model."""
+        try:
+            model = VectorStoreIndexParts.of(self.served).embed_model
+        except Unreadable:  # another version: its model is asked as it always was
+            return self.served
+        fast = self.faster(model)
+        return self.served if fast is model else overlaid(self.served, VectorStoreIndexParts.named(embed_model=fast))
+
+    def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the method `name` of what runs."""
+        if name == "run":
+            return self._run(args, kwargs)
+        return self._arun(args, kwargs) if name == "arun" else getattr(self.served, name)(*args, **kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
+        pipeline = self.pipeline()
+        write = _pipelined(pipeline, args, kwargs)
+        with _named(self.app), nullcontext() if write is None else pipelining(write):
+            return pipeline.run(*args, **kwargs)  # type: ignore[no-any-return]
+
+    async def _arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
+        pipeline = self.pipeline()
+        write = _pipelined(pipeline, args, kwargs)
+        with _named(self.app):
             if write is None:
-                return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
+                return await pipeline.arun(*args, **kwargs)  # type: ignore[no-any-return]
             async with apipelining(write):
-                return await super().arun(*args, **kwargs)  # type: ignore[misc,no-any-return]
+                return await pipeline.arun(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def _pipelined(self, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
-        """Only where what is embedded is what is stored, and both happen here."""
-        own: Any = self
-        elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
-        last = own.transformations[-1] if own.transformations else None
-        if elsewhere or not _overlaps(last, own.vector_store):
-            return None
-        return PipelinedWrite(own.vector_store)
+
+KEPT = 64
+"""Parts that are remembered; a pipeline may get other transformations for each call."""
+
+
+class AcceleratedPipeline(Accelerated):
+    """An `IngestionPipeline`."""
+
+    __teola_entries__ = ("run", "arun")
+    __teola_attributes__ = OriginalAttribute
+
+
+def _pipelined(pipeline: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
+    """Return what stores nodes early; None unless what is embedded is what is stored, and both happen here."""
+    elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
+    last = pipeline.transformations[-1] if pipeline.transformations else None
+    return None if elsewhere or not _overlaps(last, pipeline.vector_store) else PipelinedWrite(pipeline.vector_store)
 
 
 _PLAIN = Options()
 
 
-def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN) -> IngestionPipeline:
-    """A copy that shares the parts of `pipeline` (cache, documents, stores): the same rows, ids and nodes, sooner."""
-    kind: Any = getattr(pipeline, "__teola_kind__", type(pipeline))
-    parts = [_beside(part, options) for part in pipeline.transformations]
-    changed = any(a is not b for a, b in zip(parts, pipeline.transformations, strict=True))
-    if isinstance(pipeline, _Ingests) and not changed and options.app in (None, pipeline.__teola_app__):
-        return pipeline
-    copied = pipeline.model_copy(update={"transformations": parts} if changed else None)
-    copied.__class__ = _class(_Ingests, kind, options.app or NO_APP)
-    return copied
+def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN) -> Any:
+    """Accelerate a pipeline: the same rows, ids and nodes, sooner."""
+    return accelerated(writing(original_of(pipeline), pipeline, options), AcceleratedPipeline)
 
 
-def _beside(part: Any, options: Options) -> Any:
-    """A part that is sure to make calls one after the other, and may make them side by side."""
-    return part if options.speculate == "off" else titles_side_by_side(side_by_side(part, options.threads))
+def writing(original: Any, served: Any, options: Options) -> WritingSession:
+    """Create what makes the calls of a pipeline or an index."""
+    session = WritingSession(original, original_of(served), options)
+    session.accelerate_copy = partial(accelerated_writing, options=options)
+    return session
+
+
+def accelerated_writing(obj: Any, options: Options = _PLAIN) -> Any:
+    """Accelerate a pipeline or an index."""
+    make = accelerated_ingestion if isinstance(obj, IngestionPipeline) else accelerated_index
+    return make(obj, options)
 
 
 @contextmanager
@@ -95,29 +158,43 @@ def _named(app: str) -> Iterator[None]:
 # ------------------------------------------------------------ indexes
 
 
-class _Builds(IndexHooks):
+class BuildsIndex(IndexHooks):
     """Stands before the index's own class in the order of methods."""
 
-    __teola_app__: ClassVar[str] = NO_APP
-    __teola_kind__: ClassVar[type]
-
-    def __teola_add__(self, nodes: Nodes, add: Callable[[Nodes], None]) -> None:
-        parts = _overlapping(self)
-        with _named(self.__teola_app__):
+    def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None:
+        index, app = self._teola_index()
+        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping(index)
+        with _named(app):
             if parts is None:
-                return add(nodes)
+                return add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
                 with pipelining(PipelinedWrite(parts.vector_store, batch)):
-                    add(batch)
+                    add(index, batch)
 
-    async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None:
-        parts = _overlapping(self)
-        with _named(self.__teola_app__):
+    async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None:
+        index, app = self._teola_index()
+        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping(index)
+        with _named(app):
             if parts is None:
-                return await add(nodes)
+                return await add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
                 async with apipelining(PipelinedWrite(parts.vector_store, batch)):
-                    await add(batch)
+                    await add(index, batch)
+
+    def _teola_index(self) -> tuple[Any, str]:
+        """Return the index that nodes are added to, and the app in whose name."""
+        session = getattr(self, "__teola_session__", None)
+        return (self, NO_APP) if session is None else (session.index(), session.app)
+
+
+class AcceleratedIndex(BuildsIndex, Accelerated, metaclass=EqualsOriginal):
+    """A `VectorStoreIndex`. What reads it asks the model that an engine serves, if there is one.
+
+    LlamaIndex has dictionaries of what each class of index can do, such as `Playground`'s.
+    """
+
+    __teola_entries__ = ("as_retriever", "as_query_engine", "as_chat_engine")
+    __teola_attributes__ = OriginalAttribute
 
 
 def _overlapping(index: object) -> VectorStoreIndexParts | None:
@@ -139,7 +216,7 @@ def _overlaps(model: Any, store: Any) -> bool:
     return not (on_all_cores and getattr(database, "embedded", False))
 
 
-class TeolaVectorStoreIndex(_Builds, VectorStoreIndex):
+class TeolaVectorStoreIndex(BuildsIndex, VectorStoreIndex):
     """A `VectorStoreIndex` that stores rows in a `TeolaVectorStore` while later nodes are being embedded.
 
     ::
@@ -151,29 +228,6 @@ class TeolaVectorStoreIndex(_Builds, VectorStoreIndex):
     """
 
 
-def accelerated_index(index: VectorStoreIndex, options: Options = _PLAIN) -> VectorStoreIndex:
-    """A copy that shares the stores of `index`, for inserting into it."""
-    kind: Any = getattr(index, "__teola_kind__", type(index))
-    changed = _models_beside(index, options)
-    if isinstance(index, _Builds) and not changed and options.app in (None, index.__teola_app__):
-        return index
-    copied: VectorStoreIndex = copied_as(_class(_Builds, kind, options.app or NO_APP), index)
-    vars(copied).update(changed)
-    return copied
-
-
-def _models_beside(index: VectorStoreIndex, options: Options) -> dict[str, Any]:
-    """Attributes of the index that are to be others."""
-    try:
-        model = VectorStoreIndexParts.of(index).embed_model
-    except Unreadable:  # another version: its model is asked as it always was
-        return {}
-    made = _beside(model, options)
-    return {} if made is model else VectorStoreIndexParts.named(embed_model=made)
-
-
-@lru_cache(maxsize=64)
-def _class(kind: Any, own: Any, app: str) -> Any:
-    """With the name of the object's own class, so that spans and events tell the same."""
-    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    return type(own.__name__, (kind, own), {**names, "__teola_app__": app, "__teola_kind__": own})
+def accelerated_index(index: VectorStoreIndex, options: Options = _PLAIN) -> Any:
+    """Accelerate an index: the same rows and nodes, sooner, for inserting into it."""
+    return accelerated(writing(original_of(index), index, options), AcceleratedIndex)

@@ -21,6 +21,7 @@ from llama_index.core.query_engine import (
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index.core.schema import QueryBundle
 
+from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import (
     MultiStepQueryEngineParts,
     QueryEngineParts,
@@ -76,5 +77,5 @@ def nonblocking(node: Any) -> Any:
 
 def _models(node: Any) -> list[Any]:
     """All models that it may call."""
-    held = [one for part in inside(node) for one in vars(part).values()]
+    held = [one for part in inside(node) for one in attributes(part).values()]
     return [one for one in (*held, *inside(node)) if isinstance(one, (BaseLLM, BaseEmbedding))]

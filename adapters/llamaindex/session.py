@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
@@ -20,9 +20,11 @@ from llama_index.core.workflow import Workflow
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
+from teola_plugin.adapters.llamaindex.checking import OriginalCall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
+from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.own_pool import watching_pool
 from teola_plugin.adapters.serving.serving import Serving
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
@@ -33,6 +35,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
@@ -128,36 +131,66 @@ class StartedCall(NamedTuple):
         return stack
 
 
-class Session:
-    """What an accelerated object knows beyond the original: engines, plans, traces."""
+class ServedObject:
+    """The original of an accelerated object, and what runs in its place."""
 
-    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Settings, part: Accelerate) -> None:
+    def __init__(self, original: Any, served: Any, pool: EnginePool | None) -> None:
         self.original = original
         self.served = served
         """The original, or a copy in which some of its parts are served by engines of the pool."""
         self.pool = pool
+        self.accelerate_copy: Callable[..., Any] = as_it_is
+        """`accelerate` on the same terms, for a copy of the original."""
+        self._renew: Callable[[Any], Any] = as_it_is
+        self._snapshot: FieldSnapshot | None = None
+        """What the served copy was made of; None if it is the original itself."""
+
+    def renewed_by(self, renew: Callable[[Any], Any], snapshot: FieldSnapshot) -> None:
+        """Make the served copy with `renew` again once a field in `snapshot` is another."""
+        self._renew, self._snapshot = renew, snapshot
+
+    def is_current(self) -> bool:
+        """Return True unless something of the original was set that the served copy was made of."""
+        return self._snapshot is None or self._snapshot.holds()
+
+    def renewed(self) -> Any:
+        """Return what makes the calls of the original as it is now."""
+        return self._renew(self)
+
+
+def as_it_is(obj: Any) -> Any:
+    """Return the object: a part of an accelerated object is accelerated by itself, and its copies are not."""
+    return obj
+
+
+class Session(ServedObject):
+    """The calls of an accelerated object, with their engines, plans and traces."""
+
+    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Settings, part: Accelerate) -> None:
+        super().__init__(original, served, pool)
         self.terms = terms
         self._part = part
         self.serving: Serving | None = None
         """What `serve=` has done."""
         self.shadow: Shadow | None = None
         """Compares a share of the calls with the original's."""
-        self.shown: Any = None
-        """The class of what users hold, where it is one for all terms."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
         self._last: list[Run] = []
 
-    def of(self, node: Any) -> Session:
-        """The same terms for another object."""
-        made = Session(node, node, self.pool, self.terms, self._part)
-        made.shadow = copy.copy(self.shadow)  # with counts of its own
-        return made
-
     def under(self, terms: Settings) -> Session:
-        """Other terms for the same object."""
-        made = Session(self.original, self.served, self.pool, terms, self._part)
-        made._traced, made.serving, made.shadow = self._traced, self.serving, self.shadow
-        return made
+        """Return what makes the calls of the same object on other terms."""
+        session = self._same_object(terms)
+        session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
+        session._renew, session._snapshot = self._renew, self._snapshot
+        session.accelerate_copy = partial(self.accelerate_copy, terms=terms)
+        return session
+
+    def _same_object(self, terms: Settings) -> Session:
+        return Session(self.original, self.served, self.pool, terms, self._part)
+
+    def continues(self, other: Session) -> None:
+        """Keep the last trace and the figures of `shadow=` of a session that this one replaces."""
+        self._last, self.shadow, self.accelerate_copy = other._last, other.shadow, other.accelerate_copy
 
     # ------------------------------------------------------------ seeing it
 
@@ -198,6 +231,19 @@ class Session:
         return self._last[0] if self._last else None
 
     # ------------------------------------------------------------ one call
+
+    def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the method `name` of what runs; a share of the calls is compared, if `shadow=` says so."""
+        entry, read, is_async = _ENTRIES[name]
+        call = self.acall if is_async else self.call
+
+        def run() -> Any:
+            return call(entry, _read(read, args, kwargs), lambda node: getattr(node, name)(*args, **kwargs))
+
+        if self.shadow is None or not self.shadow.chosen():
+            return run()
+        original = OriginalCall(self.original, name, args, kwargs)
+        return self.shadow.acall(run, original) if is_async else self.shadow.call(run, original)
 
     def call(self, entry: str, given: Given | None, plain: Callable[[Any], Any]) -> Any:
         """`plain` of the object that runs, beside its live query."""
@@ -303,9 +349,19 @@ class Session:
 
 def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
     """Whether accelerating what it holds is of any use."""
-    held = [one for value in vars(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
+    held = [
+        one for value in attributes(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])
+    ]
     parts = [one for one in held if isinstance(one, PARTS)]
     return any(gains(one, entry, threads) for one in parts for entry in entries_of(one))
+
+
+def _read(read: Callable[..., Given | None], args: tuple[Any, ...], kwargs: Given) -> Given | None:
+    """Return the input for the graph; None for arguments that the graph, or the method, does not know."""
+    try:
+        return read(*args, **kwargs)
+    except Exception:  # the method itself says what is wrong
+        return None
 
 
 def query_input(query: QueryType) -> Given | None:
@@ -327,6 +383,44 @@ def chunks_input(query: str, chunks: Any, kwargs: Given) -> Given | None:
 
 def nodes_input(query: QueryType, nodes: Any) -> Given:
     return {QUERY_TEXT: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
+
+
+def _query_arguments(*args: Any, **kwargs: Any) -> Given | None:
+    (query,) = (*args, *kwargs.values())
+    return query_input(query)
+
+
+def _synthesize_arguments(*args: Any, **kwargs: Any) -> Given | None:
+    if "query_bundle" in kwargs:  # its name in query engines
+        kwargs["query"] = kwargs.pop("query_bundle")
+
+    def arguments(query: QueryType, nodes: Any, additional_source_nodes: Any = None) -> Given:
+        return nodes_input(query, nodes)
+
+    return arguments(*args, **kwargs)
+
+
+def _response_arguments(query_str: str, text_chunks: Any, **kwargs: Any) -> Given | None:
+    return chunks_input(query_str, text_chunks, kwargs)
+
+
+def _no_arguments(*args: Any, **kwargs: Any) -> Given | None:
+    return None
+
+
+_SYNC_ENTRIES: Mapping[str, tuple[str, Callable[..., Given | None]]] = {
+    "query": ("query", _query_arguments),
+    "retrieve": ("retrieve", _query_arguments),
+    "synthesize": ("synthesize", _synthesize_arguments),
+    "get_response": ("respond", _response_arguments),
+    "chat": ("chat", _no_arguments),
+    "stream_chat": ("chat", _no_arguments),
+}
+_ENTRIES = {
+    **{name: (*entry, False) for name, entry in _SYNC_ENTRIES.items()},
+    **{f"a{name}": (*entry, True) for name, entry in _SYNC_ENTRIES.items()},
+}
+"""For each method that begins a query: the traced entry, how its arguments are read, and if it is async."""
 
 
 # ------------------------------------------------------------ answers that are read later

@@ -10,9 +10,11 @@ from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
-from teola_plugin.shims.llamaindex.copies import with_attributes
+from teola_plugin.shims.llamaindex.copies import attributes, overlaid, with_attributes
 from teola_plugin.tracer.llamaindex.classes import is_composite
 
 Accelerate = Callable[[Any], Any]
@@ -34,7 +36,7 @@ def with_parts(node: Any, known: frozenset[int], accelerate: Accelerate) -> Any:
             return value
         return with_parts(value, known, accelerate) if id(value) in known else accelerate(value)
 
-    return with_values(node, {name: _mapped(value, one) for name, value in vars(node).items()})
+    return with_values(node, {name: _mapped(value, one) for name, value in attributes(node).items()})
 
 
 def replaced(root: Any, change: Callable[[Any], Any | None]) -> Any:
@@ -54,7 +56,7 @@ def replaced(root: Any, change: Callable[[Any], Any | None]) -> Any:
 def _inside(node: Any, one: Callable[[Any], Any]) -> Any:
     if not hasattr(node, "__dict__") or isinstance(node, type) or not is_composite(node):
         return node
-    return with_values(node, {name: _mapped(value, one) for name, value in vars(node).items()})
+    return with_values(node, {name: _mapped(value, one) for name, value in attributes(node).items()})
 
 
 def _mapped(value: Any, one: Callable[[Any], Any]) -> Any:
@@ -69,7 +71,17 @@ def _mapped(value: Any, one: Callable[[Any], Any]) -> Any:
 
 
 def with_values(node: Any, values: Mapping[str, Any]) -> Any:
-    """`node`, or a copy with other attributes where these differ; its bound methods are the copy's own."""
-    if all(values[name] is value for name, value in vars(node).items()):
+    """Return `node`; where attributes differ, an object of its class and state in which these are others.
+
+    LlamaIndex's own engines, retrievers and synthesizers keep no state: a copy does for them. Its own bound methods are
+    the copy's.
+    """
+    changes = {name: values[name] for name, value in attributes(node).items() if values[name] is not value}
+    if not changes:
         return node
+    if isinstance(node, _WITH_STATE) or not type(node).__module__.startswith("llama_index."):
+        return overlaid(node, changes)
     return with_attributes(node, values)
+
+
+_WITH_STATE = (BaseIndex, IngestionPipeline)

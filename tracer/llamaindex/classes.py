@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 
-from teola_plugin.shims.llamaindex.copies import held, own_template
+from teola_plugin.shims.llamaindex.copies import Overlay, attributes, held, own_template
 from teola_plugin.shims.llamaindex.records import Unreadable, missing
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -54,9 +54,11 @@ def changed(node: object, known: type) -> str:
     for cls in type(node).__mro__:
         if cls is known:
             break
+        if cls is Overlay or Overlay in cls.__bases__:
+            continue
         if any(callable(value) and name not in _HARMLESS and hasattr(known, name) for name, value in vars(cls).items()):
             return cls.__name__
-    own = next((name for name, value in vars(node).items() if callable(value) and _is_method(known, name)), "")
+    own = next((name for name, value in attributes(node).items() if callable(value) and _is_method(known, name)), "")
     return f"{type(node).__name__}.{own}" if own else ""
 
 

@@ -16,6 +16,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import INPUT, Ref
+from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import AnsweringParts
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex import engines
@@ -68,7 +69,7 @@ def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
 
 def _parts(node: Any, word: str) -> Iterator[TraceNode]:
     """Rows of the engines and retrievers in it, which are planned by themselves when they are called."""
-    for name, part in vars(node).items():
+    for name, part in attributes(node).items():
         kind = next((entry for cls, entry in _ENTRIES if isinstance(part, cls)), "")
         for row in trace(part, kind).traced.report if kind else ():
             yield replace(row, path=f"{word}.{name}{row.path.removeprefix(_word(part))}")

@@ -25,8 +25,8 @@ from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_place, placed
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.shims.llamaindex.copies import sharing
-from teola_plugin.shims.llamaindex.workflows import runs_anything, with_steps_of
+from teola_plugin.shims.llamaindex.copies import sharing, with_steps_of
+from teola_plugin.shims.llamaindex.workflows import runs_anything
 
 
 class AgentRun:

@@ -41,14 +41,11 @@ class WorkflowSession(Session):
         self._runner: Any
         self._tools: ToolParts
         if like is not None:  # what LlamaIndex keeps by object, such as limits, is shared
-            self._runner, self._tools, self.shown = like._runner, like._tools, like.shown
+            self._runner, self._tools = like._runner, like._tools
         else:
             self._runner, self._tools = agent_runner(served) if self._agent else served, ToolParts(part)
 
-    def of(self, node: Any) -> WorkflowSession:
-        return WorkflowSession(node, node, self.pool, self.terms, self._part)
-
-    def under(self, terms: Settings) -> WorkflowSession:
+    def _same_object(self, terms: Settings) -> WorkflowSession:
         return WorkflowSession(self.original, self.served, self.pool, terms, self._part, self)
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
@@ -65,8 +62,8 @@ class WorkflowSession(Session):
 
     # ------------------------------------------------------------ one run
 
-    def run(self, args: tuple[Any, ...], kwargs: Given) -> Any:
-        """What the original's `run` gives. Its steps, and what they begin, belong to the run's query."""
+    def enter(self, name: str, args: tuple[Any, ...], kwargs: Given) -> Any:
+        """Return what the original's `run` gives. Its steps, and what they begin, belong to the run's query."""
         call = self._begin(RUN, None, is_async=True)
         with call.failing(), joined(call.whole, call.terms), in_agent_run(self._agent_run(call.run)):
             made = call.node.run(*args, **kwargs)

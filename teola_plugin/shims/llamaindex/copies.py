@@ -10,11 +10,12 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import lru_cache
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
+from pydantic import BaseModel
 
 from teola_plugin.shims.llamaindex.records import Unreadable, is_older_than
 from teola_plugin.shims.llamaindex.templates import compiled
@@ -30,15 +31,104 @@ REMEMBERED = 1024
 
 def held(obj: object) -> Iterator[Any]:
     """All that an object has in its attributes, private ones of Pydantic's too."""
-    yield from vars(obj).values()
+    yield from attributes(obj).values()
     yield from (getattr(obj, "__pydantic_private__", None) or {}).values()
 
 
-def copied_as(cls: type, obj: Any) -> Any:
-    """A shallow copy, of the class `cls`, of an object that is none of Pydantic's."""
-    made: Any = object.__new__(cls)
-    vars(made).update(vars(obj))
-    return made
+_REPLACED = "__teola_replaced__"
+
+
+class Overlay:
+    """A mixin for objects that share the state of another, but for some attributes.
+
+    `__teola_replaced__` has these by name: the value in the shared state, and the one that is read instead of it, for
+    as long as nobody sets another.
+    """
+
+    __teola_replaced__: Mapping[str, tuple[Any, Any]]
+    __teola_overlaid__: ClassVar[type]
+
+    def __copy__(self) -> Any:
+        """Return a copy of the shared state, with what is read instead put in."""
+        made = copy.copy(sharing(self.__teola_overlaid__, self))
+        vars(made).update(attributes(self))
+        return made
+
+
+def overlaid(obj: Any, values: Mapping[str, Any]) -> Any:
+    """Create an object of the same class and state as `obj` that reads other `values` for some of its attributes.
+
+    What is set on it is set on `obj`.
+    """
+    if all(attributes(obj).get(name) is value for name, value in values.items()):
+        return obj
+    own: Any = type(obj)
+    if isinstance(obj, Overlay):
+        own, values = obj.__teola_overlaid__, {**attributes(obj), **values}
+    shared = vars(obj)
+    replaced = {name: (shared.get(name), value) for name, value in values.items() if shared.get(name) is not value}
+    methods = {name: one for name, one in shared.items() if isinstance(one, MethodType) and one.__self__ is obj}
+    made = sharing(_overlay_class(own, tuple(sorted(replaced | methods))), obj)
+    replaced |= {name: (one, MethodType(one.__func__, made)) for name, one in methods.items()}
+    object.__setattr__(made, _REPLACED, replaced)
+    return with_slots_of(obj, made)
+
+
+def with_steps_of(cls: Any, theirs: Any) -> Any:
+    """`cls`, a subclass of the workflow class `theirs`, with the same free functions as steps, now and later.
+
+    Touches the classes' `_step_functions`. Without it: nothing, there are no such steps.
+    """
+    steps = vars(theirs).get("_step_functions")
+    if steps is not None:
+        cls._step_functions = steps
+    return cls
+
+
+def with_slots_of(obj: Any, other: Any) -> Any:
+    """Return `other`, which gets what `obj` keeps in `__slots__` of the user's."""
+    for name, member in inspect.getmembers(type(other), inspect.ismemberdescriptor):
+        if not name.startswith("__") and hasattr(obj, name):
+            member.__set__(other, getattr(obj, name))
+    return other
+
+
+def attributes(obj: object) -> Mapping[str, Any]:
+    """Return the attributes of an object, by name, as they are read from it."""
+    shared = vars(obj)
+    if not isinstance(obj, Overlay):
+        return shared
+    return {**shared, **{name: getattr(obj, name) for name in obj.__teola_replaced__ if name in shared}}
+
+
+@lru_cache(maxsize=256)
+def _overlay_class(own: Any, names: tuple[str, ...]) -> Any:
+    """Create a subclass with the name of the class, by which spans and events go."""
+    namespace: dict[str, Any] = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+    namespace |= {"__slots__": (_REPLACED,), "__teola_overlaid__": own}
+    if issubclass(own, BaseModel):
+        namespace["model_config"] = {"defer_build": True}
+    cls = type(own)(own.__name__, (Overlay, own), namespace)
+    for name in names:  # afterwards: Pydantic would take them for fields
+        setattr(cls, name, _replaced_attribute(name))
+    return with_steps_of(cls, own)
+
+
+def _replaced_attribute(name: str) -> property:
+    def read(self: Any) -> Any:
+        shared = vars(self)
+        before, value = self.__teola_replaced__.get(name, (None, None))
+        if name not in shared:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return value if shared[name] is before else shared[name]
+
+    def write(self: Any, value: Any) -> None:
+        vars(self)[name] = value
+
+    def remove(self: Any) -> None:
+        del vars(self)[name]
+
+    return property(read, write, remove)
 
 
 def shared_privates(obj: Any, memo: dict[int, Any]) -> Any:

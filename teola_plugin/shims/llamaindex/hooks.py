@@ -14,6 +14,7 @@ from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.query_engine import MultiStepQueryEngine
 from llama_index.core.schema import BaseNode, QueryBundle
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
@@ -31,10 +32,14 @@ class QueryHooks:
         async def __teola_aquery__(self, query: QueryBundle, plain: Callable[[Any], Awaitable[Any]]) -> Any: ...
 
     def _query(self, query_bundle: QueryBundle) -> Any:
-        return self.__teola_query__(query_bundle, lambda node: node._query(query_bundle))
+        plain = super()._query  # type: ignore[misc]
+        return self.__teola_query__(query_bundle, lambda node: (plain if node is self else node._query)(query_bundle))
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
-        return await self.__teola_aquery__(query_bundle, lambda node: node._aquery(query_bundle))
+        plain = super()._aquery  # type: ignore[misc]
+        return await self.__teola_aquery__(
+            query_bundle, lambda node: (plain if node is self else node._aquery)(query_bundle)
+        )
 
 
 def query_below(engine: BaseQueryEngine, query: QueryBundle) -> Any:
@@ -60,6 +65,12 @@ def with_aquery(engine: BaseQueryEngine, function: Callable[[Any, QueryBundle], 
     return made
 
 
+def without_span(method: Any) -> Any:
+    """Return the method, marked so that no class wraps it in a span: what it calls has one."""
+    setattr(method, DISPATCHER_SPAN_DECORATED_ATTR, True)
+    return method
+
+
 # ------------------------------------------------------------ indexes
 
 
@@ -74,21 +85,34 @@ class VectorStoreIndexParts(Parts):
 
 
 class IndexHooks:
-    """Stands before an index's class: nodes are embedded and stored by `__teola_add__` and `__teola_aadd__`."""
+    """Stands before an index's class: nodes are embedded and stored by `__teola_add__` and `__teola_aadd__`.
+
+    These get the nodes, and a function that adds some of them to an index: to this one, or to another of its state.
+    """
 
     if TYPE_CHECKING:
 
-        def __teola_add__(self, nodes: Nodes, add: Callable[[Nodes], None]) -> None: ...
-        async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Nodes], Awaitable[None]]) -> None: ...
+        def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None: ...
+        async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None: ...
 
     def _add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
-        add = super()._add_nodes_to_index  # type: ignore[misc]
-        self.__teola_add__(nodes, lambda some: add(index_struct, some, show_progress, **insert_kwargs))
+        plain = super()._add_nodes_to_index  # type: ignore[misc]
+
+        def add(index: Any, some: Nodes) -> None:
+            method = plain if index is self else index._add_nodes_to_index
+            method(index_struct, some, show_progress, **insert_kwargs)
+
+        self.__teola_add__(nodes, add)
 
     async def _async_add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
-        add = super()._async_add_nodes_to_index  # type: ignore[misc]
-        await self.__teola_aadd__(nodes, lambda some: add(index_struct, some, show_progress, **insert_kwargs))
+        plain = super()._async_add_nodes_to_index  # type: ignore[misc]
+
+        async def add(index: Any, some: Nodes) -> None:
+            method = plain if index is self else index._async_add_nodes_to_index
+            await method(index_struct, some, show_progress, **insert_kwargs)
+
+        await self.__teola_aadd__(nodes, add)

@@ -83,6 +83,20 @@ def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Aw
     handler._external_adapter = sharing(type(kind)(kind.__name__, (ResultHooks, kind), names), adapter)
 
 
+class RuntimeHooks:
+    """Stands before a workflow's class: its `__teola_original__` is what runtimes keep track of, and run."""
+
+    if TYPE_CHECKING:
+
+        def __teola_original__(self) -> Any: ...
+
+    def _switch_runtime(self, new_runtime: Any) -> None:
+        """Switch the original, too, which a runtime would keep otherwise."""
+        original = self.__teola_original__()
+        switch = super()._switch_runtime if original is self else original._switch_runtime  # type: ignore[misc]
+        switch(new_runtime)
+
+
 def runs_anything(runtime: Any) -> bool:
     """Whether it runs any workflow of this process, and not only those that it was told of when it was launched.
 
@@ -94,17 +108,6 @@ def runs_anything(runtime: Any) -> bool:
 
 
 # ------------------------------------------------------------ classes
-
-
-def with_steps_of(cls: Any, theirs: Any) -> Any:
-    """`cls`, a subclass of the workflow class `theirs`, with the same free functions as steps, now and later.
-
-    Touches the classes' `_step_functions`. Without it: nothing, there are no such steps.
-    """
-    steps = vars(theirs).get("_step_functions")
-    if steps is not None:
-        cls._step_functions = steps
-    return cls
 
 
 def step_names(workflow: Any) -> list[str]:

@@ -350,7 +350,8 @@ def test_bound_models_serve_a_copy(stock: Library, pool: EnginePool, llm: Script
     assert str(fast.query(ASKED)).startswith("said ") and llm.asked
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
     assert engine._response_synthesizer._llm is own and engine.retriever._llm is own
-    assert fast._response_synthesizer._program_factory.__self__ is fast._response_synthesizer
+    synthesizer = fast.__teola_session__.served._response_synthesizer
+    assert synthesizer._program_factory.__self__ is synthesizer
     llm.asked.clear()
     assert not str(engine.query(ASKED)).startswith("said ") and not llm.asked
 
@@ -479,10 +480,13 @@ def test_a_model_is_bound_wherever_it_stands(stock: Library, pool: EnginePool, l
     )
     engine = RetryQueryEngine(inner, RelevancyEvaluator(llm=own))
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
-    held = [
-        fast._evaluator._llm,
-        fast._query_engine._response_synthesizer._llm,
-        fast._query_engine._node_postprocessors[0].llm,
+    served = fast.__teola_session__.served
+    models = [
+        served._evaluator._llm,
+        served._query_engine._response_synthesizer._llm,
+        served._query_engine._node_postprocessors[0].llm,
     ]
-    assert len({id(one) for one in held}) == 1 and held[0] is not own
-    assert inner._response_synthesizer._llm is own and engine._evaluator._llm is own  # type: ignore[attr-defined]
+    assert len({id(model) for model in models}) == 1
+    assert models[0] is not own
+    assert inner._response_synthesizer._llm is own
+    assert fast._evaluator._llm is engine._evaluator._llm is own  # type: ignore[attr-defined]

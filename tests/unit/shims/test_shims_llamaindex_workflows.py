@@ -142,8 +142,8 @@ def test_free_steps_of_a_class() -> None:
 
     sub: Any = type("Free", (Free,), {})
     assert "free" not in vars(sub)["_step_functions"]
-    assert "free" in workflows.with_steps_of(sub, Free)()._get_steps()
-    assert workflows.with_steps_of(Bare, object) is Bare and vars(Bare).get("_step_functions") is None
+    assert "free" in copies.with_steps_of(sub, Free)()._get_steps()
+    assert copies.with_steps_of(Bare, object) is Bare and vars(Bare).get("_step_functions") is None
 
 
 def test_names_of_steps_and_what_they_use() -> None:
