@@ -16,10 +16,9 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.langchain.accelerated import ModelCalls, accelerated_object, calls_of
+from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCalls, accelerated_object, calls_of
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
 from teola_plugin.adapters.langchain.binding.serve import with_serving
-from teola_plugin.adapters.langchain.generator import AcceleratedGenerator
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.pools import the_pool_of
@@ -37,7 +36,7 @@ Node = Runnable[Any, Any]
 Graphs = Callable[[Any, Options], Any]
 """The graph, accelerated; the very object for what is no graph."""
 _KINDS: tuple[tuple[type, type[AcceleratedRunnable]], ...] = (
-    (RunnableGenerator, AcceleratedGenerator),
+    (RunnableGenerator, GeneratorCalls),
     (BaseLanguageModel, ModelCalls),
 )
 

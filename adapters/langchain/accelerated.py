@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from langchain_core.language_models import BaseLanguageModel
-from langchain_core.runnables import RunnableSequence
+from langchain_core.runnables import RunnableConfig, RunnableSequence
 
 from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
@@ -21,6 +21,7 @@ from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
 from teola_plugin.adapters.terms import context_of
 from teola_plugin.errors import TeolaError
+from teola_plugin.shims.langchain import yields
 from teola_plugin.shims.pydantic import sharing
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
@@ -49,6 +50,20 @@ class ModelCalls(AcceleratedRunnable):
         if pool is not None and joinable(context_of(terms.asked, terms.runs, pool).run) is not None:
             return None
         return super()._started(input, config, terms, *more)
+
+
+class GeneratorCalls(AcceleratedRunnable):
+    """The entry points of an accelerated `RunnableGenerator`: one that its function lacks fails when it is called."""
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        if not yields(self.bound, on_loop=False):
+            return self.bound.stream(input, config, **kwargs)
+        return super().stream(input, config, **kwargs)
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        if not yields(self.bound, on_loop=True):
+            return self.bound.astream(input, config, **kwargs)
+        return super().astream(input, config, **kwargs)
 
 
 class AcceleratedObject:
