@@ -20,7 +20,6 @@ from langchain_core.tracers import context as tracers
 from langchain_core.utils.env import env_var_is_set
 
 from teola_plugin.errors import RegistrationError
-from teola_plugin.requests.payloads import AnswerForm
 
 EXTENSION_POINTS: Mapping[str, str] = {
     "_generate": "BaseChatModel, BaseLLM: what a model of one's own writes",
@@ -89,21 +88,22 @@ def _attaches_streaming_handler(hook: Hook) -> bool:
     return kinds is None or not isinstance(handler_class, type) or issubclass(handler_class, kinds)
 
 
-def form_of_model(model: Any, kwargs: Mapping[str, Any]) -> AnswerForm | None:
-    """Return the form in which a chat model answers `invoke`, whoever listens; None where that is up to the handlers.
+def always_streams(model: Any, kwargs: Mapping[str, Any]) -> bool | None:
+    """Return True for a chat model that `invoke` makes stream, False for one that never streams, whoever listens.
 
-    `kwargs`: arguments of the call. Asks the model's own predicates, with its own handlers and with one that streams.
+    None where that is up to the handlers. `kwargs`: arguments of the call. Asks the model's own predicates, with its
+    own handlers and with one more that streams.
 
     Private: `BaseChatModel._should_stream` and `_should_use_protocol_streaming`; since langchain-core 0.1 and 1.7.
-    Without them: STREAMED, so that nothing is assumed.
+    Without them: True, so that nobody relies on a whole answer.
     """
     handlers = handlers_in(model.callbacks)
     if _is_streamed_to(model, handlers, kwargs):
-        return AnswerForm.STREAMED
+        return True
     kinds = _streaming_handlers()
     if kinds is None or _is_streamed_to(model, [*handlers, _listener(kinds)], kwargs):
         return None
-    return AnswerForm.WHOLE
+    return False
 
 
 @lru_cache(maxsize=1)
