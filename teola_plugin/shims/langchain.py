@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from types import MethodType, SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
@@ -89,21 +89,22 @@ def _attaches_streaming_handler(hook: Hook) -> bool:
     return kinds is None or not isinstance(handler_class, type) or issubclass(handler_class, kinds)
 
 
-def form_of_model(model: Any, kwargs: Mapping[str, Any]) -> Literal["whole", "streamed"] | None:
-    """Return the form in which a chat model answers `invoke`, whoever listens; None where that is up to the handlers.
+def always_streams(model: Any, kwargs: Mapping[str, Any]) -> bool | None:
+    """Return True for a chat model that `invoke` makes stream, False for one that never streams, whoever listens.
 
-    `kwargs`: arguments of the call. Asks the model's own predicates, with its own handlers and with one that streams.
+    None where that is up to the handlers. `kwargs`: arguments of the call. Asks the model's own predicates, with its
+    own handlers and with one more that streams.
 
     Private: `BaseChatModel._should_stream` and `_should_use_protocol_streaming`; since langchain-core 0.1 and 1.7.
-    Without them: streamed, so that nothing is assumed.
+    Without them: True, so that nobody relies on a whole answer.
     """
     handlers = handlers_in(model.callbacks)
     if _is_streamed_to(model, handlers, kwargs):
-        return "streamed"
+        return True
     kinds = _streaming_handlers()
     if kinds is None or _is_streamed_to(model, [*handlers, _listener(kinds)], kwargs):
         return None
-    return "whole"
+    return False
 
 
 @lru_cache(maxsize=1)

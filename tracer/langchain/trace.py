@@ -172,7 +172,9 @@ class _Walk:
         if leaf is None and self._leaves is not None:
             leaf = self._leaves(node, place.kwargs, place.path)
         if leaf is not None:
-            with_leaf = leaf.with_unknown_form() if place.streamed and isinstance(leaf, GenerationLeaf) else leaf
+            with_leaf = leaf
+            if place.streamed and isinstance(leaf, GenerationLeaf):
+                with_leaf = leaf.with_unknown_form()
             return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
         if not place.kwargs and (first := beginning(node)) is not None:
             return self._begun(node, first, value, place)

@@ -33,13 +33,13 @@ from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_he
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
-from teola_plugin.shims.langchain import chat_completion_params, chat_result, form_of_model, prompt_value
+from teola_plugin.shims.langchain import always_streams, chat_completion_params, chat_result, prompt_value
 from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
-_FORMS: Mapping[str | None, Literal["", "whole", "unknown"]] = {None: "whole", "whole": "", "streamed": "unknown"}
-"""The form that a model always answers in -> that of its leaf."""
+_FORMS: Mapping[bool | None, Literal["", "whole", "unknown"]] = {None: "whole", False: "", True: "unknown"}
+"""Whether a model always streams, or never (None: neither) -> the form of its leaf."""
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 """Arguments that LangChain takes out before it calls a model."""
 
@@ -149,17 +149,17 @@ class _ServedAhead(_Served):
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
         engine = model.__teola_served_by__.engine
-        form = _FORMS[form_of_model(model, given)]
+        form = _FORMS[always_streams(model, given)]
         request, message = partial(_request, model, kwargs=given), partial(_message, model)
         return GenerationLeaf(engine, request, message, form=form)
 
 
 def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
     """Return the request that a call by `invoke` sends if it does not stream."""
-    request, form = _asked(model, value, kwargs), form_of_model(model, kwargs)
-    if form == "whole":
+    request, streams = _asked(model, value, kwargs), always_streams(model, kwargs)
+    if streams is False:
         return replace(request, form=None)  # whoever listens, it sends the same
-    return request.with_unknown_form() if form == "streamed" else request
+    return request.with_unknown_form() if streams else request
 
 
 def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager, StdOutCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.language_models import FakeListChatModel, FakeListLLM
+from langchain_core.language_models import BaseChatModel, FakeListChatModel, FakeListLLM
 from langchain_core.messages import HumanMessage
 from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from langchain_core.prompts import PromptTemplate
@@ -104,6 +104,58 @@ async def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     gone(monkeypatch, STREAMING, "_StreamingCallbackHandler")
     assert shims.streams([Listener()]), "any handler may be one"
     assert not shims.streams([])
+
+
+def test_handlers_in_a_list_and_in_a_manager() -> None:
+    listener = Listener()
+    assert list(shims.handlers_in([listener])) == [listener]
+    assert list(shims.handlers_in(CallbackManager([listener]))) == [listener]
+    assert list(shims.handlers_in(None)) == []
+
+
+class Attached(_AstreamEventsCallbackHandler):
+    """A handler that an environment variable attaches."""
+
+
+async def test_may_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streaming = _AstreamEventsCallbackHandler()
+    assert shims.may_stream([streaming])
+    assert not shims.may_stream([Listener()])
+    monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
+    ambient: ContextVar[Any] = ContextVar("ambient", default=None)
+    tracers.register_configure_hook(ambient, inheritable=True)
+    token = ambient.set(streaming)
+    assert shims.may_stream(None), "a handler that hangs on a context variable"
+    ambient.reset(token)
+    assert not shims.may_stream(None)
+    for number, kind in enumerate((Listener, Attached)):
+        tracers.register_configure_hook(ambient, inheritable=True, handle_class=kind, env_var=f"TEOLA_TEST_{number}")
+    monkeypatch.setenv("TEOLA_TEST_0", "true")
+    assert not shims.may_stream(None), "the handler that the environment attaches does not stream"
+    monkeypatch.setenv("TEOLA_TEST_1", "true")
+    assert shims.may_stream(None)
+    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    assert shims.may_stream(None), "nobody knows who listens"
+
+
+class Streaming(FakeListChatModel):
+    streaming: bool = True
+
+
+def test_always_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is None, "as its handlers ask"
+    assert shims.always_streams(FakeListChatModel(responses=["a"]), {"stream": True}) is True
+    assert shims.always_streams(FakeListChatModel(responses=["a"]), {"stream": False}) is False
+    assert shims.always_streams(FakeListChatModel(responses=["a"], disable_streaming=True), {}) is False
+    assert shims.always_streams(Streaming(responses=["a"], streaming=True), {}) is True
+    assert shims.always_streams(Streaming(responses=["a"], streaming=False), {}) is False
+    heard = FakeListChatModel(responses=["a"], callbacks=[Attached.__new__(Attached)])
+    assert shims.always_streams(heard, {}) is True
+    with monkeypatch.context() as patch:
+        gone(patch, STREAMING, "_StreamingCallbackHandler")
+        assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is None
+    monkeypatch.delattr(BaseChatModel, "_should_stream")
+    assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is True, "nothing is assumed"
 
 
 def test_attached_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:

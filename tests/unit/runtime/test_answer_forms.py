@@ -1,0 +1,113 @@
+"""A request that fixes the form of its answer is sent early only if the original asks for that form."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.query_parts import ASKED, ONE, QUESTION, Scene, graph, in_scene
+
+from teola_plugin.engines.openai.wire import WirePrompt
+from teola_plugin.graph import Attributes
+from teola_plugin.requests.payloads import AnswerForm, Generate, Sampling
+
+CARRIED = WirePrompt.of({"model": "m", "messages": [{"role": "user", "content": QUESTION}]}, exact=True)
+
+
+def calls(form: AnswerForm | None) -> dict[str, Any]:
+    return {"ask": lambda given: replace(ASKED, form=form)}
+
+
+def speculative(**attributes: Any) -> Any:
+    """The graph of one generation with these facts."""
+    return graph(*(one.with_(attributes=Attributes(**attributes)) for one in ONE))
+
+
+@pytest.mark.parametrize(
+    ("asked_in", "fixed", "sent"),
+    [
+        (AnswerForm.WHOLE, AnswerForm.WHOLE, 1),
+        (AnswerForm.STREAMED, AnswerForm.STREAMED, 1),
+        (AnswerForm.WHOLE, AnswerForm.STREAMED, 0),
+        (AnswerForm.STREAMED, AnswerForm.WHOLE, 0),
+        (AnswerForm.UNKNOWN, AnswerForm.WHOLE, 0),
+        (AnswerForm.UNKNOWN, AnswerForm.UNKNOWN, 0),
+        (AnswerForm.WHOLE, AnswerForm.UNKNOWN, 0),
+        (AnswerForm.UNKNOWN, None, 1),
+        (AnswerForm.WHOLE, None, 1),
+    ],
+)
+def test_a_part_sends_what_the_original_will_send(asked_in: AnswerForm, fixed: AnswerForm | None, sent: int) -> None:
+    async def body(scene: Scene) -> int:
+        scene.ahead(calls=calls(fixed), form=asked_in)
+        await asyncio.sleep(1)
+        return scene.count()
+
+    assert in_scene(body) == sent
+
+
+def test_a_part_that_says_nothing_of_forms_sends_no_request_of_one_form() -> None:
+    async def body(scene: Scene) -> int:
+        scene.ahead(calls=calls(AnswerForm.WHOLE))
+        await asyncio.sleep(1)
+        return scene.count()
+
+    assert in_scene(body) == 0
+
+
+@pytest.mark.parametrize("facts", [{"form": "unknown"}, {"form": "whole", "provisional": "g.p"}])
+def test_a_request_of_one_form_is_not_sent_on_a_guess(facts: dict[str, Any]) -> None:
+    async def body(scene: Scene) -> int:
+        scene.ahead(speculative(**facts), calls(AnswerForm.WHOLE), form=AnswerForm.WHOLE)
+        await asyncio.sleep(1)
+        return scene.count()
+
+    assert in_scene(body) == 0
+
+
+def test_a_call_that_was_left_to_the_original_is_made_in_its_place() -> None:
+    async def body(scene: Scene) -> tuple[int, set[str]]:
+        scene.ahead(calls=calls(AnswerForm.WHOLE))
+        await asyncio.sleep(1)
+        await scene.plain()
+        return scene.count(), scene.run.left_to_original
+
+    assert in_scene(body) == (1, {"part1/g.p"})
+
+
+def test_what_a_part_left_is_no_dead_part(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(scene: Scene) -> None:
+        scene.ahead(calls=calls(AnswerForm.WHOLE))
+        await asyncio.sleep(1)
+        scene.trace()
+
+    in_scene(body)
+    assert "a planned part died" not in caplog.text
+
+
+@pytest.mark.parametrize(("prompt", "requests"), [(CARRIED, 1), (ASKED.prompt, 2)])
+def test_a_request_of_the_users_client_goes_on_when_its_part_ends(prompt: Any, requests: int) -> None:
+    """A later part, or the original, may come for it: the server would get it once more."""
+    asked = Generate(prompt, Sampling(max_tokens=400))
+
+    async def body(scene: Scene) -> int:
+        first = scene.ahead(calls={"ask": lambda given: asked}, form=AnswerForm.WHOLE)
+        await asyncio.sleep(0.5)
+        first.close()
+        await asyncio.sleep(0.01)
+        await scene.plain(asked)
+        return scene.count()
+
+    assert in_scene(body) == requests
+
+
+def test_a_request_that_goes_on_ends_with_its_query() -> None:
+    async def body(scene: Scene) -> list[str]:
+        asked = Generate(CARRIED, Sampling(max_tokens=4000))
+        scene.ahead(calls={"ask": lambda given: asked}).close()
+        await asyncio.sleep(0.5)
+        return [span.outcome for span in scene.trace().spans if span.engine == "llm"]
+
+    assert "done" not in in_scene(body)
