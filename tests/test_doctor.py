@@ -101,7 +101,8 @@ def test_what_is_not_there_is_told_with_the_command_that_brings_it(
 
 def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for name, version in {"vllm": "0.30.0", "torch": "2.13.0", "httpx": "0.28.0", "llama-index-core": "0.14.1"}.items():
+    frameworks = {"llama-index-core": "0.14.20", "llama-index-workflows": "2.26.1"}
+    for name, version in {"vllm": "0.30.0", "torch": "2.13.0", "httpx": "0.28.0", **frameworks}.items():
         install(tmp_path, name, version)
     assert answered(HERE, None)["vLLM"].works and answered(HERE, ("a card",))["vLLM"].works
     no_gpu = answered(HERE, ())["vLLM"]
@@ -116,6 +117,26 @@ def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.Mon
         install(tmp_path, name, "0.6.0")
     root = Check("PostgreSQL", "problem", "it may not run as this user", "run it as another one")
     assert answered(root)["a PostgreSQL that comes along"].next == "run it as another one"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "extra"),
+    [
+        ("langgraph", "langgraph", "langgraph"),
+        ("langgraph.prebuilt", "langgraph-prebuilt", "langgraph"),
+        ("llama_index.core", "llama-index-core", "llamaindex"),
+        ("workflows", "llama-index-workflows", "llamaindex"),
+    ],
+)
+def test_a_framework_that_is_too_old_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
+) -> None:
+    install(tmp_path, checks.US, "1", f'{name}>=3; extra == "{extra}"')
+    install(tmp_path, name, "2.9")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    check = line(module)
+    assert check.status == "problem"
+    assert check.found == f"{name} 2.9, but teola-plugin needs >=3"
 
 
 def test_the_first_line_is_the_verdict() -> None:

@@ -58,7 +58,9 @@ PACKAGES = (
 )
 OTHERS = (
     Package("langgraph", ("langgraph",), "langgraph", "graphs and agents"),
+    Package("langgraph.prebuilt", ("langgraph-prebuilt",), "langgraph", "LangGraph's own agents and tool nodes"),
     Package("llama_index.core", ("llama-index-core",), "llamaindex", "LlamaIndex"),
+    Package("workflows", ("llama-index-workflows",), "llamaindex", "LlamaIndex's workflows and agents"),
     Package("httpx", ("httpx",), "openai", "the engine for a server that you have"),
     Package("ray", ("ray",), "ray", "pools shared by processes"),
     Package("opentelemetry.sdk", ("opentelemetry-sdk",), "otel", "traces to OpenTelemetry"),

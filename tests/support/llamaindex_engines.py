@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from llama_index.core import Settings, StorageContext, VectorStoreIndex
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
+from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.postprocessor import LLMRerank, LongContextReorder, SimilarityPostprocessor
 from llama_index.core.query_engine import (
     CitationQueryEngine,
@@ -177,3 +179,11 @@ def shown(response: Any) -> Any:
     """All that can be compared; the ids of nodes that an engine makes anew are drawn by lot."""
     nodes = [(n.score, n.node.metadata, n.node.get_content()) for n in response.source_nodes]
     return type(response).__name__, str(response), nodes, str((response.metadata or {}).get("selector_result"))
+
+
+def chat_mock(max_tokens: int) -> MockFunctionCallingLLM:
+    """Return LlamaIndex's mock of a chat model that calls tools. Skip the test where the mock is no chat model."""
+    model = MockFunctionCallingLLM(max_tokens=max_tokens, is_chat_model=True)
+    if not model.metadata.is_chat_model:
+        pytest.skip("this version of llama-index-core has no mock of a chat model that calls tools")
+    return model

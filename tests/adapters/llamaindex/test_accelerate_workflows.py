@@ -13,7 +13,7 @@ from differential.llamaindex.workflows import agents, flows
 from differential.llamaindex.workflows.stage import Stage, call, do, stage
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.agent.workflow import workflow_events as events
-from llama_index.core.llms import MockFunctionCallingLLM, MockLLM
+from llama_index.core.llms import MockLLM
 from llama_index.core.tools import QueryEngineTool
 from llama_index.core.workflow import (
     Context,
@@ -24,6 +24,7 @@ from llama_index.core.workflow import (
     Workflow,
     step,
 )
+from support.llamaindex_engines import chat_mock
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.llamaindex import TeolaLLM
@@ -381,7 +382,7 @@ def test_limits_on_runs_hold_for_all_terms_together(here: Stage) -> None:
 
 @pytest.mark.parametrize("make", [agents.function, agents.react, lambda s: AgentWorkflow(agents=[agents.react(s)])])
 def test_models_of_agents_are_bound(here: Stage, make: Any) -> None:
-    own = MockFunctionCallingLLM(max_tokens=3, is_chat_model=True)
+    own = chat_mock(max_tokens=3)
     agent = make(here)
     member = agent.agents["Agent"] if isinstance(agent, AgentWorkflow) else agent
     member.llm = own

@@ -233,7 +233,7 @@ def test_metadata(pool, llm):
     assert model.metadata.model_name == "scripted-1" == model.model_name
     assert model.metadata.context_window == MockLLM().metadata.context_window  # the engine tells no limit
     assert TeolaLLM(pool=pool, context_window=99).metadata.context_window == 99
-    assert model.to_payload()["class_name"] == "TeolaLLM"
+    assert getattr(model, "to_payload", model.to_dict)()["class_name"] == "TeolaLLM"
 
 
 def test_as_the_llm_of_the_settings_in_threads(model, llm):

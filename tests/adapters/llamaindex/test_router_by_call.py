@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.base_selector import MultiSelection, SingleSelection
-from llama_index.core.llms import MockFunctionCallingLLM
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector, PydanticSingleSelector
 from llama_index.core.selectors.prompts import DEFAULT_SINGLE_PYD_SELECT_PROMPT_TMPL
-from support.llamaindex_engines import Library, library, settings, shown
+from support.llamaindex_engines import Library, chat_mock, library, settings, shown
 from support.reasoning_llm import Reasoning, Told, by_hand, spans
 
 from teola_plugin import accelerate
@@ -216,9 +215,7 @@ def test_what_is_not_known_chooses_first(stock: Library, llm: Reasoning, name: s
 
 
 def test_an_own_model_is_bound_in_a_selector_too(stock: Library, llm: Reasoning) -> None:
-    own = MockFunctionCallingLLM(max_tokens=3, is_chat_model=True)
-    if not own.metadata.is_chat_model:
-        pytest.skip("LlamaIndex's mock of a model with tools is no chat model in this version")
+    own = chat_mock(max_tokens=3)
     selector = PydanticSingleSelector.from_defaults(llm=own)  # type: ignore[arg-type]
     router = RouterQueryEngine(selector, stock.tools(), llm=stock.llm)
     llm.held = True
