@@ -67,15 +67,15 @@ class AnswerForms:
     @classmethod
     def of(cls, graph: Graph, pool: EnginePool) -> AnswerForms:
         """Return those of an e-graph. Raises `RegistrationError` for an engine that the pool does not have."""
-        found: dict[str, set[str]] = {"whole": set(), "unknown": set()}
+        names: dict[str, set[str]] = {"whole": set(), "unknown": set()}
         left: set[str] = set()
         for p in graph:
             for one in held(p):
                 if one.prefills and forms_matter(one, pool):
-                    found[one.attributes.form].add(component_of(one.id))
+                    names[one.attributes.form].add(component_of(one.id))
                     left |= {p.id} if one.attributes.form == "unknown" else set()
         behind = {component_of(p.id) for p in graph if left & graph.ancestors[p.id]}
-        return cls(frozenset(found["whole"]), frozenset(found["unknown"] | behind))
+        return cls(frozenset(names["whole"]), frozenset(names["unknown"] | behind))
 
     def condition(self, names: Iterable[str]) -> str:
         """Return on what it depends whether these components begin early; empty for nothing."""

@@ -75,8 +75,8 @@ def expected(
         return f"no gain: {_one_by_one(waits) or in_place or _why_none(source)}"
     if left and trace is not None:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
-    told = _with_early_calls(optimised, source, context, trace, waits)
-    return f"{told}; {only_whole(forms.whole)}" if forms.whole else told
+    text = _with_early_calls(optimised, source, context, trace, waits)
+    return f"{text}; {only_whole(forms.whole)}" if forms.whole else text
 
 
 def _with_early_calls(

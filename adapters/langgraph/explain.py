@@ -130,8 +130,8 @@ def _expected(
     if took and left:
         return f"{took}; {only_whole(left)}: {COMPARE}"
     whole = [call.name for node in nodes for call in node.calls if call.early and call.only_whole]
-    told = f"faster; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
-    return f"{told}; {only_whole(whole)}" if whole else told
+    text = f"faster; {took or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
+    return f"{text}; {only_whole(whole)}" if whole else text
 
 
 def _report(nodes: Sequence[NodeFacts]) -> TraceReport:

@@ -153,10 +153,12 @@ class GraphFacts:
             if plans is None or (name == node.name and first):
                 continue
             plan = plans.traced(name, None, pushed=False)
-            asked = None if plan is None else next((c for c in plan.template.components if c.name == call), None)
-            if plan is None or asked is None or self._is_left(asked):
+            components = {} if plan is None else {c.name: c for c in plan.template.components}
+            if plan is None or call not in components:
                 continue
             waits = waits_for(plan, call)
+            if any(self._is_left(components[one]) for one in (call, *waits)):
+                continue
             begins = "when the graph begins" if name == START else f"when {_its(node, name)} begins"
             if waits_for_code(plan, waits):
                 known = known_tokens(plan, call)

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pytest
 from differential.graphs.ways import GRAPH, RUNNABLE, Way
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableConfig, RunnableLambda, RunnablePassthrough
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
 from support.openai_stub import MODEL, Stub, openai_stub
 
 from teola_plugin import accelerate
@@ -106,6 +110,7 @@ def model(server: Server, **options: Any) -> Any:
 class State(TypedDict, total=False):
     question: str
     documents: list[str]
+    notes: Annotated[list[str], operator.add]
     a: str
     b: str
     c: str
@@ -223,6 +228,27 @@ def subgraph(llm: Any) -> Any:
     return graph.compile()
 
 
+def sending(llm: Any) -> Any:
+    """A task for each word, all at once, and an answer behind them."""
+
+    def each(state: State) -> list[Send]:
+        return [Send("explain", {"question": word}) for word in state["question"].split()]
+
+    def explain(state: State) -> dict[str, Any]:
+        return {"notes": [llm.invoke(f"Explain {state['question']}").text]}
+
+    def write(state: State) -> dict[str, str]:
+        return {"a": llm.invoke(f"Sum up {state['question']}").text}
+
+    graph = StateGraph(State)
+    graph.add_node("explain", explain)
+    graph.add_node("write", write)
+    graph.add_conditional_edges(START, each, ["explain"])
+    graph.add_edge("explain", "write")
+    graph.add_edge("write", END)
+    return graph.compile()
+
+
 def streaming_nodes(llm: Any) -> Any:
     """Nodes that stream by themselves, whoever reads."""
 
@@ -274,6 +300,7 @@ GRAPHS: dict[str, Callable[[Any], Any]] = {
     "graph of chains": graph_of_chains,
     "grading loop": grading_loop,
     "subgraph": subgraph,
+    "sending": sending,
     "streaming nodes": streaming_nodes,
     "nodes with handlers": nodes_with_handlers,
     "agent": agent,
@@ -320,6 +347,26 @@ def inside_a_function(llm: Any) -> Any:
     )
 
 
+class Words(BaseRetriever):
+    """A document for each word of a query."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document(page_content=f"{word} grows") for word in query.split()[:2]]
+
+
+def retrieving(llm: Any) -> Any:
+    """Queries that a model writes, documents that it shortens, and an answer."""
+    from langchain_classic.retrievers import ContextualCompressionRetriever, MultiQueryRetriever
+    from langchain_classic.retrievers.document_compressors import LLMChainExtractor
+
+    queries = MultiQueryRetriever.from_llm(Words(), llm)
+    shortened = ContextualCompressionRetriever(base_compressor=LLMChainExtractor.from_llm(llm), base_retriever=Words())
+    found = RunnablePassthrough.assign(
+        a=operator.itemgetter("question") | queries, b=operator.itemgetter("question") | shortened
+    )
+    return found.assign(c=ask("Translate {question}", llm)) | ask("Answer {question} from {a} and {b}", llm)
+
+
 def chain_with_handlers(llm: Any) -> Any:
     """A model in the chain has a handler of its own, to which it streams."""
     heard = llm.with_config(callbacks=[TokenReader()])
@@ -333,6 +380,7 @@ CHAINS: dict[str, Callable[[Any], Any]] = {
     "mapped by code": mapped_by_code,
     "branched": branched,
     "inside a function": inside_a_function,
+    "retrieving": retrieving,
     "chain with handlers": chain_with_handlers,
 }
 

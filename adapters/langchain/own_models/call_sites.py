@@ -57,8 +57,8 @@ class _Walk:
         if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
             yield from self._leaf(node, path, kwargs, config, each)
         elif isinstance(node, RunnableBinding):
-            made_late = bool(node.config_factories)  # what they make is known only when the plain call is made
-            if not (made_late or streams(handlers_in(node.config.get("callbacks")))):
+            is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
+            if not (is_late or streams(handlers_in(node.config.get("callbacks")))):
                 callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
                 inner = merge_configs(callbacks_apart, config)
                 yield from self.sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, each=each)
