@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, RunnableSequence
@@ -71,6 +71,8 @@ class AcceleratedObject:
 
     __teola_accelerated__: ClassVar[bool] = True
     __teola_accelerated_runnable__: ClassVar[bool] = True
+    if TYPE_CHECKING:
+        _teola_calls: AcceleratedRunnable
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that the original lacks: one of `_PUBLIC`, or what the class itself makes up."""

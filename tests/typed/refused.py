@@ -44,7 +44,6 @@ def langchain(pool: EnginePool) -> None:
     accelerate(chain, shadow="often")  # refused: call-overload
     fast = accelerate(chain)
     print(fast.invoke({"question": "?"}).answer)  # refused: attr-defined
-    fast.explained()  # refused: attr-defined
     print(fast.last_trace().seconds)  # refused: union-attr
     ChatTeola()  # refused: call-arg
     ChatTeola(pool="pool.yaml")  # refused: arg-type

@@ -103,7 +103,8 @@ def test_an_error_is_the_plain_one() -> None:
 
 def test_equal_nodes_are_asked_for_one_after_the_other_and_off_is_off() -> None:
     llm = Slow()
-    extractor: Any = accelerate(IngestionPipeline(transformations=[TitleExtractor(llm=llm)])).transformations[0]
+    fast: Any = accelerate(IngestionPipeline(transformations=[TitleExtractor(llm=llm)]))
+    extractor = fast.__teola_session__.pipeline().transformations[0]
     assert type(extractor) is not TitleExtractor
     same = [TextNode(text="same") for _ in range(3)]
     assert len(asyncio.run(extractor.get_title_candidates(same))) == 3 and llm._under_way[1] == 1

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector
 from llama_index.core.types import Thread
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
+from llama_index_instrumentation import DispatcherSpanMixin
 from llama_index_instrumentation.dispatcher import Dispatcher
 from support.llamaindex_engines import CALLS, Library, shown
 from support.llamaindex_records import summary_index
@@ -206,16 +208,16 @@ def test_an_index_is_added_to_by_hooks(stock: Library) -> None:
     added: list[list[str]] = []
 
     class Around(hooks.IndexHooks):
-        def __teola_add__(self, nodes: hooks.Nodes, add: Callable[[hooks.Nodes], None]) -> None:
+        def __teola_add__(self, nodes: hooks.Nodes, add: Callable[[Any, hooks.Nodes], None]) -> None:
             for node in nodes:
                 added.append([node.node_id])
-                add([node])
+                add(self, [node])
 
-        async def __teola_aadd__(self, nodes: hooks.Nodes, add: Callable[[hooks.Nodes], Any]) -> None:
+        async def __teola_aadd__(self, nodes: hooks.Nodes, add: Callable[[Any, hooks.Nodes], Any]) -> None:
             added.append([node.node_id for node in nodes])
-            await add(nodes)
+            await add(stock.index, nodes)
 
-    own = copies.copied_as(type("Own", (Around, type(stock.index)), {}), stock.index)
+    own = copies.sharing(type("Own", (Around, type(stock.index)), {}), stock.index)
     more = [TextNode(id_="a1", text="a"), TextNode(id_="a2", text="b")]
     own.insert_nodes(more)
     asyncio.run(own.ainsert_nodes([TextNode(id_="a3", text="c")]))
@@ -223,6 +225,80 @@ def test_an_index_is_added_to_by_hooks(stock: Library) -> None:
     store: Any = stock.index.vector_store
     assert len(store.get_nodes(["a1", "a2", "a3"])) == 3
     store.delete_nodes(["a1", "a2", "a3"])
+
+
+def test_a_method_without_span_is_wrapped_in_none() -> None:
+    class Base(DispatcherSpanMixin):
+        @abstractmethod
+        def ask(self) -> None: ...
+
+    def ask(self: Any) -> None: ...
+
+    kind: Any = type("Sub", (Base,), {"ask": hooks.without_span(ask)})
+    assert inspect.getattr_static(kind, "ask") is ask
+
+
+# ------------------------------------------------------------ objects that share state
+
+
+class WithSlots:
+    __slots__ = ("__dict__", "note")
+
+    def __init__(self) -> None:
+        self.part, self.count, self.note = "own", 0, "kept"
+        self.method = self.read
+
+    def read(self) -> str:
+        return str(self.part)
+
+
+def test_an_overlay_reads_other_values_and_shares_the_rest() -> None:
+    original = WithSlots()
+    made = copies.overlaid(original, {"part": "other"})
+    made.count += 1
+    assert isinstance(made, WithSlots)
+    assert type(made).__qualname__ == "WithSlots"
+    assert (made.part, made.read(), made.method(), made.note) == ("other", "other", "other", "kept")
+    assert (original.part, original.method(), original.count) == ("own", "own", 1)
+    assert copies.attributes(made)["part"] == "other"
+    assert copies.attributes(original) is vars(original)
+    assert copies.overlaid(original, {"part": "own"}) is original
+
+
+def test_a_value_that_is_set_afterwards_is_read_by_an_overlay() -> None:
+    original = WithSlots()
+    made = copies.overlaid(original, {"part": "other"})
+    original.part = "new"
+    assert made.part == "new"
+    made.part = "newer"
+    assert original.part == "newer"
+    del made.part
+    assert not hasattr(original, "part")
+    assert not hasattr(made, "part")
+
+
+def test_an_overlay_of_an_overlay_and_its_copies_keep_the_values() -> None:
+    original = WithSlots()
+    made = copies.overlaid(copies.overlaid(original, {"part": "other"}), {"count": 7})
+    copied = copy.copy(made)
+    copied.count = 8
+    assert (made.part, made.count, original.count) == ("other", 7, 0)
+    assert (type(copied), copied.part, copied.count, made.count) == (WithSlots, "other", 8, 7)
+
+
+def test_an_overlay_of_a_model_of_pydantic() -> None:
+    original = MockEmbedding(embed_dim=2)
+    made = copies.overlaid(original, {"embed_dim": 3})
+    assert len(made.get_text_embedding("a")) == 3
+    made.embed_batch_size = 5
+    assert original.embed_batch_size == 5
+    assert copy.copy(made).embed_dim == 3
+
+
+def test_slots_are_given_to_another_object() -> None:
+    other: Any = object.__new__(WithSlots)
+    assert copies.with_slots_of(WithSlots(), other) is other
+    assert other.note == "kept"
 
 
 # ------------------------------------------------------------ retrievers

@@ -14,6 +14,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser
 from support.llamaindex_engines import Library
+from workflows.plugins.basic import BasicRuntime
 
 from teola_plugin.adapters.llamaindex import TeolaLLM
 from teola_plugin.shims.llamaindex import copies, workflows
@@ -184,3 +185,29 @@ def test_coroutines_that_wait_for_nothing() -> None:
     assert copies.at_once(nothing()) == 1
     with pytest.raises(Unreadable, match="takes waiting"):
         copies.at_once(asyncio.sleep(0))
+
+
+def test_a_runtime_is_switched_on_the_original_and_on_what_has_none() -> None:
+    class One(Workflow):
+        @step
+        async def only(self, ev: StartEvent) -> StopEvent:
+            return StopEvent()
+
+    original = One()
+
+    class Shared(workflows.RuntimeHooks, One):
+        original: Any = None
+
+        def __teola_original__(self) -> Any:
+            return self.original or self
+
+    before, runtime = original.runtime, BasicRuntime()
+    shared = copies.sharing(Shared, original)
+    Shared.original = original
+    shared._switch_runtime(runtime)
+    assert original in runtime._pending
+    Shared.original = None
+    alone = Shared()
+    alone._switch_runtime(runtime)
+    assert alone in runtime._pending
+    assert before is not runtime
