@@ -34,6 +34,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of, with_steps_of
 from teola_plugin.shims.llamaindex.hooks import QueryHooks, without_span
 from teola_plugin.shims.llamaindex.workflows import RuntimeHooks
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.report import TraceReport
 
 if TYPE_CHECKING:
@@ -367,3 +368,6 @@ def _plain(instance: Any) -> Any:
 
 def _itself(obj: Any) -> Any:
     return obj
+
+
+hide_from_stack_levels(globals())

@@ -29,6 +29,7 @@ from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.errors import RegistrationError
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.llamaindex.silence import silence, silenceable
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.llamaindex.classes import inside
 
 _STREAMS = (StreamingResponse, AsyncStreamingResponse, Generator, AsyncGenerator)
@@ -143,3 +144,6 @@ def _quiet_context() -> Context:
     context = copy_context()
     context.run(quiet)
     return context
+
+
+hide_from_stack_levels(globals())

@@ -39,6 +39,7 @@ from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.shims.llamaindex.copies import overlaid
 from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 # ------------------------------------------------------------ pipelines
 
@@ -231,3 +232,6 @@ class TeolaVectorStoreIndex(BuildsIndex, VectorStoreIndex):
 def accelerated_index(index: VectorStoreIndex, options: Options = _PLAIN) -> Any:
     """Accelerate an index: the same rows and nodes, sooner, for inserting into it."""
     return accelerated(writing(original_of(index), index, options), AcceleratedIndex)
+
+
+hide_from_stack_levels(globals())

@@ -37,6 +37,7 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import history_writer
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import Traced
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
 
@@ -491,3 +492,6 @@ async def _astreamed(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> As
 
 
 _END: Any = object()
+
+
+hide_from_stack_levels(globals())

@@ -300,10 +300,13 @@ def test_chat_completion_params(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert shims.chat_completion_params(model, {}) is None
 
 
-def test_chat_result() -> None:
+@pytest.mark.parametrize("include", [False, True])
+def test_chat_result(include: bool) -> None:
     answer = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
-    result = shims.chat_result(openai_chat(), {"id": "1", "model": "m", "choices": [answer]})
+    model, headers = openai_chat(include_response_headers=include), {"x-request-id": "7"}
+    result = shims.chat_result(model, {"id": "1", "model": "m", "choices": [answer]}, headers)
     assert [one.message.content for one in result.generations] == ["hello"]
+    assert (result.llm_output or {}).get("headers") == (headers if include else None)
 
 
 def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
