@@ -306,7 +306,7 @@ def test_chat_result(include: bool) -> None:
     model, headers = openai_chat(include_response_headers=include), {"x-request-id": "7"}
     result = shims.chat_result(model, {"id": "1", "model": "m", "choices": [answer]}, headers)
     assert [one.message.content for one in result.generations] == ["hello"]
-    assert (result.llm_output or {}).get("headers") == (headers if include else None)
+    assert (result.generations[0].generation_info or {}).get("headers") == (headers if include else None)
 
 
 def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
