@@ -1,7 +1,7 @@
 """Private names of LangChain's packages: each touched here, in a function that says what happens without it.
 
-Seen unchanged from langchain-core 1.7.0, langchain-text-splitters 1.1.0, langchain-openai 1.0.0, langchain-huggingface
-1.0.0 and langchain-classic 1.0.0 on. Whether the installed version still has a name is looked up when it is wanted, not
+Seen unchanged from langchain-core 1.7.0, langchain-text-splitters 1.1.2, langchain-openai 1.0.0, langchain-huggingface
+1.0.0 and langchain-classic 1.0.6 on. Whether the installed version still has a name is looked up when it is wanted, not
 concluded from a number: packages of one app come in many combinations.
 """
 
@@ -322,7 +322,7 @@ class SplitterSizes(NamedTuple):
 def splitter_sizes(splitter: Any) -> SplitterSizes | None:
     """How long the chunks of a `TextSplitter` become.
 
-    Private: its `_chunk_size`, `_chunk_overlap` and `_length_function`; since langchain-text-splitters 1.1.0. Without
+    Private: its `_chunk_size`, `_chunk_overlap` and `_length_function`; since langchain-text-splitters 1.1.2. Without
     them: None, and the number of chunks is not foreseen.
     """
     for name in ("_chunk_size", "_chunk_overlap", "_length_function"):

@@ -120,6 +120,7 @@ class _Broken:
 
 
 def test_what_a_local_model_raises_is_told_by_the_engine() -> None:
+    pytest.importorskip("torch", reason="needs models")
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine
     from teola_plugin.langchain import TeolaEmbeddings
 

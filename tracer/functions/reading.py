@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import (
     CellType,
@@ -22,6 +22,8 @@ from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Known, Symbol
 
 _FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
 _NOTHING = object()
+_classes_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+"""The classes that a class is made of, itself included; a metaclass has no say in it."""
 _OF_C = (MethodDescriptorType, ClassMethodDescriptorType)
 """Methods that are not written in Python."""
 
@@ -33,8 +35,12 @@ def of_framework(thing: Any) -> bool:
 
 
 def is_a(value: object, kind: type) -> bool:
-    """`isinstance`, but for objects that say that they are of another class: asking them would run their code."""
-    return issubclass(type(value), kind)
+    """Return True if `kind` is among the classes of `value`. Runs none of their code, unlike `isinstance`.
+
+    `issubclass` would run some, too: abstract classes pass it on to their subclasses, and those of Pydantic before 2.12
+    read an attribute of the class.
+    """
+    return any(cls is kind for cls in _classes_of(type(value)))
 
 
 def attribute(owner: Any, name: str) -> Symbol:

@@ -313,7 +313,9 @@ def test_an_agent(pool: EnginePool) -> None:
     asking = HumanInTheLoopMiddleware(interrupt_on={"pay": InterruptOnConfig(allowed_decisions=["approve"])})
     held_back = accelerate(create_agent(model, tools, middleware=[asking])).explain(details=True)
     assert "early  " not in held_back
-    assert "in place  weather  its calls are handed to middleware, which may hold them back" in held_back
+    by_wrapping = "in place  weather  its calls are handed to middleware, which may hold them back"
+    after_the_model = "in place  weather  somebody may decide before it, or nothing runs ahead"  # langchain 1.2
+    assert by_wrapping in held_back or after_the_model in held_back
 
 
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:

