@@ -10,6 +10,7 @@ import copy
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.language_models import BaseLanguageModel
@@ -96,11 +97,9 @@ class AcceleratedObject:
         if calls is None:
             return super().__copy__()  # type: ignore[misc]
         assert calls._again is not None
-        if not isinstance(self, BaseLanguageModel) or calls.chain is calls.bound:
-            return calls._again(copy.copy(calls.bound))
-        served: Any = calls._again(calls.bound)  # `bind=` names this very model, so that a copy of it will not do
-        vars(served).update(vars(self))
-        return served
+        copied, options = copy.copy(calls.bound), calls._again.keywords["options"]
+        bind = tuple((copied if obj is calls.bound else obj, engine) for obj, engine in options.bind)
+        return calls._again(copied, options=replace(options, bind=bind))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
         """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
@@ -173,16 +172,16 @@ def _mixin(state: Any) -> type[AcceleratedObject]:
     return AcceleratedSequence if isinstance(state, RunnableSequence) else AcceleratedObject
 
 
-def _subclass(own: type, mixin: type[AcceleratedObject]) -> Any:
+def _subclass(original_class: type, mixin: type[AcceleratedObject]) -> Any:
     """Create the subclass of one class, with entry points that have the signatures of that class."""
 
     def members() -> dict[str, Any]:
         return {
-            **{name: _entry_point(name, getattr(own, name)) for name in ENTRY_POINTS},
-            **forwarded_slots(own, _slot_holder),
+            **{name: _entry_point(name, getattr(original_class, name)) for name in ENTRY_POINTS},
+            **forwarded_slots(original_class, _slot_holder),
         }
 
-    return subclass_of(own, mixin, slots=(_CALLS,), members=members)
+    return subclass_of(original_class, mixin, slots=(_CALLS,), members=members)
 
 
 def _entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -96,7 +96,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _routed: Routed | None = PrivateAttr(default=None)
-    _again: Callable[[Runnable[Any, Any]], Any] | None = PrivateAttr(default=None)
+    _again: partial[Any] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _snapshot: Snapshot | None = PrivateAttr(default=None)
     """Fields of the original that the plan depends on; None if every field is read from the original itself."""
@@ -128,9 +128,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         made._app = app or NO_APP
         return made
 
-    def copied_by(self, again: Callable[[Runnable[Any, Any]], Any]) -> None:
-        """From now on copies are made of the original, by `again`, and so is what is pickled."""
-        self._again = again
+    def copied_by(self, accelerate_again: partial[Any]) -> None:
+        """Copy and pickle the original from now on, and accelerate each copy with `accelerate_again`."""
+        self._again = accelerate_again
 
     def renewed_by(self, renew: Callable[[AcceleratedRunnable], AcceleratedRunnable], snapshot: Snapshot) -> None:
         """Plan with `renew` again once a field in `snapshot` is another."""
@@ -151,7 +151,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._routed is not None
 
     def runs_original(self, traced: Traced) -> None:
-        """From now on nothing is planned: the original runs."""
+        """Run the original from now on, and plan nothing."""
         self._chain, self._traced, self._routed, self._pool, self._snapshot = self.bound, traced, None, None, None
 
     def continues(self, other: AcceleratedRunnable) -> None:

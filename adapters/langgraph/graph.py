@@ -102,10 +102,10 @@ class AcceleratedGraph:
         ours = _acceleration_of(self)
         started = None if ours is None else self._started(config)
         if ours is None or started is None:
-            made = super().astream(input, config, **kwargs)  # type: ignore[misc]
+            items = super().astream(input, config, **kwargs)  # type: ignore[misc]
         else:
-            made = started.aitems(lambda: self._aitems(ours.runner, started, input, config, kwargs))
-        async with aclosing(made) as chunks:
+            items = started.aitems(lambda: self._aitems(ours.runner, started, input, config, kwargs))
+        async with aclosing(items) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -353,6 +353,16 @@ def test_a_copy_has_a_state_of_its_own() -> None:
     assert len(copied.invoke("oats")) == 3
 
 
+def test_a_copy_of_a_bound_model_has_a_state_of_its_own() -> None:
+    with EnginePool.local(fake_engines()) as pool:
+        model = chat()
+        fast = accelerate(model, pool=pool, bind=[(model, "llm")])
+        copied = copy.copy(fast)
+        copied.responses = ["two"]
+        assert model.responses == fast.responses == ["one"]
+        assert copied.invoke("why?").content == fast.invoke("why?").content
+
+
 # ------------------------------------------------------------ members of single classes
 
 
