@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
-from teola_plugin.tracer.functions.reading import attribute, is_a, of_framework
+from teola_plugin.tracer.functions.reading import attribute, derives_from, is_a, of_framework
 from teola_plugin.tracer.functions.values import (
     UNKNOWN_VALUE,
     Built,
@@ -107,11 +107,11 @@ def _builds(what: Any) -> bool:
         return type(func) is FunctionType and func.__name__ in _BUILDERS and of_framework(func)
     if any(what is known for known in _CONSTANT_FUNCTIONS):
         return True
-    return is_a(what, type) and issubclass(what, Runnable) and of_framework(what) and of_framework(what.__init__)
+    return is_a(what, type) and derives_from(what, Runnable) and of_framework(what) and of_framework(what.__init__)
 
 
 def _is_data(kind: type) -> bool:
-    if issubclass(kind, (BaseMessage, Document)):
+    if derives_from(kind, BaseMessage, Document):
         return of_framework(kind)
     return f"{kind.__module__}.{kind.__qualname__}" in _GRAPH_CLASSES
 
@@ -130,6 +130,6 @@ def _data(kind: type, given: Sequence[Symbol | Spread], named: Mapping[str, Symb
         fields[name] = one
     fields |= named
     found = {key: known_object(one) for key, one in fields.items()}
-    if issubclass(kind, BaseMessage) and all(known and is_tame(one) for known, one in found.values()):
+    if derives_from(kind, BaseMessage) and all(known and is_tame(one) for known, one in found.values()):
         return _made(lambda: kind(**{key: value for key, (_, value) in found.items()}))
     return Built(kind, fields)

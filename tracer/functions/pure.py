@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.graph import Ref, UnfitValue
-from teola_plugin.tracer.functions.reading import of_framework
+from teola_plugin.tracer.functions.reading import derives_from, of_framework
 from teola_plugin.tracer.functions.values import Computed, is_constant
 from teola_plugin.tracer.purity.purity import Purity, known_purity, on_plain
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -131,7 +131,7 @@ def field_of(value: Any, name: str) -> Any:
     And the text of a message. Raises `TypeError` for anything else.
     """
     kind = type(value)
-    if name == "text" and issubclass(kind, BaseMessage) and of_framework(kind):
+    if name == "text" and derives_from(kind, BaseMessage) and of_framework(kind):
         return str(value.text)
     own: Any = kind.__getattribute__
     if own is object.__getattribute__:

@@ -35,12 +35,17 @@ def of_framework(thing: Any) -> bool:
 
 
 def is_a(value: object, kind: type) -> bool:
-    """Return True if `kind` is among the classes of `value`. Runs none of their code, unlike `isinstance`.
+    """Return True if `kind` is among the classes of `value`. Runs none of their code, unlike `isinstance`."""
+    return derives_from(type(value), kind)
 
-    `issubclass` would run some, too: abstract classes pass it on to their subclasses, and those of Pydantic before 2.12
-    read an attribute of the class.
+
+def derives_from(kind: type, *bases: type) -> bool:
+    """Return True if one of `bases` is among the classes that `kind` is made of. Runs no code of a metaclass.
+
+    `issubclass` may run some: abstract classes ask their subclasses, too, and those of Pydantic 2.11 read an attribute
+    of `kind`.
     """
-    return any(cls is kind for cls in _classes_of(type(value)))
+    return any(cls is base for cls in _classes_of(kind) for base in bases)
 
 
 def attribute(owner: Any, name: str) -> Symbol:
