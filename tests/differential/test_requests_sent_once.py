@@ -479,7 +479,7 @@ def test_a_chain_sends_the_requests_of_the_original(name: str, way: str, servers
 FEW = ("invoke", "ainvoke", "batch", "stream", "astream_events v2", "invoke heard", "inside events")
 
 
-@pytest.mark.parametrize("side", ["bare", "joining"])
+@pytest.mark.parametrize("side", ["bare", pytest.param("joining", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", [*FEW, "stream messages", "stream all subgraphs"])
 @pytest.mark.parametrize("name", [name for name in GRAPHS if name != "grading loop"])
 def test_a_graph_on_other_servers(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
@@ -488,7 +488,7 @@ def test_a_graph_on_other_servers(name: str, way: str, side: str, servers: dict[
     assert_same_requests(servers[side], GRAPHS[name], GRAPH_WAYS[way], given_to(name))
 
 
-@pytest.mark.parametrize("side", ["bare", "joining"])
+@pytest.mark.parametrize("side", ["bare", pytest.param("joining", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", [*FEW, "astream", "astream_log", "batch_as_completed", "abatch", "transform"])
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_on_other_servers(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
@@ -511,14 +511,18 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("side", ["bare", "exact", "joining"])
+@pytest.mark.parametrize(
+    "side", ["exact", *(pytest.param(side, marks=pytest.mark.long) for side in ("bare", "joining"))]
+)
 @pytest.mark.parametrize("way", [*FEW, "stream messages", "astream_events v1"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_one_form_in_a_graph(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
     assert_same_requests(servers[side], three_nodes, GRAPH_WAYS[way], given_to(""), **MODELS[name])
 
 
-@pytest.mark.parametrize("side", ["bare", "exact", "joining"])
+@pytest.mark.parametrize(
+    "side", ["exact", *(pytest.param(side, marks=pytest.mark.long) for side in ("bare", "joining"))]
+)
 @pytest.mark.parametrize("way", [*FEW, "astream", "astream_log"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_one_form_in_a_chain(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
