@@ -50,7 +50,8 @@ def bad_request(message: str, hint: str = "", *, param: str | None = None, code:
 def invalid(fault: Mapping[str, Any], hint: str) -> HttpError:
     """Return the refusal of a field that pydantic does not accept. `fault`: one of `ValidationError.errors()`."""
     location = [str(part) for part in fault["loc"] if part != "body"]
-    field = fault.get("ctx", {}).get("field") or ".".join(part for part in location if not part.startswith("function-"))
+    field = getattr(fault.get("ctx", {}).get("error"), "field", "")  # a `JsonFault` says it
+    field = field or ".".join(part for part in location if not part.startswith("function-"))
     reason = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
     hint = hint if field else "send a JSON object"
     return bad_request(f"{field or 'the body'}: {reason}.", hint, param=field or None, code="invalid_value")

@@ -23,6 +23,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 NEEDS: dict[str, tuple[str, ...]] = {
+    "server/models/app_inputs.py": ("langchain",),
     "server/models/graphs.py": ("langgraph",),
     "server/queries/checkpoints.py": ("checkpoints",),
     "server": ("server",),

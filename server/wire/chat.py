@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.server.errors import bad_request, invalid
@@ -51,11 +50,19 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
+class JsonFault(ValueError):
+    """Data that engines and JSON cannot carry, in a field of a request."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+
+
 def check_json(data: Any) -> None:
-    """Raise `PydanticCustomError` for data that engines and JSON cannot carry.
+    """Raise `JsonFault` for data that engines and JSON cannot carry.
 
     These are halves of characters, numbers that are not finite, and nesting deeper than `MAX_DEPTH`. The error names
-    the field in its context.
+    the field.
     """
     try:
         text = json.dumps(data, ensure_ascii=False, allow_nan=False)
@@ -65,7 +72,7 @@ def check_json(data: Any) -> None:
     except (TypeError, ValueError, RecursionError):  # the search below says what, and where
         pass
     for field, reason in _json_faults(data):
-        raise PydanticCustomError("not_plain_json", "{reason}", {"field": field, "reason": reason})
+        raise JsonFault(field, reason)
 
 
 def _json_faults(data: Any) -> Iterator[tuple[str, str]]:
@@ -94,8 +101,8 @@ def parse_json(text: str | bytes, field: str, hint: str) -> Any:
     try:
         data = json.loads(text)
         check_json(data)
-    except PydanticCustomError as error:
-        field = ".".join(part for part in (field, (error.context or {})["field"]) if part)
+    except JsonFault as error:
+        field = ".".join(part for part in (field, error.field) if part)
         reason = str(error)
     except RecursionError:
         reason = f"it is nested deeper than {MAX_DEPTH} levels"

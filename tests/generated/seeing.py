@@ -14,7 +14,6 @@ from typing import Any
 
 from differential.cookbook.compare import anonymous
 from differential.recording import Recorder, plain
-from generated.inert import Itself
 from generated.own_objects import OWN
 from generated.words import base, run_text
 from generated.worlds import Latency, World, world_of
@@ -153,11 +152,16 @@ class Stage:
         names = base(world)
         names |= self.words(world, names)
         accelerated = partial(accelerate, pool=world.pool, **program.options)
-        names["nested"] = accelerated if fast else Itself
+        names["nested"] = accelerated if fast else _unchanged
         run_text(program.text, names, f"<program {program.seed}>")
         chain = accelerated(names["chain"]) if fast else names["chain"]
         world.books.clear()
         return chain, names["given"]
+
+
+def _unchanged(part: Any) -> Any:
+    """Return a part as it is: an accelerated one is of its class, so LangChain treats both alike."""
+    return part
 
 
 class _Sight:

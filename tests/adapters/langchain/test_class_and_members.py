@@ -239,8 +239,8 @@ def test_it_has_every_member_of_the_original(name: str) -> None:
     original, _ = built(name)
     fast = accelerate(original)
     assert set(dir(original)) <= set(dir(fast))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
         missing = [
             member
             for member in dir(original)
