@@ -483,7 +483,11 @@ def pool() -> Iterator[EnginePool]:
         yield made
 
 
-@pytest.mark.parametrize("make", [rag, index, retriever, OBJECTS["pipeline"], OwnFlow], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [rag, index, retriever, OBJECTS["pipeline"], OwnFlow],
+    ids=["engine", "index", "retriever", "pipeline", "flow"],
+)
 def test_a_pool_is_not_pickled(pool: EnginePool, make: Callable[[], Any]) -> None:
     fast = accelerate(make(), pool=pool)
     with pytest.raises(RegistrationError, match="cannot be pickled: its engines live in this process"):
