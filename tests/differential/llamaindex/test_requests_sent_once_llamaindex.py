@@ -7,6 +7,7 @@ its whole answers, so that a request fixes the form of its answer. `joining`: to
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections import Counter
@@ -93,6 +94,13 @@ class Server(NamedTuple):
         if self.pool is not None and self.stub.joins:
             bodies = [{key: body[key] for key in body if key not in ("stream", "stream_options")} for body in bodies]
         return Counter(json.dumps(body, sort_keys=True) for body in bodies)
+
+
+@pytest.fixture(autouse=True)
+def connections_are_freed() -> Iterator[None]:
+    """LlamaIndex leaves SQLite connections of memories open: they warn where they are freed, here and nowhere else."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
