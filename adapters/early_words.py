@@ -213,7 +213,7 @@ def _noun(kinds: set[PrimitiveKind]) -> tuple[str, str]:
 
 
 def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
-    """What is done for each item of a list, as it is written, or side by side."""
+    """Yield what is done for each item of a list, as the item is written or beside the others."""
     kinds, told = _kinds(source), dict[str, str]()
     inside: dict[str, set[str]] = {}
     for p in graph:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
@@ -34,6 +34,7 @@ from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable
 from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
+from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
@@ -68,14 +69,6 @@ def _is_accelerated(cls: Any, instance: Any) -> bool:
 _KIND: Any = type("AcceleratedKind", (type(RunnableBindingBase),), {"__instancecheck__": _is_accelerated})
 
 
-class Snapshot(Protocol):
-    """Fields of an object as they were at some time."""
-
-    def holds(self) -> bool:
-        """Return True if none of them was set since."""
-        ...
-
-
 class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIND):  # type: ignore[metaclass]
     """The original (`.bound`) with a live query beside it.
 
@@ -98,7 +91,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _routed: Routed | None = PrivateAttr(default=None)
     _again: partial[Any] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
-    _snapshot: Snapshot | None = PrivateAttr(default=None)
+    _snapshot: FieldSnapshot | None = PrivateAttr(default=None)
     """Fields of the original that the plan depends on; None if every field is read from the original itself."""
     _renew: Callable[[AcceleratedRunnable], AcceleratedRunnable] | None = PrivateAttr(default=None)
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
@@ -132,7 +125,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """Copy and pickle the original from now on, and accelerate each copy with `accelerate_again`."""
         self._again = accelerate_again
 
-    def renewed_by(self, renew: Callable[[AcceleratedRunnable], AcceleratedRunnable], snapshot: Snapshot) -> None:
+    def renewed_by(self, renew: Callable[[AcceleratedRunnable], AcceleratedRunnable], snapshot: FieldSnapshot) -> None:
         """Plan with `renew` again once a field in `snapshot` is another."""
         self._renew, self._snapshot = renew, snapshot
 

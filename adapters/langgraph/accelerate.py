@@ -49,12 +49,12 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
     like = like if like is not None and like.pool is found else None
     if found is not None:
         acceleration.tools = eager_tools_of(graph, Planner(found, chosen, speculate))
-    made = accelerated_graph(acceleration, _nodes(graph, acceleration, options, like))
+    fast = accelerated_graph(acceleration, _nodes(graph, acceleration, options, like))
     if found is not None:
         known = None if like is None else like.plans
         fits = known is not None and known.fit(graph)  # with what is bound to engines in its place
         acceleration.plans = known if fits else Plans(acceleration.runner, graph, found, chosen, speculate)
-    return made
+    return fast
 
 
 def _nodes(graph: Any, acceleration: Acceleration, options: Options, like: Acceleration | None) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _condition(call: CallFacts) -> str:
 def _expected(
     nodes: Sequence[NodeFacts], early: Sequence[str], note: str, trace: QueryTrace | None, left: Sequence[str]
 ) -> str:
-    """What it is worth; no figure before a call, since a graph decides as it runs."""
+    """Return what to expect of the graph: no figure before a call, since a graph decides as it runs."""
     waiting = sorted((call for node in nodes for call in node.calls if call.why), key=lambda one: one.why == FIRST)
     why = f"{waiting[0].name} starts in its place: {waiting[0].why}" if waiting else "no node is seen to call an engine"
     why = note or why

@@ -12,8 +12,8 @@ from typing import Any
 
 HIDDEN = " [importlib._bootstrap]"
 """The end of the file name of hidden code. `warnings.warn` does not count frames whose file name has both words, so
-that a warning names the line that imports. This holds for CPython 3.3 to 3.14. Where it does not hold, such a warning
-names a line of ours."""
+that a warning names the line that imports; seen in CPython 3.11. An interpreter that counts them names a line of ours
+in such a warning."""
 
 
 def hide_from_stack_levels(module: dict[str, Any]) -> None:
