@@ -1,10 +1,22 @@
-"""What is made of times that were measured beside other work."""
+"""What is made of an engine's times, in virtual time, and of times that were measured beside other work."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
-from teola_plugin.engines.vllm.measure import rising
+from teola_plugin.engines.vllm.measure import interference, measure, rising
+from teola_plugin.graph import EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Result
+from teola_plugin.runtime.virtual_time import run_virtual
+
+PREFILL, DECODE = 0.0003, 0.02
+"""Seconds by token."""
 
 
 def test_times_that_rise_are_kept() -> None:
@@ -21,3 +33,40 @@ def test_one_time_is_in_proportion(points: list[tuple[int, float]]) -> None:
     """A line through both would have long prompts take no time at all."""
     curve = rising(points)
     assert curve(27) == pytest.approx(0.0063) and 0 < curve(256) < curve(4096)
+
+
+class Server:
+    """An engine whose decodings are lengthened by `share` of a prefilling that goes on beside them."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.profile, self.prefilling = share, EngineProfile(curves={}), 0.0
+
+    def size(self, request: Request) -> int:
+        return len(request.payload.prompt.text) // 4
+
+    async def execute(self, batch: list[Request]) -> AsyncIterator[Result]:
+        [request] = batch
+        tokens, output = self.size(request), request.payload.sampling.max_tokens
+        prefilling = PREFILL * tokens
+        if output == 1:
+            self.prefilling = prefilling
+            await asyncio.sleep(prefilling + DECODE)
+            self.prefilling = 0.0
+        else:
+            await asyncio.sleep(prefilling + DECODE)  # what comes beside it has begun by now
+            await asyncio.sleep(DECODE * (output - 1) + self.share * self.prefilling)
+        yield Done(request.id, Generation("", prompt_tokens=tokens, completion_tokens=output))
+
+
+async def measured(engine: Any) -> tuple[EngineProfile, float]:
+    found = await measure(engine, budget=100.0)
+    return found, await interference(engine, found)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_profile_of_an_engine_is_found_by_asking_it(share: float) -> None:
+    found, beside = run_virtual(measured(Server(share)))
+    assert beside == pytest.approx(share, abs=0.1), "texts differ by some tokens"
+    assert found.seconds(PrimitiveKind.DECODING, 10) == pytest.approx(10 * DECODE)
+    for size in (100, 1000):
+        assert found.seconds(PrimitiveKind.PREFILLING, size) == pytest.approx(PREFILL * size + DECODE, rel=0.01)

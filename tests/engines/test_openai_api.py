@@ -108,17 +108,12 @@ class TestOnVllm:
     async def test_a_server_of_ones_own_is_measured_once(
         self, url: str, vllm_api: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        for attempt in range(4):  # what runs beside the tests may hide that its one core takes turns
-            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(attempt)))
-            measured, _ = await self._measured(url, vllm_api)
-            kept, asked = await self._measured(url, vllm_api)
-            assert asked == 0 and measured == kept
-            assert measured.measured(K.PREFILLING) and measured.measured(K.DECODING)
-            assert measured.min_split_tokens == 48, "blocks of 32 tokens"
-            grows = measured.seconds(K.PREFILLING, 1000) > 2 * measured.seconds(K.PREFILLING, 100)
-            if grows and measured.takes_turns:
-                return
-        pytest.fail(f"{measured} in 4 attempts")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        measured, asked = await self._measured(url, vllm_api)
+        assert asked > 10 and measured.measured(K.PREFILLING) and measured.measured(K.DECODING)
+        assert measured.min_split_tokens == 48, "blocks of 32 tokens"
+        kept, asked = await self._measured(url, vllm_api)
+        assert asked == 0 and measured == kept
 
     async def _measured(self, url: str, vllm_api: ApiServer) -> tuple[EngineProfile, float]:
         """What a new engine takes its server for, and how many requests that took."""
