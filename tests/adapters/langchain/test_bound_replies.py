@@ -28,6 +28,7 @@ from support.fixed_replies import (
 )
 from support.openai_stub import MODEL as ECHO
 from support.openai_stub import Stub, openai_stub
+from support.versions import is_older
 
 from teola_plugin import accelerate
 from teola_plugin.engines.openai import OpenAIServer
@@ -234,6 +235,8 @@ def test_a_reply_that_the_original_accepts_is_accepted(
 ) -> None:
     server.reply_with(ACCEPTED[name])
     original, bound = models
+    if name in ("content in blocks", "NaN") and is_older("langchain-openai", "1.7"):
+        pytest.skip("the original itself warns of this reply with an older langchain-openai")
 
     expected = summary(ENTRY_POINTS["invoke"](original, QUESTION))
 

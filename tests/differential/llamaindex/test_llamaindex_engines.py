@@ -23,6 +23,7 @@ from differential.llamaindex.recording import Recorder
 from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import QueryBundle
+from support.versions import needs_current_llama_index
 
 from benchmarks.llamaindex.engines import ASKED
 from benchmarks.llamaindex.kits import Kit, Sizes, bound_kit, own_kit, pool_kit
@@ -243,6 +244,7 @@ def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
         survived(bench, name, way)
 
 
+@needs_current_llama_index
 @over()
 def test_an_embedder_that_raises(bench: Bench, name: str, way: str) -> None:
     for text in ends(reached(bench, name, way)[1]):
@@ -250,6 +252,7 @@ def test_an_embedder_that_raises(bench: Bench, name: str, way: str) -> None:
         survived(bench, name, way)
 
 
+@needs_current_llama_index
 @over()
 def test_a_store_that_raises(bench: Bench, name: str, way: str) -> None:
     bench.kit.ledger.broken_store = True
@@ -397,6 +400,7 @@ def test_a_wrong_error_is_caught(bench: Bench, wrong: type[Wrong]) -> None:
     assert before.failed and differences(before, ask(bench, wrong(case.make(bench.kit)), "query", case))
 
 
+@needs_current_llama_index
 def test_a_swallowed_error_stays_swallowed(bench: Bench) -> None:
     """The faults reach what swallows them: a sub-question fails, the answer is made of the others."""
     prompts, _ = reached(bench, "sub_questions", "query")
