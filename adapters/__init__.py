@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -118,6 +119,16 @@ def accelerate(
         hint="pass a LangChain Runnable (a chain, a retriever, a model) or a LlamaIndex query engine; "
         "wrap a plain function in RunnableLambda",
     )
+
+
+def uninstall() -> None:
+    """Put back every method of other packages' classes that `accelerate` intercepts, exactly as it was.
+
+    Accelerated objects then run as their originals do, until the next `accelerate`.
+    """
+    interceptors = sys.modules.get("teola_plugin.shims.langchain_interceptors")
+    if interceptors is not None:
+        interceptors.uninstall()
 
 
 def bound(obj: Any, engine: str, pool: EnginePool) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from teola_plugin.lazy_names import lazy
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters import accelerate
+    from teola_plugin.adapters import accelerate, uninstall
     from teola_plugin.errors import (
         ConfigError,
         EngineError,
@@ -37,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "accelerate": "teola_plugin.adapters",
+    "uninstall": "teola_plugin.adapters",
     "EnginePool": "teola_plugin.pool",
     "Workflow": "teola_plugin.workflow",
 }
@@ -59,6 +60,7 @@ __all__ = [
     "TraceError",
     "Workflow",
     "accelerate",
+    "uninstall",
 ]
 
 

@@ -20,7 +20,7 @@ ERRORS = {
 
 def test_all_is_sorted_and_complete() -> None:
     assert teola_plugin.__all__ == sorted(teola_plugin.__all__)
-    assert set(teola_plugin.__all__) == {"accelerate", "EnginePool", "Workflow", *ERRORS}
+    assert set(teola_plugin.__all__) == {"accelerate", "uninstall", "EnginePool", "Workflow", *ERRORS}
 
 
 @pytest.mark.parametrize("name", teola_plugin.__all__)

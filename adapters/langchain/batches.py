@@ -11,10 +11,10 @@ from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langchain.current_query import asked_in
 from teola_plugin.adapters.langchain.live.started_calls import StartedBatch, StartedCall, shared_limit, streaming
-from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable, closing
-from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
 from teola_plugin.errors import QueryTimeout
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
@@ -55,7 +55,7 @@ class Batches:
             input: Any,
             config: RunnableConfig | None,
             kwargs: Mapping[str, Any] | None = None,
-            kind: type[CallTable] | None = None,
+            entry: EntryPoint | None = None,
             limit: ConcurrencyLimit | None = None,
             *,
             streamed: bool = True,
@@ -68,7 +68,7 @@ class Batches:
         inputs: list[Any],
         configs: Sequence[RunnableConfig],
         kwargs: Mapping[str, Any],
-        kind: type[CallTable],
+        entry: EntryPoint,
     ) -> StartedBatch | None:
         """A live query per input, all at once; None when there is nothing to run ahead.
 
@@ -76,7 +76,7 @@ class Batches:
         so early work would put on the engines at once what is to come one by one. Early calls of the user's own objects
         are bounded as the plain ones are.
         """
-        way = kind if self._routed is not None and self._routed.batches else None
+        way = entry if self._routed is not None and self._routed.batches else None
         limit = shared_limit(configs)
         if not inputs or (self._pool is None and way is None) or (self._pool is not None and limit is not None):
             return None
@@ -98,7 +98,7 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        started = self._start_all(inputs, configs, kwargs, SyncCallTable)
+        started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=False))
         if started is None:
             together = self._of_all(configs)
             with together.running(checked=False):
@@ -119,7 +119,7 @@ class Batches:
         **kwargs: Any,
     ) -> list[Any]:
         configs = get_config_list(config, len(inputs))
-        started = self._start_all(inputs, configs, kwargs, AsyncCallTable)
+        started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=True))
         if started is None:
             together = self._of_all(configs)
             with together.running(checked=False):

@@ -30,10 +30,9 @@ from teola_plugin.adapters.langchain.checking.shadow import (
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
-from teola_plugin.adapters.langchain.own_models.call_table import AsyncCallTable, CallTable, SyncCallTable
-from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.routed import Routed
 from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
@@ -51,7 +50,9 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.langchain import event_listeners
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.trace import Traced
 
@@ -259,7 +260,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         input: Any,
         config: RunnableConfig | None,
         kwargs: Mapping[str, Any] | None = None,
-        kind: type[CallTable] | None = None,
+        entry: EntryPoint | None = None,
         limit: ConcurrencyLimit | None = None,
         *,
         alone: bool = False,
@@ -267,17 +268,17 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     ) -> StartedCall:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
-        `kind`: where the user's own models and retrievers are called, for entries that may call them ahead. `alone`:
-        all of the call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers.
+        `entry`: for entry points that may prefetch calls of the user's own models and retrievers. `alone`: all of the
+        call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers.
         Raises `RegistrationError` for terms that make no sense.
         """
-        routed = None if kind is None or kwargs else self._routed
+        routed = None if entry is None or kwargs else self._routed
         merged = ensure_config(self._with_own(config) if self.config else config)
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or routed is not None:
             try:
                 form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
-                started = self._started(input, merged, _Terms(asked, runs, form), routed, kind, limit, alone)
+                started = self._started(input, merged, _Terms(asked, runs, form), routed, entry, limit, alone)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
@@ -302,22 +303,22 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         config: RunnableConfig,
         terms: _Terms,
         routed: Routed | None,
-        kind: type[CallTable] | None,
+        entry: EntryPoint | None,
         limit: ConcurrencyLimit | None,
         alone: bool,
     ) -> StartedCall | None:
         table = None
-        if routed is not None and kind is not None:
-            table = routed.table(kind, input, config, limit or self._limit)
-        pool, traced, chain = self._pool, self._traced, self._chain
+        if routed is not None and entry is not None:
+            table = routed.calls(input, config, limit or self._limit, entry)
+        pool, traced = self._pool, self._traced
         if table is not None and routed is not None:
-            pool, traced, chain = routed.pool, routed.traced, routed.chain
+            pool, traced = routed.pool, routed.traced
         if pool is None:
             return None
         run = self._submit(input, terms, pool, traced, table)
-        started = StartedCall(run, config, chain, table, deadline=Deadline.of(run))
+        started = StartedCall(run, config, self._chain, table, deadline=Deadline.of(run))
         self._last[:] = [run]
-        if kind is not None and routed is None and not run.claims:
+        if entry is not None and routed is None and not run.claims:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
         watched = traced.watched if run.claims else {}
         if alone and routed is None and not watched and all(node.level == "lowered" for node in traced.report):
@@ -331,7 +332,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return started
 
     def _submit(
-        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, table: CallTable | None
+        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, table: QueryCalls | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
         around = context_of(terms.asked, terms.runs, pool)
@@ -368,7 +369,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, SyncCallTable, alone=True, streamed=False)
+        started = self._start(input, config, kwargs, EntryPoint(on_loop=False), alone=True, streamed=False)
         with started.running():
             return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
@@ -379,18 +380,18 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, AsyncCallTable, alone=True, streamed=False)
+        started = self._start(input, config, kwargs, EntryPoint(on_loop=True), alone=True, streamed=False)
         with started.running():
             async with interrupting(started.deadline):
                 return await started.chain.ainvoke(input, started.config, **self._arguments(started, kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        started = self._start(input, config)
+        started = self._start(input, config, kwargs, EntryPoint(on_loop=False, streams=True))
         given = self._arguments(started, kwargs)
         yield from started.items(lambda: started.chain.stream(input, started.config, **given))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        started = self._start(input, config)
+        started = self._start(input, config, kwargs, EntryPoint(on_loop=True, streams=True))
         given = self._arguments(started, kwargs)
         async with aclosing(started.aitems(lambda: started.chain.astream(input, started.config, **given))) as chunks:
             async for chunk in chunks:
@@ -421,7 +422,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     async def _events(self, input: Any, config: RunnableConfig | None, **kwargs: Any) -> AsyncIterator[Any]:
         """Nothing begins before the first event is asked for."""
-        started = self._start(input, config)
+        entry = EntryPoint(on_loop=True, streams=True, listeners=event_listeners())
+        started = self._start(input, config, {}, entry)
         given = self._arguments(started, kwargs)
         made: Any = lambda: started.chain.astream_events(input, started.config, **given)  # noqa: E731
         async with aclosing(started.aitems(made)) as events:

@@ -73,11 +73,7 @@ def may_stream(callbacks: object) -> bool:
 
     `callbacks`: as a config has them. Handlers that hang on context variables count, too. See `streams`.
     """
-    hooks = _hooks()
-    if hooks is None:
-        return True
-    ambient = [handler for hook in hooks if (handler := hook[0].get()) is not None]
-    return streams([*handlers_in(callbacks), *ambient]) or any(map(_attaches_streaming_handler, hooks))
+    return streaming_kinds(callbacks) != ()
 
 
 def _attaches_streaming_handler(hook: Hook) -> bool:
@@ -87,6 +83,25 @@ def _attaches_streaming_handler(hook: Hook) -> bool:
         return False
     kinds = _streaming_handlers()
     return kinds is None or not isinstance(handler_class, type) or issubclass(handler_class, kinds)
+
+
+def streaming_kinds(callbacks: object) -> tuple[type, ...] | None:
+    """Return the kinds of handlers that models stream to and that are among these callbacks, or on context variables.
+
+    None where that is not known. `callbacks`: as a config has them. See `streams`.
+    """
+    kinds, hooks = _streaming_handlers(), _hooks()
+    if kinds is None or hooks is None or any(map(_attaches_streaming_handler, hooks)):
+        return None
+    ambient = [handler for hook in hooks if (handler := hook[0].get()) is not None]
+    handlers = [*handlers_in(callbacks), *ambient]
+    return tuple(kind for kind in kinds if any(isinstance(handler, kind) for handler in handlers))
+
+
+def event_listeners() -> tuple[type, ...]:
+    """Return the kinds of handlers that `astream_events` attaches, and that models stream to. See `streams`."""
+    kinds = _streaming_handlers()
+    return () if kinds is None else kinds[:1]
 
 
 def always_streams(model: Any, kwargs: Mapping[str, Any]) -> bool | None:

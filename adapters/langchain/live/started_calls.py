@@ -11,10 +11,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.live.session import live
-from teola_plugin.adapters.langchain.own_models.call_table import CallTable, closing
-from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
+from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -28,8 +28,8 @@ class StartedCall(NamedTuple):
     """None where the original just runs."""
     config: RunnableConfig | None
     chain: Runnable[Any, Any]
-    """The original, or its routed copy."""
-    table: CallTable | None = None
+    """What runs: the original, or a copy in which some of its parts are served or planned by themselves."""
+    table: QueryCalls | None = None
     terms: Terms | None = None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None = None
@@ -82,7 +82,7 @@ class StartedCall(NamedTuple):
         if self.run is None:
             yield
             return
-        with ending(self.run):
+        with closing(self.table), ending(self.run):
             yield
 
 
@@ -95,7 +95,7 @@ class StartedBatch(NamedTuple):
     runs: list[QueryRun | PartRun]
     configs: list[RunnableConfig]
     chain: Runnable[Any, Any]
-    tables: list[CallTable | None]
+    tables: list[QueryCalls | None]
     deadline: Deadline | None
     """The first of them."""
 
@@ -107,9 +107,8 @@ class StartedBatch(NamedTuple):
             for one in started:
                 one.give_up()
             return None
-        chain = next((one.chain for one in started if one.table is not None), started[0].chain)
         first = min((one.deadline for one in started if one.deadline), key=lambda one: one.at, default=None)
-        return cls(runs, [one.config or {} for one in started], chain, [one.table for one in started], first)
+        return cls(runs, [one.config or {} for one in started], started[0].chain, [one.table for one in started], first)
 
 
 class streaming:

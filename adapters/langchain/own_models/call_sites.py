@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
@@ -18,9 +19,9 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.own_models.composites import Node, parts
-from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit, limit_of
-from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite
+from teola_plugin.adapters.langchain.prefetching import CallSite
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import asked_per_query
@@ -85,15 +86,31 @@ class _Walk:
 
 
 def eligible(node: Any) -> bool:
-    """Of the user's own objects: whether its call is the same call ahead of its place."""
-    return not is_pool_backed(node) and may_be_early(node)
+    """Return True if a model or retriever of the user's own may be prefetched.
+
+    What stands above the provider methods is the framework's code, and no rate limiter, which would count a call twice.
+    """
+    if is_pool_backed(node) or getattr(node, "rate_limiter", None) is not None:
+        return False
+    cls: Any = type(node)
+    return may_be_early(node) and is_the_frameworks_above(cls)
 
 
 def may_be_early(node: Any) -> bool:
-    """Whether its call is the same call ahead of its place: no handlers, printing or cache of its own."""
-    if isinstance(node, _STATEFUL) or {"invoke", "ainvoke"} & vars(node).keys():
+    """Return True for an object without handlers, printing or a cache of its own, whose calls depend on no order."""
+    if isinstance(node, _STATEFUL) or _ABOVE_SEAM & vars(node).keys():
         return False
-    return not (getattr(node, "callbacks", None) or getattr(node, "verbose", False) or getattr(node, "cache", None))
+    return not any(getattr(node, name, None) for name in ("callbacks", "verbose", "cache"))
+
+
+_ABOVE_SEAM = frozenset(("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "generate_prompt"))
+
+
+@lru_cache(maxsize=512)
+def is_the_frameworks_above(cls: type) -> bool:
+    """Return True unless code of the user's own runs above the provider methods: a prefetch would run it once more."""
+    methods = (getattr(cls, name, None) for name in _ABOVE_SEAM)
+    return all(str(getattr(one, "__module__", "langchain")).startswith("langchain") for one in methods)
 
 
 def batches_by_calls(node: Node) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from teola_plugin.adapters.langchain.own_models.concurrency import ConcurrencyLimit
 from teola_plugin.adapters.langchain.own_models.replay import EventLog
 from teola_plugin.adapters.own_calls import Outcome, State
 from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.observe.spans import GENERATION
 from teola_plugin.observe.waits import OwnCall
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,8 +20,8 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
-from teola_plugin.adapters.langchain.own_models.concurrency import inside_early
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.runtime.call_limits import inside_early
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims import langchain as shims
 

@@ -1,4 +1,4 @@
-"""The engine of the user's own models and retrievers: it executes nothing itself, it asks the query's call table."""
+"""The engine of the user's own models and retrievers: it executes nothing itself, it asks the query's calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.langchain.own_models.call_table import open_tables
+from teola_plugin.adapters.langchain.prefetching import open_calls
 from teola_plugin.adapters.own_pool import OwnPool
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError
@@ -31,7 +31,7 @@ class CallLeaf:
 
 
 class WrappedEngine:
-    """Calls the user's own objects by the query's `CallTable`: on the caller's loop, or a thread beside the caller's.
+    """Calls the user's own objects by the query's `QueryCalls`: on the caller's loop, or a thread beside the caller's.
 
     It has no latencies to know and no limit of its own; passes leave its primitives where they are, but for the order
     edges that nothing asks for. What a call raises is the plain object's to show: here the request just failed.
@@ -56,12 +56,12 @@ class WrappedEngine:
             yield await ended
 
     async def _one(self, request: Request) -> Result:
-        table = open_tables.get(request.query)
-        if table is None:
+        calls = open_calls.get(request.query)
+        if calls is None:
             return self._failed(request, "its query is over")
         stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
         try:
-            outcome = asyncio.wrap_future(table.call_early(request.payload.site, request.payload.input, request.id))
+            outcome = asyncio.wrap_future(calls.prefetch(request.payload.site, request.payload.input, request.id))
             await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._stopped[request.id]

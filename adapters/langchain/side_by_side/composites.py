@@ -13,7 +13,6 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
 from teola_plugin.adapters.langchain.side_by_side import classes
 from teola_plugin.adapters.langchain.side_by_side.models import together
 from teola_plugin.adapters.langchain.side_by_side.siblings import Siblings, Taken, begin, bounded
@@ -40,7 +39,7 @@ class ManyQueries(Composite):
 
     def retrieve_documents(self: Any, queries: list[str], run_manager: Any) -> Any:
         config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        wanted = _startable([(self.retriever, query) for query in queries])
+        wanted = [(self.retriever, query) for query in queries]
         with _begun(self, wanted, config, lambda calls: {"retriever": Taken(self.retriever, calls)}) as taking:
             return super(ManyQueries, taking).retrieve_documents(queries, run_manager)  # type: ignore[misc]
 
@@ -61,7 +60,7 @@ class ManyRetrievers(Composite):
         may = vars(self)[PARTS]
         beside = [(one, query) for i, one in enumerate(self.retrievers) if not i or (i < len(may) and may[i])]
         taken = lambda calls: {"retrievers": [Taken(one, calls) for one in self.retrievers]}  # noqa: E731
-        return _begun(self, _startable(beside), config, taken)
+        return _begun(self, beside, config, taken)
 
 
 class ManyDocuments(Composite):
@@ -112,19 +111,3 @@ def _started(wanted: Sequence[tuple[Any, Any]], config: RunnableConfig) -> Sibli
     except Exception as error:  # nothing has been called yet
         log_fallback(error)
         return None
-
-
-def _startable(wanted: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """What is to be called: of parts that a graph waits for, what is below them. Without what the graph calls early.
-
-    The first is left to the plain code, whatever it is.
-    """
-    return [(_below(part), input) for i, (part, input) in enumerate(wanted) if not i or not _early(part)]
-
-
-def _below(part: Any) -> Any:
-    return part.bound if isinstance(part, ClaimingLeaf) else part
-
-
-def _early(part: Any) -> bool:
-    return isinstance(part, ClaimingLeaf) and part.called_early

@@ -22,7 +22,6 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from teola_plugin.adapters.langchain.current_query import active_run
 from teola_plugin.adapters.langchain.own_models import replay
 from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall
-from teola_plugin.adapters.langchain.own_models.routed import ClaimingLeaf
 from teola_plugin.adapters.langchain.side_by_side.workers import workers
 from teola_plugin.adapters.own_calls import Outcome, State, outcome_of
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
@@ -167,9 +166,4 @@ class Taken(Runnable[Any, Any]):
         self._part, self._siblings = part, siblings
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if not isinstance(self._part, ClaimingLeaf):
-            return self._called(self._part, input, config)
-        return self._part.invoke_by(lambda *asked: self._called(self._part.bound, *asked), input, config)
-
-    def _called(self, part: Any, input: Any, config: RunnableConfig | None) -> Any:
-        return self._siblings.take(part, input, config, part.invoke)
+        return self._siblings.take(self._part, input, config, self._part.invoke)

@@ -80,7 +80,7 @@ class Threads:
         elif below := classes.parts_of(part):
             yield from (one for each in below if not self._part(each) for one in self._blocking(each))
         elif isinstance(part, Runnable) and not isinstance(part, BaseRetriever | BaseLanguageModel):
-            leaves = (site.leaf for site in sites_of(part, mapped=True).values())
+            leaves = (site.target for site in sites_of(part, mapped=True).values())
             yield from (one for leaf in leaves if not self.allow(leaf) for one in self._blocking(leaf))
         else:
             yield part
@@ -101,7 +101,7 @@ class Threads:
 
     def _chain(self, node: Any) -> bool:
         """LCEL: all of it is understood, so it has no code of the user's that might do anything."""
-        own = (site.leaf for site in sites_of(node, mapped=True).values())
+        own = (site.target for site in sites_of(node, mapped=True).values())
         leaves = [*own, *(one for _, one in pool_backed_inside(node, ""))]
         if not leaves:
             return False

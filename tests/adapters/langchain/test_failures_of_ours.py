@@ -93,7 +93,7 @@ def test_a_bug_after_the_query_was_submitted_leaves_no_query(fakes: EnginePool, 
     pytest.fail("the query is still live")
 
 
-@pytest.mark.parametrize("where", ["table", "_submit"])
+@pytest.mark.parametrize("where", ["calls", "_submit"])
 @pytest.mark.parametrize("way", WAYS)
 def test_any_bug_with_ones_own_models(
     way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -101,7 +101,7 @@ def test_any_bug_with_ones_own_models(
     ledger = Ledger()
     plain, fast = plain_and_fast(two_steps(Chat(ledger=ledger)))
     ledger.calls.clear()
-    target = type(fast._routed) if where == "table" else held.AcceleratedRunnable
+    target = type(fast._routed) if where == "calls" else held.AcceleratedRunnable
     monkeypatch.setattr(target, where, broken(AttributeError("ours")))
     assert call(fast, way, expected=0)[0] == plain
     assert ledger.calls.total() == 2, "a call was made twice"

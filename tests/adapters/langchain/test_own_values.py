@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from differential.recording import observe
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
@@ -206,17 +206,3 @@ def test_a_query_that_is_no_longer_the_same_is_searched_for_anew(way: str) -> No
     plain = observe(chain(alone), way, {"question": "why"})
     assert observe(accelerate(chain(beside)), way, {"question": "why"}) == plain
     assert beside.calls == alone.calls
-
-
-def test_the_users_own_answer_object_is_handed_over_once() -> None:
-    """The plain object gets the very message; what the graph goes on with is a copy."""
-    from teola_plugin.adapters.langchain.own_models.leaf_calls import CallSite, LeafCall
-    from teola_plugin.adapters.own_calls import Outcome, State
-
-    call = LeafCall(CallSite("k", RunnableLambda(len), {}, {}, None), "q", State.EARLY)
-    message = AIMessage("x", additional_kwargs={"a": [1]})
-    call.end(Outcome(message))
-    assert call.outcome.result().value is message
-    shown = call.shown.result().value
-    assert shown == message and shown is not message
-    assert shown.additional_kwargs["a"] is not message.additional_kwargs["a"]

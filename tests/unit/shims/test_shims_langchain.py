@@ -138,6 +138,14 @@ async def test_may_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.may_stream(None), "nobody knows who listens"
 
 
+async def test_kinds_of_handlers_that_models_stream_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shims.streaming_kinds([Listener()]) == ()
+    assert shims.streaming_kinds([_AstreamEventsCallbackHandler()]) == shims.event_listeners() != ()
+    gone(monkeypatch, STREAMING, "_StreamingCallbackHandler")
+    assert shims.streaming_kinds([Listener()]) is None, "nobody knows"
+    assert shims.event_listeners() == ()
+
+
 class Streaming(FakeListChatModel):
     streaming: bool = True
 

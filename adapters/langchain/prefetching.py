@@ -1,0 +1,448 @@
+"""Prefetched calls of the user's own models and retrievers.
+
+A prefetch runs the framework's own `invoke` or `stream` of the object, heard by nobody, with the input that the planner
+computed. The provider call inside is registered under its request key (`ProviderCallTable`); the original takes it when
+it comes to the same call. So the prefetch needs to know nothing of how the framework calls a provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+
+from teola_plugin.adapters.langchain.current_query import runs_in
+from teola_plugin.adapters.own_calls import Outcome
+from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.forks import in_child
+from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
+from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.works.identities import Party
+from teola_plugin.shims import langchain as shims
+from teola_plugin.shims import langchain_interceptors
+
+open_calls: dict[str, QueryCalls] = {}
+"""Provider calls of live queries, by query id."""
+in_child(open_calls.clear)  # prefetches are under way in the parent process alone
+
+prefetch_scope: ContextVar[CallScope | None] = ContextVar("teola_prefetch_scope", default=None)
+"""Set where a prefetch runs."""
+
+
+def intercept() -> None:
+    """Intercept provider methods, if that is not done yet."""
+    langchain_interceptors.install(find_scope)
+
+
+def find_scope(target: Any, run_manager: Any) -> CallScope | None:
+    """Return on whose behalf a provider method of `target` is called here; None outside every query."""
+    scope = prefetch_scope.get()
+    if (scope is None and not open_calls) or executing.get() is target:
+        return None
+    if scope is not None:
+        return scope
+    ambient = (var_child_runnable_config.get() or {}).get("callbacks")
+    runs = [*reversed(runs_in(run_manager)), current_run.get(), *reversed(runs_in(ambient))]
+    for run in runs:
+        calls = None if run is None else open_calls.get(run.id)
+        if calls is not None and type(target) in calls.classes:
+            return calls.original
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallSite:
+    """A model or retriever of the user's own at its place in a chain."""
+
+    key: str
+    target: Runnable[Any, Any]
+    kwargs: Mapping[str, Any]
+    """Arguments bound to it there."""
+    config: RunnableConfig
+    """What the bindings around it add to its config."""
+    limit: ConcurrencyLimit | None
+    """Of the object: one call at a time, unless it is known to be safe."""
+    mapped: bool = False
+    """Called once for each item of a list, so maybe with what an item is predicted to be."""
+    within: str = ""
+    """Path of the user's object that holds it, where that is planned with an equivalent chain."""
+    keeps_its_place: threading.Event = field(default_factory=threading.Event)
+    """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
+    made another call. From then on nothing is prefetched here."""
+
+
+class EntryPoint(NamedTuple):
+    """Through which method a query began."""
+
+    on_loop: bool
+    """True for methods of a loop: `ainvoke`, `astream`, ..."""
+    streams: bool = False
+    """True for methods that stream."""
+    listeners: tuple[type, ...] = ()
+    """Kinds of handlers that models stream to, which the method itself adds."""
+
+
+class EntryForm(NamedTuple):
+    """How the entry point of a query makes its models answer."""
+
+    streams: bool
+    """True for `stream` and `astream` of a chain, whose models stream unless they stand inside `.map()`."""
+    listeners: tuple[type, ...]
+    """Kinds of handlers among the callbacks that models stream to."""
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """One call that the planner wants for a request of its graph."""
+
+    site: CallSite
+    input: Any
+    scope: CallScope
+    result: Future[Outcome] = field(default_factory=Future)
+    cancel: Callable[[], object] = bool
+
+    def end(self, outcome: Outcome) -> None:
+        with contextlib.suppress(Exception):  # it was dropped before
+            self.result.set_result(outcome)
+
+    def drop(self) -> None:
+        """Give it up: nobody waits for it any more."""
+        self.scope.is_dropped = True
+        self.cancel()
+        self.end(Outcome(error=asyncio.CancelledError()))
+
+
+class QueryCalls:
+    """The provider calls of one query: those that its graph prefetches, and the original's own."""
+
+    def __init__(
+        self,
+        config: RunnableConfig,
+        sites: Mapping[str, CallSite],
+        prefetched: frozenset[str],
+        behind: Mapping[str, frozenset[str]],
+        limit: ConcurrencyLimit | None,
+        form: EntryForm,
+        *,
+        on_loop: bool,
+        learns: bool,
+    ) -> None:
+        """`prefetched`: keys of the sites whose calls may be made before the original comes to them; the planner waits
+        for calls at the others. `behind`: by site, those whose input must be known before. `on_loop`: prefetches are
+        tasks of the running loop, as the original's calls are; otherwise threads. `learns`: a site whose prefetch was
+        for nothing is left alone from then on."""
+        self.sites, self.config = sites, config
+        self.table = ProviderCallTable(self._limits_of, self._note_call)
+        self.classes = frozenset(type(site.target) for site in sites.values())
+        self.original = CallScope(self.table, Party.PLAIN, copied)
+        self._prefetched, self._behind, self._limit, self._form = prefetched, behind, limit, form
+        self._loop = asyncio.get_running_loop() if on_loop else None
+        self._learns = learns
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._run: QueryRun | PartRun | None = None
+        self._query_id = ""
+        self._context = copy_context()
+        self._lock = threading.Lock()
+        self._reached: set[str] = set()
+        """Sites whose input is known: nothing has failed before them."""
+        self._passed: set[str] = set()
+        """Sites that the original has come to: what the planner wants there now, it was wrong about."""
+        self._calls_made: Counter[int] = Counter()
+        """Calls of the original, by the identity of the object."""
+        self._waiting: list[Prefetch] = []
+        self._all: list[Prefetch] = []
+        self._refuted: list[Prefetch] = []
+        """Dropped since the original came to their site with something else."""
+
+    def open(self, query_id: str) -> None:
+        """Let provider calls find the query from now on."""
+        self._query_id = query_id
+        open_calls[query_id] = self
+
+    def begin(self, run: QueryRun | PartRun) -> None:
+        """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
+        with self._lock:
+            self._run = run
+        self.table.begin(run.whole)
+        self._start_ready()
+
+    def close(self, *, succeeded: bool = False) -> None:
+        """End the query: cancel what the original did not claim, and remember where that was if it `succeeded`."""
+        open_calls.pop(self._query_id, None)
+        self.table.close()
+        with self._lock:
+            prefetches, self._all, self._waiting = self._all, [], []
+        for prefetch in prefetches:
+            if not prefetch.result.done():
+                prefetch.drop()
+        for prefetch in (*prefetches, *self._refuted) if succeeded and self._learns else ():
+            calls = prefetch.scope.calls
+            if calls and not prefetch.site.mapped and not any(Party.PLAIN in call.claimed_by for call in calls):
+                prefetch.site.keeps_its_place.set()
+
+    # ------------------------------------------------------------ the graph's side
+
+    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
+        """Return what the object at a site gives for an input: from a prefetch, or from the original's own call."""
+        site = self.sites[key]
+        scope = CallScope(self.table, Party.EARLY, copied, request_id=request_id, on_change=site.keeps_its_place.set)
+        try:
+            prefetch = Prefetch(site, snapshot(input), scope)
+        except NotCopied as error:
+            failed = Prefetch(site, None, scope)
+            failed.end(Outcome(error=error))
+            return failed.result
+        scope.stop = lambda: prefetch.cancel()
+        with self._lock:
+            self._reached.add(key)
+            scope.may_make = key in self._prefetched - self._passed and not site.keeps_its_place.is_set()
+            if self.table.is_closed:
+                prefetch.scope.is_dropped = True
+            else:
+                self._all.append(prefetch)
+                self._waiting.append(prefetch)
+        if prefetch.scope.is_dropped:
+            prefetch.drop()
+        self._start_ready()
+        return prefetch.result
+
+    def _start_ready(self) -> None:
+        with self._lock:
+            if self._run is None:
+                return
+            ready = [one for one in self._waiting if self._behind.get(one.site.key, frozenset()) <= self._reached]
+            self._waiting = [one for one in self._waiting if one not in ready]
+        for prefetch in ready:
+            self._start(prefetch)
+
+    def _start(self, prefetch: Prefetch) -> None:
+        if self._loop is None:
+            context, config = self._silent(prefetch, CallbackManager)
+            threading.Thread(
+                target=context.run, args=(self._run_here, prefetch, config), name="teola-prefetch", daemon=True
+            ).start()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._launch, prefetch)
+        except RuntimeError:  # the caller's loop is closed: nobody waits any more
+            prefetch.drop()
+
+    def _run_here(self, prefetch: Prefetch, config: RunnableConfig) -> None:
+        try:
+            with untraced():
+                value = _called(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
+        except BaseException as error:
+            self._failed(prefetch, error)
+        else:
+            prefetch.end(Outcome(value))
+
+    def _launch(self, prefetch: Prefetch) -> None:
+        if prefetch.scope.is_dropped:
+            return
+        assert self._loop is not None
+        context, config = self._silent(prefetch, AsyncCallbackManager)
+        task = self._loop.create_task(self._run_on_loop(prefetch, config), context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        prefetch.cancel = lambda: self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    async def _run_on_loop(self, prefetch: Prefetch, config: RunnableConfig) -> None:
+        try:
+            with untraced():
+                value = await _acalled(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
+        except BaseException as error:
+            self._failed(prefetch, error)
+        else:
+            prefetch.end(Outcome(value))
+
+    def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
+        if not isinstance(error, Parked):
+            prefetch.end(Outcome(error=error))
+            return
+
+        def go_on() -> None:
+            prefetch.scope.expected = error.call
+            if not prefetch.scope.is_dropped:
+                self._start(prefetch)
+
+        error.call.when_over(go_on)
+
+    def _streams(self, site: CallSite) -> bool:
+        return self._form.streams and not site.mapped
+
+    def _silent(self, prefetch: Prefetch, manager: Any) -> tuple[Context, RunnableConfig]:
+        """Return a context and a config in which nobody hears of a call."""
+        listener = _listener_class(self._form.listeners)(prefetch.scope, prefetch.site.target)
+        inherited: Any = {k: v for k, v in self.config.items() if k not in ("callbacks", "run_name", "run_id")}
+        config = merge_configs(prefetch.site.config, inherited)
+        config["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
+        context = self._context.copy()
+
+        def enter() -> None:
+            current_run.set(None if self._run is None else self._run.whole)
+            inside_early.set(True)
+            prefetch_scope.set(prefetch.scope)
+            var_child_runnable_config.set(config)
+            shims.silence()
+
+        context.run(enter)
+        return context, config
+
+    # ------------------------------------------------------------ the original's side
+
+    def _limits_of(self, target: Any) -> list[ConcurrencyLimit]:
+        limits = {id(site.limit): site.limit for site in self.sites.values() if site.target is target and site.limit}
+        return [*limits.values(), *([self._limit] if self._limit is not None else [])]
+
+    def _note_call(self, target: Any, is_made: bool) -> None:
+        """Note a call of the original. If it makes the call itself, drop what was prefetched of this object for other
+        arguments: the planner was wrong about them."""
+        sites = [site for site in self.sites.values() if site.target is target]
+        if any(site.mapped for site in sites):
+            return
+        with self._lock:
+            self._calls_made[id(target)] += 1
+            if self._calls_made[id(target)] < len(sites):
+                return  # which of the sites it came to is not known
+            keys = {site.key for site in sites}
+            self._reached |= keys
+            self._passed |= keys
+            wrong = []
+            for prefetch in self._all if is_made else ():
+                if prefetch.site.key in keys and not prefetch.result.done() and prefetch.scope.may_make:
+                    if not prefetch.scope.calls:
+                        prefetch.scope.may_make = False  # it takes this call, if it is the same, and makes no other
+                    elif not any(Party.PLAIN in call.claimed_by for call in prefetch.scope.calls):
+                        wrong.append(prefetch)
+        self._refuted += wrong
+        for prefetch in wrong:
+            prefetch.drop()
+        self._start_ready()
+
+
+@contextlib.contextmanager
+def closing(*calls: QueryCalls | None) -> Iterator[None]:
+    """Close the calls of queries after the body."""
+    succeeded = False
+    try:
+        yield
+        succeeded = True
+    finally:
+        for one in calls:
+            if one is not None:
+                one.close(succeeded=succeeded)
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of what a provider gave. Raises `TypeError` for a value that cannot be copied."""
+    return snapshot(value)
+
+
+def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    if not streams:
+        return site.target.invoke(input, config, **site.kwargs)
+    total = None
+    for chunk in site.target.stream(input, config, **site.kwargs):
+        total = chunk if total is None else total + chunk
+    return total
+
+
+async def _acalled(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    if not streams:
+        return await site.target.ainvoke(input, config, **site.kwargs)
+    total = None
+    async for chunk in site.target.astream(input, config, **site.kwargs):
+        total = chunk if total is None else total + chunk
+    return total
+
+
+# ------------------------------------------------------------ nobody hears of a prefetch
+
+
+class PrefetchListener(BaseCallbackHandler):
+    """The only handler of a prefetch. Notices when the object calls other objects of the framework.
+
+    The original has to hear of those: the call is not shared then, and the original makes it itself.
+    """
+
+    def __init__(self, scope: CallScope, target: Any) -> None:
+        self._scope, self._starts = scope, 0
+        self._is_chat_model = isinstance(target, BaseChatModel)
+
+    @property
+    def ignore_llm(self) -> bool:
+        return self._is_chat_model
+
+    def started(self, *args: Any, **kwargs: Any) -> None:
+        """Withdraw the calls under way if this is not the start of the prefetched object's own run."""
+        self._starts += 1
+        if self._starts > 1:
+            self._scope.withdraw()
+
+
+def _nothing(self: PrefetchListener, *args: Any, **kwargs: Any) -> None:
+    """Handle an event of no interest, where it occurs."""
+
+
+_STARTS = ("on_chat_model_start", "on_llm_start", "on_retriever_start", "on_chain_start", "on_tool_start")
+_OTHERS = (
+    *(f"on_{kind}_{end}" for kind in ("llm", "retriever", "chain", "tool") for end in ("end", "error")),
+    "on_llm_new_token",
+    "on_stream_event",
+    "on_text",
+    "on_retry",
+    "on_custom_event",
+    "on_agent_action",
+    "on_agent_finish",
+)
+for _name in _STARTS:
+    setattr(PrefetchListener, _name, shims.inline_callback(PrefetchListener.started))
+for _name in _OTHERS:
+    setattr(PrefetchListener, _name, shims.inline_callback(_nothing))
+
+
+@lru_cache(maxsize=4)
+def _listener_class(kinds: tuple[type, ...]) -> type[PrefetchListener]:
+    """Return the class of listeners that models stream to as they do to handlers of these kinds."""
+    if not kinds:
+        return PrefetchListener
+    taps = {"tap_output_iter": _output, "tap_output_aiter": _output}
+    is_tapped = any(hasattr(kind, name) for kind in kinds for name in taps)  # models know these handlers by the methods
+    return type("PrefetchListener", (PrefetchListener, *kinds), taps if is_tapped else {})
+
+
+def _output(self: PrefetchListener, run_id: Any, output: Any) -> Any:
+    return output
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Keep LangSmith's own tracer away from the body."""
+    from langsmith.run_helpers import get_tracing_context, tracing_context
+    from langsmith.utils import tracing_is_enabled
+
+    if not tracing_is_enabled() and get_tracing_context()["parent"] is None:
+        yield
+        return
+    with tracing_context(enabled=False, parent=False):
+        yield

@@ -1,0 +1,522 @@
+"""Provider calls of a query: calls of the user's own models and retrievers, each made once and claimed once.
+
+Two parties make them: the original app, in its own order, and the planner, which prefetches. Whoever comes first with a
+request key makes the call; the other one gets what came of it, while it comes. Two calls of the original with equal
+keys stay two calls. A claimed call that was cancelled, or failed in a way that may pass, is made again by the original.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from teola_plugin.observe.waits import OwnCall
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
+from teola_plugin.runtime.context import current_call, current_place
+from teola_plugin.runtime.works.identities import Party
+
+if TYPE_CHECKING:
+    from teola_plugin.runtime.query_run import QueryRun
+
+PROVIDER = "wrapped"
+"""Name of the engine that makes provider calls."""
+
+Copy = Callable[[Any], Any]
+"""Return a copy that shares nothing with the value that can change. Raises `TypeError` if that is impossible."""
+
+
+class CallNotShared(Exception):
+    """Nobody else can have what came of the call: it was cancelled, or its result cannot be copied."""
+
+
+class Parked(BaseException):
+    """Raised in a prefetch that may not make its call: the original makes it, and `call` tells what comes of it."""
+
+    def __init__(self, call: ProviderCall) -> None:
+        super().__init__()
+        self.call = call
+
+
+class _State(Enum):
+    EXPECTED = "expected"
+    """The planner wants the call, and only the original may make it."""
+    RUNNING = "running"
+    ENDED = "ended"
+    NOT_SHARED = "not shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One result, chunk or event of a call, in the order in which the provider produced them."""
+
+    value: Any
+    is_event: bool = False
+    """True for what the provider reported to the run manager of the call: (method, args, kwargs)."""
+
+
+class ProviderCall:
+    """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
+
+    def __init__(self, key: Hashable, made_by: Party, state: _State) -> None:
+        self.key, self.made_by, self.state = key, made_by, state
+        self.claimed_by = {made_by}
+        self.error: BaseException | None = None
+        self.cancel: Callable[[], object] = bool
+        """Cancel the prefetch that makes the call. A call on a thread cannot be cancelled: its result is dropped."""
+        self.report: OwnCall | None = None
+        """The row of this call in the trace of its query."""
+        self._items: list[Item] = []
+        self._wakers: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+
+    def put(self, item: Item) -> None:
+        """Add the next item and wake those who wait for it."""
+        self._update(item)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the call, with the exception that it raised, if any."""
+        cancelled = error is not None and not isinstance(error, Exception)
+        self._update(None, _State.NOT_SHARED if cancelled else _State.ENDED, error)
+
+    def withdraw(self) -> None:
+        """Let nobody else have what came, or comes, of this call."""
+        self._update(None, _State.NOT_SHARED)
+
+    def _update(self, item: Item | None, state: _State | None = None, error: BaseException | None = None) -> None:
+        with self._lock:
+            if self.state is _State.NOT_SHARED:
+                return
+            if item is not None:
+                self._items.append(item)
+            if state is not None:
+                self.state, self.error = state, error
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    @property
+    def is_shared(self) -> bool:
+        return self.state is not _State.NOT_SHARED
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (_State.ENDED, _State.NOT_SHARED)
+
+    def when_over(self, wake: Callable[[], object]) -> None:
+        """Call `wake` once the call has ended, from any thread; at once if it has."""
+
+        def again() -> None:
+            with self._lock:
+                if not self.is_over:
+                    self._wakers.append(again)
+                    return
+            wake()
+
+        again()
+
+    async def cancelled(self) -> None:
+        """Cancel the prefetch that makes the call, and wait for its end: the method may have to clean up."""
+        if self.cancel is bool:
+            return
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        self.cancel()
+        self.when_over(lambda: loop.call_soon_threadsafe(over.set))
+        await asyncio.shield(over.wait())
+
+    def _next(self, position: int, wake: Callable[[], object]) -> Item | bool | None:
+        """Return the item at a position, None behind the last one, or False if it is yet to come: `wake` tells."""
+        with self._lock:
+            if self.state is _State.NOT_SHARED:
+                raise CallNotShared
+            if position < len(self._items):
+                return self._items[position]
+            if self.state is not _State.ENDED:
+                self._wakers.append(wake)
+                return False
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items as they come; block in between. Raises what the call raised, or `CallNotShared`."""
+        position, arrived = 0, threading.Event()
+        while True:
+            arrived.clear()
+            item = self._next(position, arrived.set)
+            if item is None:
+                return
+            if isinstance(item, Item):
+                position += 1
+                yield item
+            else:
+                arrived.wait()
+
+    async def aitems(self) -> AsyncIterator[Item]:
+        """Yield the items as they come, on the running loop. Raises as `items` does."""
+        position, loop, arrived = 0, asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.set)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                pass
+
+        while True:
+            arrived.clear()
+            item = self._next(position, wake)
+            if item is None:
+                return
+            if isinstance(item, Item):
+                position += 1
+                yield item
+            else:
+                await arrived.wait()
+
+
+class ProviderCallTable:
+    """The provider calls of one query, by request key. Used from any thread."""
+
+    def __init__(
+        self,
+        limits: Callable[[Any], Sequence[ConcurrencyLimit]] = lambda target: (),
+        on_call: Callable[[Any, bool], object] = lambda target, is_made: None,
+    ) -> None:
+        """`limits`: those that hold for calls of a model or retriever. `on_call`: told of each call of the original on
+        a model or retriever, and whether the original has to make it itself."""
+        self.is_closed = False
+        self._limits, self._on_call = limits, on_call
+        self._run: QueryRun | None = None
+        self._calls: dict[Hashable, list[ProviderCall]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, run: QueryRun) -> None:
+        """Write calls and waits to the trace of this query from now on."""
+        self._run = run
+
+    def join(
+        self, key: Hashable, party: Party, invocation: Invocation, *, may_make: bool = True
+    ) -> tuple[ProviderCall, bool]:
+        """Return the call that `party` gets for this key, and whether it has to make that call itself.
+
+        A party gets each call once. `may_make`: False for a planner that waits for the original's call.
+        """
+        with self._lock:
+            for call in self._calls.get(key, ()):
+                if party not in call.claimed_by and call.is_shared:
+                    call.claimed_by.add(party)
+                    is_maker = call.state is _State.EXPECTED
+                    if is_maker:
+                        call.made_by, call.state = party, _State.RUNNING
+                    break
+            else:
+                call = ProviderCall(key, party, _State.RUNNING if may_make else _State.EXPECTED)
+                self._calls.setdefault(key, []).append(call)
+                is_maker = may_make
+                call.report = OwnCall(type(invocation.target).__name__, invocation.kind, PROVIDER)
+                if self._run is not None:
+                    self._run.waits.calls(call.report)
+        if call.report is not None:
+            call.report.used |= party is Party.PLAIN
+            if is_maker:
+                call.report.began = self._now()
+        if party is Party.PLAIN:
+            self._on_call(invocation.target, is_maker)
+        return call, is_maker
+
+    def add(self, key: Hashable, party: Party, report: OwnCall | None) -> ProviderCall:
+        """Return a new call that `party` makes, whatever others there are for this key."""
+        call = ProviderCall(key, party, _State.RUNNING)
+        call.report = report
+        with self._lock:
+            self._calls.setdefault(key, []).append(call)
+        return call
+
+    def ended(self, call: ProviderCall) -> None:
+        """Note when a call ended, for the trace."""
+        if call.report is not None:
+            call.report.ended = self._now()
+
+    def permit(self, party: Party, target: Any) -> Permit:
+        """Return the leave to call an object. Where it takes one call at a time, the original waits for prefetched
+        calls, and those wait for all others; what is called in turn waits for nobody."""
+        limits = self._limits(target) if executing.get() is None else ()
+        return Permit(limits, early=party is Party.EARLY)
+
+    @contextmanager
+    def waiting(self, party: Party, call: ProviderCall) -> Iterator[None]:
+        """Note in the trace that the original waits for a call in the body."""
+        run = self._run
+        if run is None or party is Party.EARLY:
+            yield
+            return
+        wait = run.waits.asked(self._now(), run.steps.id_of(current_place.get().step))
+        wait.own = call.report
+        try:
+            yield
+        finally:
+            wait.answered = self._now()
+
+    def _now(self) -> float:
+        """Return the time on the runtime's clock, in seconds."""
+        return 0.0 if self._run is None else float(self._run.runtime.time())
+
+    def close(self) -> None:
+        """End the query: cancel prefetched calls that the original did not claim."""
+        with self._lock:
+            self.is_closed = True
+            calls = [call for calls in self._calls.values() for call in calls]
+        for call in calls:
+            if Party.PLAIN not in call.claimed_by:
+                call.cancel()
+                call.withdraw()
+
+
+class Invocation(Protocol):
+    """One entry into a provider method, as its framework made it."""
+
+    target: Any
+    """The model or retriever."""
+    kind: str
+    """What the trace calls it, as of a `Span`."""
+    streams: bool
+    """Whether the method yields chunks; otherwise it returns one result."""
+
+    def key(self) -> Hashable:
+        """Return the request key. Raises `UnknownValue`."""
+        ...
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        """Call the original method. `record`, if any, gets what the provider reports to the run manager."""
+        ...
+
+    def report(self, event: Any) -> Any:
+        """Report to the run manager what `record` got of a prefetched call. Async methods return an awaitable."""
+        ...
+
+
+executing: ContextVar[Any] = ContextVar("teola_executing", default=None)
+"""The model or retriever whose provider method runs here: its own nested methods are part of that call."""
+
+
+@dataclass(slots=True, eq=False)
+class CallScope:
+    """On whose behalf provider calls are made here: by the original of a query, or by one of its prefetches."""
+
+    table: ProviderCallTable
+    party: Party
+    copy: Copy
+    may_make: bool = True
+    """False for a prefetch whose call only the original may make."""
+    request_id: str = ""
+    """Of the request that the prefetch serves."""
+    stop: Callable[[], object] = bool
+    """Cancels the prefetch."""
+    expected: ProviderCall | None = None
+    """The call that a prefetch which was parked for it gets now."""
+    on_change: Callable[[], object] = bool
+    """Called when the method of a prefetched call was seen to change what it was called with."""
+    has_changed: bool = False
+    is_dropped: bool = False
+    """Set once nobody wants the prefetch any more."""
+    calls: list[ProviderCall] = field(default_factory=list)
+    """Those that the prefetch made."""
+
+    def items(self, invocation: Invocation) -> Iterator[Any]:
+        """Yield what the provider method gives: from the call of the other party, or by calling it."""
+        with self._early_permit(invocation):
+            call, is_maker = self._join(invocation)
+            if is_maker and self.party is Party.EARLY:
+                yield from self._results(call, invocation)
+                return
+        with self.table.waiting(self.party, call):
+            if not is_maker:
+                delivered = False
+                try:
+                    for item in call.items():
+                        if item.is_event:
+                            invocation.report(item.value)
+                        else:
+                            delivered = True
+                            yield item.value
+                    return
+                except (GeneratorExit, KeyboardInterrupt):
+                    call.cancel()
+                    raise
+                except Exception as error:
+                    call = self._call_again(call, error, delivered)
+            with self.table.permit(self.party, invocation.target):
+                yield from self._results(call, invocation)
+
+    def _results(self, call: ProviderCall, invocation: Invocation) -> Iterator[Any]:
+        steps = None
+        try:
+            with self._inside(call, invocation):
+                started = invocation.start(self._recorder(call))
+                steps = iter(started) if invocation.streams else iter((started,))
+            while True:
+                with self._inside(call, invocation):
+                    value = next(steps, _END)
+                if value is _END:
+                    break
+                value = self._shared(call, invocation, value)
+                if value is not _END:
+                    yield value
+        except BaseException as error:
+            self._failed(call, error)
+            if steps is not None and hasattr(steps, "close"):
+                steps.close()
+            raise
+        self._ended(call)
+
+    async def aitems(self, invocation: Invocation) -> AsyncIterator[Any]:
+        """`items` for async methods."""
+        async with self._early_permit(invocation):
+            call, is_maker = self._join(invocation)
+            if is_maker and self.party is Party.EARLY:
+                async with aclosing(self._aresults(call, invocation)) as results:
+                    async for value in results:
+                        yield value
+                return
+        with self.table.waiting(self.party, call):
+            if not is_maker:
+                delivered = False
+                try:
+                    async for item in call.aitems():
+                        if item.is_event:
+                            await invocation.report(item.value)
+                        else:
+                            delivered = True
+                            yield item.value
+                    return
+                except (GeneratorExit, asyncio.CancelledError):
+                    await call.cancelled()
+                    raise
+                except Exception as error:
+                    call = self._call_again(call, error, delivered)
+            results = self._aresults(call, invocation)
+            async with self.table.permit(self.party, invocation.target), aclosing(results):
+                async for value in results:
+                    yield value
+
+    async def _aresults(self, call: ProviderCall, invocation: Invocation) -> AsyncGenerator[Any, None]:
+        steps = None
+        try:
+            with self._inside(call, invocation):
+                started = invocation.start(self._recorder(call))
+                steps = started if invocation.streams else _one(started)
+            while True:
+                with self._inside(call, invocation):
+                    value = await anext(steps, _END)
+                if value is _END:
+                    break
+                value = self._shared(call, invocation, value)
+                if value is not _END:
+                    yield value
+        except BaseException as error:
+            self._failed(call, error)
+            if steps is not None and hasattr(steps, "aclose"):
+                await steps.aclose()
+            raise
+        self._ended(call)
+
+    def _early_permit(self, invocation: Invocation) -> Permit:
+        """Return the leave for a prefetch to make its call. It is given back if the call is made by another."""
+        makes = self.party is Party.EARLY and self.may_make and self.expected is None
+        return self.table.permit(self.party, invocation.target) if makes else Permit((), early=True)
+
+    def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
+        key, is_early = invocation.key(), self.party is Party.EARLY
+        if self.expected is not None and self.expected.key == key:
+            return self.expected, False
+        call, is_maker = self.table.join(key, self.party, invocation, may_make=self.may_make)
+        if is_early and call.report is not None:
+            call.report.requests.append(self.request_id)
+        if is_early and not is_maker and not self.may_make:
+            raise Parked(call)
+        if is_early and is_maker:
+            call.cancel = self.stop
+            self.calls.append(call)
+            if self.table.is_closed or self.is_dropped:
+                call.withdraw()
+                raise CallNotShared
+        return call, is_maker
+
+    def _call_again(self, call: ProviderCall, error: Exception, delivered: bool) -> ProviderCall:
+        """Return a call of the original's own, as if nothing had been prefetched. Raise an error that it has to see."""
+        is_lost = isinstance(error, CallNotShared) or is_transient(error)
+        if delivered or not is_lost or self.party is Party.EARLY:
+            raise error
+        return self.table.add(call.key, self.party, call.report)
+
+    @contextmanager
+    def _inside(self, call: ProviderCall, invocation: Invocation) -> Iterator[None]:
+        """Run the body as part of the provider method."""
+        target, report = executing.set(invocation.target), current_call.set(call.report)
+        try:
+            yield
+        finally:
+            current_call.reset(report)
+            executing.reset(target)
+
+    def _recorder(self, call: ProviderCall) -> Callable[[Any], object] | None:
+        return (lambda event: call.put(Item(event, is_event=True))) if self.party is Party.EARLY else None
+
+    def _shared(self, call: ProviderCall, invocation: Invocation, value: Any) -> Any:
+        """Give the other party the value, or a copy of it, and return this party's; `_END` if it cannot have one."""
+        is_early = self.party is Party.EARLY
+        if is_early and not self.has_changed and invocation.key() != call.key:
+            self.has_changed = True
+            self.on_change()
+            if not invocation.streams:
+                call.withdraw()  # what the original calls it with has yet to be changed
+        if not call.is_shared:
+            return value
+        try:
+            copied = self.copy(value)
+        except TypeError:
+            if is_early:
+                call.put(Item(value))
+                return _END
+            call.withdraw()
+            return value
+        call.put(Item(value if is_early else copied))
+        return copied if is_early else value
+
+    def _failed(self, call: ProviderCall, error: BaseException) -> None:
+        self.table.ended(call)
+        call.end(error)
+
+    def _ended(self, call: ProviderCall) -> None:
+        self.table.ended(call)
+        call.end()
+
+    def withdraw(self) -> None:
+        """Let the original make the calls under way itself: they call other objects that it has to hear of."""
+        for call in self.calls:
+            if not call.is_over:
+                call.withdraw()
+
+
+async def _one(result: Awaitable[Any]) -> AsyncGenerator[Any, None]:
+    yield await result
+
+
+_END: Any = object()
+_TRANSIENT = frozenset({408, 409, 429})
+_TRANSIENT_NAMES = frozenset({"APIConnectionError", "APITimeoutError", "ConnectError", "ReadTimeout", "TransportError"})
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True for an error that says nothing of another attempt: too many requests, no connection, a timeout."""
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return status in _TRANSIENT or status >= 500
+    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)

@@ -1,0 +1,65 @@
+"""Methods of other packages' classes that are replaced by wrappers, and put back exactly as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Wrap = Callable[[Any], Any]
+"""Return the wrapper of a function. It keeps the function as `__wrapped__` (`functools.wraps`)."""
+
+
+class MethodInterceptors:
+    """The wrapped methods of a process.
+
+    A method is wrapped in the class whose `__dict__` defines it, and nowhere else. `uninstall` puts the original
+    function back where our wrapper is still in its place; a wrapper that somebody else has wrapped stays, and has to
+    pass calls on while `is_installed` is False.
+    """
+
+    def __init__(self) -> None:
+        self.is_installed = False
+        self._originals: dict[tuple[type, str], tuple[Any, Any]] = {}
+        """By class and method: the original function, and the wrapper that stands for it."""
+        self._lock = threading.Lock()
+
+    def install(self, classes: Iterable[type], methods: Mapping[str, Wrap]) -> None:
+        """Wrap those of the methods that the classes define themselves. Idempotent."""
+        with self._lock:
+            self.is_installed = True
+            for cls in classes:
+                for name in methods.keys() & vars(cls).keys():
+                    self._wrap(cls, name, methods[name])
+
+    def _wrap(self, cls: type, name: str, wrap: Wrap) -> None:
+        current = vars(cls)[name]
+        if not callable(current) or isinstance(current, type):
+            return
+        known = self._originals.get((cls, name))
+        if known is not None and _is_below(known[1], current):
+            return
+        wrapper = wrap(current)
+        setattr(cls, name, wrapper)
+        self._originals[cls, name] = (current, wrapper)
+
+    def uninstall(self) -> None:
+        """Put every original function back."""
+        with self._lock:
+            self.is_installed = False
+            for (cls, name), (original, wrapper) in list(self._originals.items()):
+                current = vars(cls).get(name)
+                if current is wrapper:
+                    setattr(cls, name, original)
+                if current is wrapper or not _is_below(wrapper, current):
+                    del self._originals[cls, name]
+
+
+def _is_below(wrapper: object, function: object) -> bool:
+    """Return True if a function is the wrapper, or wraps it."""
+    seen = 0
+    while function is not None and seen < 100:
+        if function is wrapper:
+            return True
+        function, seen = getattr(function, "__wrapped__", None), seen + 1
+    return False

@@ -1,0 +1,252 @@
+"""Calls of the user's own models, prefetched in the form in which the original makes them and claimed at the seam."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import RunnablePassthrough
+from langchain_core.tracers._streaming import _StreamingCallbackHandler
+from pydantic import Field
+
+from teola_plugin import accelerate, uninstall
+
+INPUT = {"q": "why"}
+PAUSE_S = 0.15
+
+
+class Server:
+    """Counts calls by method and prompt, and how many were under way at once."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def begin(self, method: str, prompt: str) -> None:
+        with self._lock:
+            self.calls[method, prompt] += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+
+    def end(self) -> None:
+        with self._lock:
+            self.running -= 1
+
+
+class Model(BaseChatModel):
+    """Streams three chunks; reports them to its run by itself, as some integrations do."""
+
+    server: Any = Field(default_factory=Server)
+    label: str = ""
+
+    @property
+    def _llm_type(self) -> str:
+        return "model"
+
+    def _texts(self, method: str, messages: Any) -> list[str]:
+        self.server.begin(method, messages[-1].content)
+        return [self.label, ":", str(len(messages[-1].content))]
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        texts = self._texts("_generate", messages)
+        time.sleep(PAUSE_S)
+        self.server.end()
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("".join(texts)))])
+
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        texts = self._texts("_agenerate", messages)
+        await asyncio.sleep(PAUSE_S)
+        self.server.end()
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("".join(texts)))])
+
+    def _stream(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        for text in self._texts("_stream", messages):
+            time.sleep(PAUSE_S / 3)
+            if run_manager:
+                run_manager.on_llm_new_token(text)
+            yield ChatGenerationChunk(message=AIMessageChunk(text))
+        self.server.end()
+
+    async def _astream(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        for text in self._texts("_astream", messages):
+            await asyncio.sleep(PAUSE_S / 3)
+            if run_manager:
+                await run_manager.on_llm_new_token(text)
+            yield ChatGenerationChunk(message=AIMessageChunk(text))
+        self.server.end()
+
+
+def three_questions(server: Server, model: Callable[..., Any] = Model) -> Any:
+    """Return a chain of two independent calls and one that needs both."""
+    ask = ChatPromptTemplate.from_template
+    one, two, three = (model(server=server, label=label) for label in ("one", "two", "three"))
+    return (
+        RunnablePassthrough.assign(a=ask("first {q}") | one | StrOutputParser())
+        | RunnablePassthrough.assign(b=ask("second {q}") | two | StrOutputParser())
+        | ask("{a} {b}")
+        | three
+        | StrOutputParser()
+    )
+
+
+class Streamed(BaseCallbackHandler, _StreamingCallbackHandler[Any]):
+    """A handler that models stream to."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+    def on_llm_new_token(self, token: Any, **_: Any) -> None:
+        self.tokens.append(str(token))
+
+    def tap_output_iter(self, run_id: Any, output: Any) -> Any:
+        return output
+
+    def tap_output_aiter(self, run_id: Any, output: Any) -> Any:
+        return output
+
+
+async def _all(items: Any) -> list[Any]:
+    return [item async for item in items]
+
+
+async def _events(chain: Any) -> list[Any]:
+    left_out = ("run_id", "parent_ids")
+    events = await _all(chain.astream_events(INPUT, version="v2"))
+    return [
+        (event["event"], event["name"], event["tags"], str(event["data"].get("chunk"))[:20])
+        for event in events
+        if not any(key in event["data"] for key in left_out)
+    ]
+
+
+def _heard(call: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    def run(chain: Any) -> Any:
+        handler = Streamed()
+        return call(chain, {"callbacks": [handler]}), handler.tokens
+
+    return run
+
+
+ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "invoke": lambda chain: chain.invoke(INPUT),
+    "ainvoke": lambda chain: asyncio.run(chain.ainvoke(INPUT)),
+    "stream": lambda chain: list(chain.stream(INPUT)),
+    "astream": lambda chain: asyncio.run(_all(chain.astream(INPUT))),
+    "astream_events": lambda chain: asyncio.run(_events(chain)),
+    "batch": lambda chain: chain.batch([INPUT, {"q": "when"}]),
+    "abatch": lambda chain: asyncio.run(chain.abatch([INPUT, {"q": "when"}])),
+    "invoke, heard as it streams": _heard(lambda chain, config: chain.invoke(INPUT, config)),
+    "ainvoke, heard as it streams": _heard(lambda chain, config: asyncio.run(chain.ainvoke(INPUT, config))),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_provider_gets_the_originals_calls_in_their_form_and_two_at_once(entry: str) -> None:
+    plain, fast = Server(), Server()
+
+    expected = ENTRIES[entry](three_questions(plain))
+    result = ENTRIES[entry](accelerate(three_questions(fast)))
+
+    assert result == expected
+    assert fast.calls == plain.calls
+    assert fast.most >= 2
+
+
+def test_a_chunk_reaches_the_caller_before_the_model_has_ended() -> None:
+    ended: list[float] = []
+
+    class Slow(Model):
+        def _stream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            yield from super()._stream(messages, *args, **kwargs)
+            time.sleep(0.2)
+            ended.append(time.monotonic())
+
+    ask = ChatPromptTemplate.from_template
+    chain = RunnablePassthrough.assign(a=ask("first {q}") | Model() | StrOutputParser()) | RunnablePassthrough.assign(
+        b=ask("second {q}") | Slow() | StrOutputParser()
+    )
+    for _ in accelerate(chain).stream(INPUT):
+        if ended:
+            break
+        first = time.monotonic()
+    assert first < ended[0] - 0.15
+
+
+def test_a_model_whose_entry_is_the_users_own_code_is_not_prefetched() -> None:
+    entered: list[str] = []
+
+    class Own(Model):
+        def invoke(self, *args: Any, **kwargs: Any) -> Any:
+            entered.append(self.label)
+            return super().invoke(*args, **kwargs)
+
+    plain, fast = Server(), Server()
+    expected = three_questions(plain, Own).invoke(INPUT)
+    entered.clear()
+
+    assert accelerate(three_questions(fast, Own)).invoke(INPUT) == expected
+    assert entered == ["one", "two", "three"]
+    assert fast.calls == plain.calls
+
+
+def test_a_rate_limiter_is_asked_once_for_each_call() -> None:
+    class Counting(InMemoryRateLimiter):
+        asked = 0
+
+        def acquire(self, *, blocking: bool = True) -> bool:
+            Counting.asked += 1
+            return True
+
+    server = Server()
+    accelerate(three_questions(server, lambda **fields: Model(rate_limiter=Counting(), **fields))).invoke(INPUT)
+    assert Counting.asked == 3
+
+
+def test_a_site_whose_prefetch_was_for_nothing_is_left_alone_from_then_on() -> None:
+    def chain(server: Server) -> Any:
+        ask = ChatPromptTemplate.from_template
+
+        class Changes(BaseCallbackHandler):
+            """Changes what the second model is asked, above the seam."""
+
+            def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
+                for message in messages[0]:
+                    if message.content.startswith("second"):
+                        message.content = "changed"
+
+        chain = RunnablePassthrough.assign(a=ask("first {q}") | Model(server=server)) | RunnablePassthrough.assign(
+            b=ask("second {q}") | Model(server=server)
+        )
+        return accelerate(chain), {"callbacks": [Changes()]}
+
+    server = Server()
+    fast, config = chain(server)
+    for _ in range(4):
+        fast.invoke(INPUT, config)
+    assert server.calls["_generate", "changed"] == 4
+    assert server.calls["_generate", "second why"] <= 1
+
+
+def test_after_uninstall_the_original_just_runs_until_the_next_accelerate() -> None:
+    server = Server()
+    chain = three_questions(server)
+    fast = accelerate(chain)
+    uninstall()
+    assert fast.invoke(INPUT) == chain.invoke(INPUT)
+    assert server.most == 1
+    accelerate(chain)
+    fast.invoke(INPUT)
+    assert server.most == 2

@@ -1,0 +1,357 @@
+"""Provider calls: made by whoever comes first, and claimed once by the other party."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from teola_plugin.adapters.snapshots import snapshot
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
+from teola_plugin.runtime.provider_calls import (
+    CallNotShared,
+    CallScope,
+    Parked,
+    ProviderCallTable,
+    executing,
+    is_transient,
+)
+from teola_plugin.runtime.works.identities import Party
+
+
+class Provider:
+    """Counts its calls; `act` is what a call does."""
+
+    def __init__(self, act: Callable[[list[Any]], Any] = lambda argument: ["answer"]) -> None:
+        self.act, self.calls = act, 0
+
+
+class Call:
+    """One invocation of a provider with an argument."""
+
+    kind = "GENERATION"
+
+    def __init__(self, target: Provider, argument: Any = "a", *, streams: bool = False, on_loop: bool = False) -> None:
+        self.target, self.argument, self.streams, self.on_loop = target, argument, streams, on_loop
+        self.events: list[Any] = []
+
+    def key(self) -> Any:
+        return id(self.target), str(self.argument), self.streams
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        self.target.calls += 1
+        if not self.on_loop:
+            return self._chunks(record) if self.streams else self.target.act(self.argument)
+        return self._achunks(record) if self.streams else self._aresult()
+
+    def _chunks(self, record: Any) -> Iterator[Any]:
+        for chunk in self.target.act(self.argument):
+            (record or self.report)(f"token {chunk}")
+            yield chunk
+
+    async def _achunks(self, record: Any) -> Any:
+        for chunk in self.target.act(self.argument):
+            await asyncio.sleep(0)
+            if record:
+                record(f"token {chunk}")
+            else:
+                await self.report(f"token {chunk}")
+            yield chunk
+
+    async def _aresult(self) -> Any:
+        await asyncio.sleep(0)
+        result = self.target.act(self.argument)
+        return await result if asyncio.iscoroutine(result) else result
+
+    def report(self, event: Any) -> Any:
+        self.events.append(event)
+        return asyncio.sleep(0) if self.on_loop else None
+
+
+def scopes(table: ProviderCallTable | None = None) -> tuple[CallScope, CallScope]:
+    """Return the scope of an original, and that of a prefetch."""
+    table = table or ProviderCallTable()
+    return CallScope(table, Party.PLAIN, snapshot), CallScope(table, Party.EARLY, snapshot)
+
+
+@pytest.mark.parametrize("first", ["original", "prefetch"])
+def test_the_second_party_gets_what_the_first_one_called_for(first: str) -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    order = (original, prefetch) if first == "original" else (prefetch, original)
+
+    results = [list(scope.items(Call(provider))) for scope in order]
+
+    assert results == [[["answer"]], [["answer"]]]
+    assert results[0][0] is not results[1][0]
+    assert provider.calls == 1
+
+
+@pytest.mark.parametrize("first", ["original", "prefetch"])
+async def test_the_same_on_a_loop(first: str) -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    order = (original, prefetch) if first == "original" else (prefetch, original)
+
+    results = [[one async for one in scope.aitems(Call(provider, on_loop=True))] for scope in order]
+
+    assert results == [[["answer"]], [["answer"]]]
+    assert provider.calls == 1
+
+
+def test_two_calls_of_the_original_stay_two_calls() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    list(prefetch.items(Call(provider)))
+    for _ in range(2):
+        list(original.items(Call(provider)))
+    assert provider.calls == 2
+
+
+def test_a_call_with_other_arguments_is_another_call() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    list(prefetch.items(Call(provider, "a")))
+    list(original.items(Call(provider, "b")))
+    assert provider.calls == 2
+
+
+def test_the_originals_value_is_the_providers_own() -> None:
+    answer = ["answer"]
+    provider, (original, prefetch) = Provider(lambda _: answer), scopes()
+    [shown] = prefetch.items(Call(provider))
+    [value] = original.items(Call(provider))
+    assert value is answer
+    assert shown is not answer
+
+
+def test_chunks_and_reports_of_a_prefetch_reach_the_original_in_their_order() -> None:
+    provider, (original, prefetch) = Provider(lambda _: "xyz"), scopes()
+    silent, heard, alone = (Call(provider, streams=True) for _ in range(3))
+    list(prefetch.items(silent))
+    chunks = []
+    for chunk in original.items(heard):
+        chunks.append(chunk)
+        assert len(heard.events) == len(chunks)
+    list(original.items(alone))
+    assert chunks == ["x", "y", "z"]
+    assert silent.events == []
+    assert heard.events == alone.events == ["token x", "token y", "token z"]
+
+
+async def test_chunks_are_delivered_while_they_come() -> None:
+    more = asyncio.Event()
+
+    class Slow(Call):
+        async def _achunks(self, record: Any) -> Any:
+            yield "x"
+            await more.wait()
+            yield "y"
+
+    provider, (original, prefetch) = Provider(), scopes()
+
+    async def run() -> list[Any]:
+        return [one async for one in prefetch.aitems(Slow(provider, streams=True, on_loop=True))]
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    chunks = original.aitems(Slow(provider, streams=True, on_loop=True))
+    assert await anext(chunks) == "x"
+    more.set()
+    assert await anext(chunks) == "y"
+    await task
+
+
+def raising(*errors: BaseException | None) -> Callable[[Any], Any]:
+    """Return what raises these errors in turn, and then answers."""
+    left = list(errors)
+
+    def act(_: Any) -> Any:
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+        return ["answer"]
+
+    return act
+
+
+class Refused(Exception):
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+
+
+def test_the_original_gets_the_exception_of_a_prefetch() -> None:
+    error = ValueError("wrong")
+    provider, (original, prefetch) = Provider(raising(error)), scopes()
+    for scope in (prefetch, original):
+        with pytest.raises(ValueError, match="wrong"):
+            list(scope.items(Call(provider)))
+    assert provider.calls == 1
+
+
+@pytest.mark.parametrize("error", [Refused(429), Refused(503), Refused(408), TimeoutError(), ConnectionResetError()])
+def test_after_an_error_that_may_pass_the_original_calls_again(error: Exception) -> None:
+    provider, (original, prefetch) = Provider(raising(error)), scopes()
+    with pytest.raises(type(error)):
+        list(prefetch.items(Call(provider)))
+    assert list(original.items(Call(provider))) == [["answer"]]
+    assert provider.calls == 2
+
+
+def test_after_a_chunk_was_delivered_every_error_is_raised() -> None:
+    def act(_: Any) -> Iterator[str]:
+        yield "x"
+        raise Refused(503)
+
+    provider, (original, prefetch) = Provider(act), scopes()
+    with pytest.raises(Refused):
+        list(prefetch.items(Call(provider, streams=True)))
+    chunks = original.items(Call(provider, streams=True))
+    assert next(chunks) == "x"
+    with pytest.raises(Refused):
+        next(chunks)
+    assert provider.calls == 1
+
+
+def test_which_errors_may_pass() -> None:
+    passing = (Refused(429), Refused(500), TimeoutError(), type("APIConnectionError", (Exception,), {})())
+    assert all(map(is_transient, passing))
+    assert not any(map(is_transient, (Refused(400), Refused(401), ValueError())))
+
+
+async def test_a_cancelled_prefetch_is_not_claimed() -> None:
+    async def wait() -> Any:
+        await asyncio.Event().wait()
+
+    provider, (original, prefetch) = Provider(lambda _: wait()), scopes()
+
+    async def run() -> list[Any]:
+        return [one async for one in prefetch.aitems(Call(provider, on_loop=True))]
+
+    task = asyncio.create_task(run())
+    while not provider.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    provider.act = lambda _: ["answer"]
+    assert [one async for one in original.aitems(Call(provider, on_loop=True))] == [["answer"]]
+    assert provider.calls == 2
+
+
+async def test_an_original_that_is_cancelled_cancels_the_prefetch_and_waits_for_its_end() -> None:
+    ended: list[str] = []
+
+    async def wait() -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    provider, (original, prefetch) = Provider(lambda _: wait()), scopes()
+
+    async def run(scope: CallScope) -> list[Any]:
+        return [one async for one in scope.aitems(Call(provider, on_loop=True))]
+
+    early = asyncio.create_task(run(prefetch))
+    prefetch.stop = early.cancel
+    while not provider.calls:
+        await asyncio.sleep(0)
+    plain = asyncio.create_task(run(original))
+    await asyncio.sleep(0)
+    plain.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await plain
+    assert ended == ["cancelled"]
+
+
+def test_what_nobody_claimed_is_cancelled_with_its_query() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    stopped: list[str] = []
+    prefetch.stop = lambda: stopped.append("stopped")
+    list(prefetch.items(Call(provider, "a")))
+    list(prefetch.items(Call(provider, "b")))
+    list(original.items(Call(provider, "a")))
+    original.table.close()
+    assert stopped == ["stopped"]
+    with pytest.raises(CallNotShared):
+        list(prefetch.items(Call(provider, "c")))
+    assert provider.calls == 2, "nothing begins in a query that is over"
+
+
+def test_a_planner_that_may_not_call_waits_for_the_originals_call() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    prefetch.may_make = False
+    with pytest.raises(Parked) as parked:
+        list(prefetch.items(Call(provider)))
+    assert provider.calls == 0
+    over = threading.Event()
+    parked.value.call.when_over(over.set)
+    assert not over.is_set()
+    list(original.items(Call(provider)))
+    assert over.is_set()
+    prefetch.expected = parked.value.call
+    assert list(prefetch.items(Call(provider))) == [["answer"]]
+    assert provider.calls == 1
+
+
+def test_a_method_that_changes_its_arguments_is_called_again_by_the_original() -> None:
+    changed: list[str] = []
+    provider, (original, prefetch) = Provider(lambda argument: argument.append(1) or ["answer"]), scopes()
+    prefetch.on_change = lambda: changed.append("seen")
+    argument: list[Any] = []
+    list(prefetch.items(Call(provider, [])))
+    list(original.items(Call(provider, argument)))
+    assert (argument, provider.calls, changed) == ([1], 2, ["seen"])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_result_that_cannot_be_copied_is_the_originals_alone(streams: bool) -> None:
+    values = [object(), object()]
+    provider, (original, prefetch) = Provider(lambda _: values if streams else values[0]), scopes()
+    assert list(prefetch.items(Call(provider, streams=streams))) == []
+    assert list(original.items(Call(provider, streams=streams))) == (values if streams else values[:1])
+    assert provider.calls == 1
+
+
+def test_a_call_that_is_withdrawn_is_made_by_the_original() -> None:
+    original, prefetch = scopes()
+
+    def act(_: Any) -> Any:
+        prefetch.withdraw()
+        return ["answer"]
+
+    provider = Provider(act)
+    assert list(prefetch.items(Call(provider))) == [["answer"]]
+    assert list(original.items(Call(provider))) == [["answer"]]
+    assert provider.calls == 2
+
+
+def test_the_target_is_known_where_its_method_runs() -> None:
+    inside: list[Any] = []
+    provider, (original, _) = Provider(lambda _: inside.append(executing.get())), scopes()
+    for _ in original.items(Call(provider)):
+        assert executing.get() is None
+    assert inside == [provider]
+
+
+def test_a_prefetch_of_an_object_that_takes_one_call_at_a_time_waits_and_blocks_nobody_who_claims() -> None:
+    limit = ConcurrencyLimit(1)
+    original, prefetch = scopes(ProviderCallTable(lambda target: [limit]))
+    running, go_on = threading.Event(), threading.Event()
+
+    def act(_: Any) -> Any:
+        running.set()
+        go_on.wait(5)
+        return ["answer"]
+
+    provider, results = Provider(act), list[Any]()
+    threads = [
+        threading.Thread(target=lambda scope=scope: results.extend(scope.items(Call(provider))))
+        for scope in (original, prefetch)
+    ]
+    threads[0].start()
+    running.wait(5)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert results == [["answer"], ["answer"]]
+    assert (provider.calls, limit.plain, limit.early) == (1, 0, 0)

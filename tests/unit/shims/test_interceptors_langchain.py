@@ -1,0 +1,191 @@
+"""LangChain's seam: provider methods that are wrapped where they are defined, and put back exactly."""
+
+from __future__ import annotations
+
+import inspect
+import timeit
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from langchain_core.language_models import BaseChatModel, FakeListLLM
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.retrievers import BaseRetriever
+
+from teola_plugin.shims import langchain_interceptors as seam
+from teola_plugin.shims.interception import MethodInterceptors
+
+
+class Model(BaseChatModel):
+    temperature: float = 0.0
+    calls: int = 0
+
+    @property
+    def _llm_type(self) -> str:
+        return "model"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        self.calls += 1
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("answer"))])
+
+
+class Streaming(Model):
+    def _stream(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        for text in ("a", "b"):
+            yield ChatGenerationChunk(message=AIMessageChunk(text))
+
+
+class Scope:
+    """Notes every invocation, and makes it."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def items(self, invocation: Any) -> Iterator[Any]:
+        self.seen.append(invocation)
+        result = invocation.start(None)
+        yield from result if invocation.streams else [result]
+
+    async def aitems(self, invocation: Any) -> Any:
+        self.seen.append(invocation)
+        yield await invocation.start(None)
+
+
+@pytest.fixture
+def scope() -> Iterator[Scope]:
+    found: Any = Scope()
+    before = list(seam._find_scope)
+    seam.install(lambda target, run_manager: found)
+    yield found
+    seam.uninstall()
+    seam._find_scope[:] = before
+
+
+METHODS = ("_generate", "_agenerate", "_stream", "_astream")
+
+
+def members() -> list[Any]:
+    return [vars(cls).get(name) for cls in (BaseChatModel, Model, Streaming) for name in METHODS]
+
+
+def test_every_provider_method_is_put_back_exactly() -> None:
+    seam.uninstall()
+    before = members()
+    seam.install(lambda target, run_manager: None)
+    assert members() != before
+    seam.uninstall()
+    assert all(now is then for now, then in zip(members(), before, strict=True))
+
+
+def test_an_inherited_default_is_never_wrapped(scope: Scope) -> None:
+    assert type(Model())._stream is BaseChatModel._stream
+    assert not Model()._should_stream(async_api=False, stream=True)
+    assert Streaming()._should_stream(async_api=False, stream=True)
+
+
+def test_a_wrapper_looks_like_the_method(scope: Scope) -> None:
+    assert list(inspect.signature(Model._generate).parameters) == [
+        "self",
+        "messages",
+        "stop",
+        "run_manager",
+        "kwargs",
+    ]
+    assert inspect.iscoroutinefunction(FakeListLLM._acall)
+
+
+def test_calls_and_streams_are_seen(scope: Scope) -> None:
+    model = Streaming()
+    assert model.invoke("hello").content == "answer"
+    assert [one.content for one in model.stream("hello")][:2] == ["a", "b"]
+    assert [(one.target, one.streams) for one in scope.seen] == [(model, False), (model, True)]
+
+
+def test_the_key_is_that_of_configuration_and_arguments(scope: Scope) -> None:
+    def key(model: Model, *args: Any, **kwargs: Any) -> Any:
+        scope.seen.clear()
+        model.invoke(*args, **kwargs)
+        return scope.seen[0].key()
+
+    model = Model()
+    assert key(model, "a") == key(model, "a"), "what a model counts of its calls is no configuration"
+    assert key(Model(), "a") == key(Model(), [HumanMessage("a")])
+    assert key(Model(), "a") == key(Model(tags=["x"], verbose=False), "a")
+    different = (key(Model(temperature=1.0), "a"), key(model, "b"), key(model, "a", stop=["x"]), key(model, "a", n=1))
+    assert all(one != key(model, "a") for one in different)
+
+
+def test_an_id_that_the_framework_gave_a_message_is_no_part_of_the_key() -> None:
+    given, own, none = AIMessage("a", id="lc_run--1"), AIMessage("a", id="msg_1"), AIMessage("a")
+    assert seam.message_key(given) == seam.message_key(none)
+    assert seam.message_key(own) != seam.message_key(none)
+
+
+def test_a_mock_above_the_seam_and_one_below_it() -> None:
+    original = vars(Model)["_generate"]
+    seam.install(lambda target, run_manager: None)
+    with mock.patch.object(Model, "_generate", lambda self, *args, **kwargs: original(self, *args, **kwargs)):
+        seam.uninstall()
+    wrapper = vars(Model)["_generate"]
+    assert wrapper.__wrapped__ is original
+    assert Model().invoke("a").content == "answer"
+    seam.uninstall()
+    Model._generate = original  # type: ignore[method-assign]
+
+
+def test_a_class_that_is_patched_over_ours_keeps_the_patch() -> None:
+    interceptors = MethodInterceptors()
+
+    class Plain:
+        def call(self) -> str:
+            return "plain"
+
+    def wrap(function: Any) -> Any:
+        wrapper = lambda self: f"<{function(self)}>" if interceptors.is_installed else function(self)  # noqa: E731
+        wrapper.__wrapped__ = function  # type: ignore[attr-defined]
+        return wrapper
+
+    interceptors.install([Plain], {"call": wrap})
+    ours = Plain.call
+    theirs: Any = lambda self: f"[{ours(self)}]"  # noqa: E731
+    theirs.__wrapped__ = ours
+    Plain.call = theirs  # type: ignore[method-assign]
+    interceptors.install([Plain], {"call": wrap})
+    assert Plain().call() == "[<plain>]", "wrapped once"
+    interceptors.uninstall()
+    assert Plain().call() == "[plain]", "our wrapper below theirs passes calls on"
+    assert Plain.call is theirs
+
+
+def test_classes_that_are_defined_later_are_seen_with_the_next_query(scope: Scope) -> None:
+    class Later(Model):
+        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+            return super()._generate(messages, *args, **kwargs)
+
+    class Retriever(BaseRetriever):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
+            return []
+
+    assert seam.wrap_new_classes()
+    Later().invoke("a")
+    Retriever().invoke("a")
+    assert [type(one.target) for one in scope.seen] == [Later, Later, Retriever]
+
+
+def test_outside_a_query_a_call_costs_three_microseconds_at_most() -> None:
+    from teola_plugin.adapters.langchain.prefetching import find_scope
+
+    model = Model()
+
+    def best() -> float:
+        return min(timeit.repeat(lambda: model._generate([]), number=2000, repeat=7)) / 2000
+
+    seam.uninstall()
+    without = best()
+    seam.install(find_scope)
+    try:
+        assert best() - without < 3e-6
+    finally:
+        seam.uninstall()
