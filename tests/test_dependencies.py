@@ -57,6 +57,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/observe/otel.py": ("otel",),
     "teola_plugin/observe/otel_sink.py": ("otel",),
     "teola_plugin/shims/langchain.py": ("langchain",),
+    "teola_plugin/shims/langchain_interceptors.py": ("langchain",),
     "teola_plugin/shims/langgraph.py": ("langgraph",),
     "teola_plugin/shims/llamaindex": ("llamaindex",),
     "teola_plugin/shims/ray.py": ("ray",),

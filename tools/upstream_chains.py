@@ -201,13 +201,13 @@ def _every_plan_runs() -> Any:
 
 def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
-    permission = _module("own_models.permission")
-    _module("own_models.call_sites")._STATEFUL = ()
-    _module("own_models.routed").gained = lambda optimised, alike, *rest: frozenset(
+    plan = _module("prefetch_plan")
+    plan._STATEFUL = ()
+    plan.gained = lambda optimised, alike, *rest: frozenset(
         q.attributes.wrapped
         for p in optimised.graph
-        for q in permission.held(p)
-        if q.engine == permission.WRAPPED and q.attributes.wrapped
+        for q in plan.held(p)
+        if q.engine == plan.WRAPPED and q.attributes.wrapped
     )
 
 

@@ -19,11 +19,12 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCalls, accelerated_object, calls_of
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
 from teola_plugin.adapters.langchain.binding.serve import with_serving
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
 from teola_plugin.adapters.langchain.live.parts import with_parts
-from teola_plugin.adapters.langchain.own_models.routed import Routed, lowered, maps_own, routed
 from teola_plugin.adapters.langchain.pools import the_pool_of
+from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, lowered, maps_own, plan_prefetching
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
+from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.errors import RegistrationError, TraceError
@@ -66,7 +67,7 @@ def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> Accelerat
     fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options))
     fast.copied_by(again)
     fast.tells_of(serving)
-    if fast.chain is not runnable or fast.is_routed:
+    if fast.chain is not runnable or fast.has_prefetch_plan:
         parts = [*_composites(runnable), *(obj for obj, _ in options.bind)]
         fast.renewed_by(renew, FieldSnapshot({id(part): part for part in parts}.values()))
     if options.shadow:
@@ -137,8 +138,6 @@ class Planner:
         given = self.options
         pool = given.pool
         try:
-            if given.speculate != "off":
-                served = side_by_side(served, given.threads)
             chain, traced, sooner = self._plans(served)
         except (RegistrationError, TraceError):  # the user's to know
             raise
@@ -147,11 +146,13 @@ class Planner:
             chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
         kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
         options: Any = {"passes": given.passes, "speculate": given.speculate, "app": given.app}
-        fast = kind.of(runnable, traced, pool, chain=chain, routed=sooner, **options)
-        fast.takes_turns(given.threads if given.speculate != "off" else None)
+        fast = kind.of(runnable, traced, pool, chain=chain, prefetch_plan=sooner, **options)
+        if given.speculate != "off":
+            intercept_composite_methods()
+            fast.prefetches_of_composites(CompositeRules([served], Threads(given.threads)))
         return fast
 
-    def _plans(self, served: Node) -> tuple[Node, Traced, Routed | None]:
+    def _plans(self, served: Node) -> tuple[Node, Traced, PrefetchPlan | None]:
         given = self.options
         if given.speculate == "all" and not self.own_maps and maps_own(served):
             found = replace(self, own_maps=True)._plans(served)
@@ -159,7 +160,7 @@ class Planner:
                 return found
         chain = with_parts(served, self)
         terms: Any = {"passes": given.passes, "speculate": given.speculate, "threads": given.threads}
-        sooner = routed(chain, given.pool, mapped=self.own_maps, **terms)
+        sooner = plan_prefetching(chain, given.pool, mapped=self.own_maps, **terms)
         return chain, trace(chain), sooner
 
     def __call__(self, node: Node, /) -> Node:

@@ -10,7 +10,13 @@ from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langchain.current_query import asked_in
-from teola_plugin.adapters.langchain.live.started_calls import StartedBatch, StartedCall, shared_limit, streaming
+from teola_plugin.adapters.langchain.live.started_calls import (
+    StartedBatch,
+    StartedCall,
+    shared_limit,
+    streaming,
+    under_rules,
+)
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
 from teola_plugin.errors import QueryTimeout
@@ -46,7 +52,7 @@ class Batches:
     if TYPE_CHECKING:
         kwargs: Mapping[str, Any]
         _pool: Any
-        _routed: Any
+        _prefetch_plan: Any
         _chain: Runnable[Any, Any]
         _limit: ConcurrencyLimit | None
 
@@ -60,6 +66,8 @@ class Batches:
             *,
             streamed: bool = True,
         ) -> StartedCall: ...
+
+        def _rules(self, config: RunnableConfig | None) -> Any: ...
 
         def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> StartedCall: ...
 
@@ -76,7 +84,7 @@ class Batches:
         so early work would put on the engines at once what is to come one by one. Early calls of the user's own objects
         are bounded as the plain ones are.
         """
-        way = entry if self._routed is not None and self._routed.batches else None
+        way = entry if self._prefetch_plan is not None and self._prefetch_plan.batches else None
         limit = shared_limit(configs)
         if not inputs or (self._pool is None and way is None) or (self._pool is not None and limit is not None):
             return None
@@ -104,7 +112,7 @@ class Batches:
             with together.running(checked=False):
                 made = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return _in_time(made, together.deadline, return_exceptions)
-        with closing(*started.tables), streaming(*started.runs):
+        with under_rules(self._rules(started.configs[0])), closing(*started.tables), streaming(*started.runs):
             made = started.chain.batch(
                 inputs, started.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
@@ -125,7 +133,7 @@ class Batches:
             with together.running(checked=False):
                 work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
                 return await _ain_time(work, together.deadline, len(inputs), return_exceptions)
-        with closing(*started.tables), streaming(*started.runs):
+        with under_rules(self._rules(started.configs[0])), closing(*started.tables), streaming(*started.runs):
             told = {**self.kwargs, **kwargs}
             work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **told)
             return await _ain_time(work, started.deadline, len(inputs), return_exceptions)
@@ -163,12 +171,12 @@ class Batches:
     def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
         """Whether the original just runs, whatever the input, and may take its time."""
         timed = any(asked_in(one).deadline_s is not None for one in configs)
-        return self._pool is None and self._routed is None and not timed
+        return self._pool is None and self._prefetch_plan is None and not timed
 
     def _limited(self, config: Any, inputs: int) -> Any:
         """This object for one batch, whose `max_concurrency` bounds the early work of all its inputs together."""
         limit = shared_limit(get_config_list(config, inputs))
-        if limit is None or self._routed is None:
+        if limit is None or self._prefetch_plan is None:
             return self
         made: Any = self.model_copy()  # type: ignore[attr-defined]
         made._limit = limit

@@ -10,7 +10,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.runnables import Runnable
 
 from teola_plugin.adapters.held import Reach, below
-from teola_plugin.adapters.langchain.own_models.wrapped import WrappedPool
+from teola_plugin.adapters.langchain.prefetching import ProviderPool
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.langchain.classes import is_pool_backed
@@ -44,7 +44,7 @@ def pools_below(root: Any, reach: Reach, *, most: int | None = None) -> dict[int
 def pool_of(node: Any) -> EnginePool | None:
     """The pool of a pool-backed object; a pool itself. Runs nothing of the user's, whose class a leaf's may be."""
     if issubclass(type(node), EnginePool):
-        return None if issubclass(type(node), WrappedPool) else node  # type: ignore[no-any-return]
+        return None if issubclass(type(node), ProviderPool) else node  # type: ignore[no-any-return]
     if not is_pool_backed(node):
         return None
     held = inspect.getattr_static(type(node), "pool", None)

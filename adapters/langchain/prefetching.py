@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -20,28 +20,43 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
-from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
 from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.own_calls import Outcome
+from teola_plugin.adapters.own_pool import OwnPool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.engines.base import EngineLoad
+from teola_plugin.errors import EngineError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.pool import EnginePool
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.forks import in_child
+from teola_plugin.runtime.forks import ForkedLock, in_child
+from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
+from teola_plugin.shims.langchain_interceptors import live_scopes
 
 open_calls: dict[str, QueryCalls] = {}
 """Provider calls of live queries, by query id."""
 in_child(open_calls.clear)  # prefetches are under way in the parent process alone
 
+calls_scope: ContextVar[CallScope | None] = ContextVar("teola_calls_scope", default=None)
+"""Set where a composite runs whose calls are prefetched outside of a query's table."""
+
 prefetch_scope: ContextVar[CallScope | None] = ContextVar("teola_prefetch_scope", default=None)
 """Set where a prefetch runs."""
+
+
+composite_rules: ContextVar[Any] = ContextVar("teola_composite_rules", default=None)
+"""The `CompositeRules` of the accelerated object whose code runs here; None if no composite's calls are prefetched."""
 
 
 def intercept() -> None:
@@ -52,7 +67,7 @@ def intercept() -> None:
 def find_scope(target: Any, run_manager: Any) -> CallScope | None:
     """Return on whose behalf a provider method of `target` is called here; None outside every query."""
     scope = prefetch_scope.get()
-    if (scope is None and not open_calls) or executing.get() is target:
+    if executing.get() is target:
         return None
     if scope is not None:
         return scope
@@ -62,7 +77,19 @@ def find_scope(target: Any, run_manager: Any) -> CallScope | None:
         calls = None if run is None else open_calls.get(run.id)
         if calls is not None and type(target) in calls.classes:
             return calls.original
-    return None
+    return calls_scope.get()
+
+
+def current_calls(run: Any) -> ProviderCallTable | None:
+    """Return the table in which provider calls are found that are made here; None if there is none.
+
+    `run`: the query run that the code here belongs to, if any.
+    """
+    scope = prefetch_scope.get() or calls_scope.get()
+    if scope is not None:
+        return scope.table
+    calls = None if run is None else open_calls.get(run.id)
+    return None if calls is None else calls.table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +174,7 @@ class QueryCalls:
         tasks of the running loop, as the original's calls are; otherwise threads. `learns`: a site whose prefetch was
         for nothing is left alone from then on."""
         self.sites, self.config = sites, config
-        self.table = ProviderCallTable(self._limits_of, self._note_call)
+        self.table = ProviderCallTable(self._limits_of, self._note_call, self._asks_for)
         self.classes = frozenset(type(site.target) for site in sites.values())
         self.original = CallScope(self.table, Party.PLAIN, copied)
         self._prefetched, self._behind, self._limit, self._form = prefetched, behind, limit, form
@@ -173,6 +200,7 @@ class QueryCalls:
         """Let provider calls find the query from now on."""
         self._query_id = query_id
         open_calls[query_id] = self
+        live_scopes.add(id(self))
 
     def begin(self, run: QueryRun | PartRun) -> None:
         """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
@@ -185,6 +213,7 @@ class QueryCalls:
         """End the query: cancel what the original did not claim, and remember where that was if it `succeeded`."""
         open_calls.pop(self._query_id, None)
         self.table.close()
+        live_scopes.discard(id(self))
         with self._lock:
             prefetches, self._all, self._waiting = self._all, [], []
         for prefetch in prefetches:
@@ -231,6 +260,7 @@ class QueryCalls:
             self._start(prefetch)
 
     def _start(self, prefetch: Prefetch) -> None:
+        live_scopes.add(id(prefetch.scope))
         if self._loop is None:
             context, config = self._silent(prefetch, CallbackManager)
             threading.Thread(
@@ -250,6 +280,8 @@ class QueryCalls:
             self._failed(prefetch, error)
         else:
             prefetch.end(Outcome(value))
+        finally:
+            live_scopes.discard(id(prefetch.scope))
 
     def _launch(self, prefetch: Prefetch) -> None:
         if prefetch.scope.is_dropped:
@@ -274,6 +306,8 @@ class QueryCalls:
             self._failed(prefetch, error)
         else:
             prefetch.end(Outcome(value))
+        finally:
+            live_scopes.discard(id(prefetch.scope))
 
     def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
         if not isinstance(error, Parked):
@@ -292,27 +326,19 @@ class QueryCalls:
 
     def _silent(self, prefetch: Prefetch, manager: Any) -> tuple[Context, RunnableConfig]:
         """Return a context and a config in which nobody hears of a call."""
-        listener = _listener_class(self._form.listeners)(prefetch.scope, prefetch.site.target)
-        inherited: Any = {k: v for k, v in self.config.items() if k not in ("callbacks", "run_name", "run_id")}
-        config = merge_configs(prefetch.site.config, inherited)
-        config["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
         context = self._context.copy()
-
-        def enter() -> None:
-            current_run.set(None if self._run is None else self._run.whole)
-            inside_early.set(True)
-            prefetch_scope.set(prefetch.scope)
-            var_child_runnable_config.set(config)
-            shims.silence()
-
-        context.run(enter)
-        return context, config
+        context.run(current_run.set, None if self._run is None else self._run.whole)
+        config = merge_configs(prefetch.site.config, _inherited(self.config))
+        return context, context.run(silenced, prefetch.scope, config, self._form.listeners, manager)
 
     # ------------------------------------------------------------ the original's side
 
     def _limits_of(self, target: Any) -> list[ConcurrencyLimit]:
         limits = {id(site.limit): site.limit for site in self.sites.values() if site.target is target and site.limit}
         return [*limits.values(), *([self._limit] if self._limit is not None else [])]
+
+    def _asks_for(self, payload: Any, target: Any) -> bool:
+        return self.sites[payload.site].target is target
 
     def _note_call(self, target: Any, is_made: bool) -> None:
         """Note a call of the original. If it makes the call itself, drop what was prefetched of this object for other
@@ -353,6 +379,27 @@ def closing(*calls: QueryCalls | None) -> Iterator[None]:
                 one.close(succeeded=succeeded)
 
 
+def silenced(scope: CallScope, config: RunnableConfig, listeners: tuple[type, ...], manager: Any) -> RunnableConfig:
+    """Make the current context one in which a prefetch runs and nobody hears of it. Return the config for it.
+
+    `listeners`: kinds of handlers that models stream to, as they would to those of the original. `manager`: the class
+    of the callback manager.
+    """
+    listener = _listener_class(listeners)(scope)
+    silent = _inherited(config)
+    silent["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
+    inside_early.set(True)
+    prefetch_scope.set(scope)
+    var_child_runnable_config.set(silent)
+    shims.silence()
+    return silent
+
+
+def _inherited(config: RunnableConfig) -> RunnableConfig:
+    kept: Any = {key: value for key, value in config.items() if key not in ("callbacks", "run_name", "run_id")}
+    return kept  # type: ignore[no-any-return]
+
+
 def copied(value: Any) -> Any:
     """Return a copy of what a provider gave. Raises `TypeError` for a value that cannot be copied."""
     return snapshot(value)
@@ -385,19 +432,13 @@ class PrefetchListener(BaseCallbackHandler):
     The original has to hear of those: the call is not shared then, and the original makes it itself.
     """
 
-    def __init__(self, scope: CallScope, target: Any) -> None:
-        self._scope, self._starts = scope, 0
-        self._is_chat_model = isinstance(target, BaseChatModel)
+    def __init__(self, scope: CallScope) -> None:
+        self._scope = scope
 
-    @property
-    def ignore_llm(self) -> bool:
-        return self._is_chat_model
-
-    def started(self, *args: Any, **kwargs: Any) -> None:
-        """Withdraw the calls under way if this is not the start of the prefetched object's own run."""
-        self._starts += 1
-        if self._starts > 1:
-            self._scope.withdraw()
+    def started(self, *args: Any, parent_run_id: Any = None, **kwargs: Any) -> None:
+        """Withdraw the call in whose run another run starts."""
+        if self._scope.calls:
+            self._scope.withdraw(parent_run_id)
 
 
 def _nothing(self: PrefetchListener, *args: Any, **kwargs: Any) -> None:
@@ -446,3 +487,103 @@ def untraced() -> Iterator[None]:
         return
     with tracing_context(enabled=False, parent=False):
         yield
+
+
+# ------------------------------------------------------------ the engine that makes provider calls
+
+WRAPPED = "wrapped"
+"""Name of the engine."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProviderRequest:
+    """Payload: call the leaf that stands at `site` with this input of the framework. Value: what the leaf returns."""
+
+    site: str
+    input: Any
+
+
+class ProviderExecutor:
+    """Calls the user's own objects by the query's `QueryCalls`: on the caller's loop, or a thread beside the caller's.
+
+    It has no latencies to know and no limit of its own; passes leave its primitives where they are, but for the order
+    edges that nothing asks for. What a call raises is the plain object's to show: here the request just failed.
+    """
+
+    name = WRAPPED
+    kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING, PrimitiveKind.SEARCHING})
+    profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1 << 30, max_requests=1 << 30)
+
+    def __init__(self) -> None:
+        self._stopped: dict[str, asyncio.Future[None]] = {}
+
+    async def start(self) -> None:
+        self._stopped.clear()
+
+    async def stop(self) -> None: ...
+
+    async def reset(self) -> None: ...
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        for ended in asyncio.as_completed([self._one(request) for request in batch]):
+            yield await ended
+
+    async def _one(self, request: Request) -> Result:
+        calls = open_calls.get(request.query)
+        if calls is None:
+            return self._failed(request, "its query is over")
+        stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            outcome = asyncio.wrap_future(calls.prefetch(request.payload.site, request.payload.input, request.id))
+            await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._stopped[request.id]
+        if not outcome.done():
+            return self._failed(request, "it was cancelled")
+        if outcome.result().error is not None:
+            return self._failed(request, f"it raised {type(outcome.result().error).__name__}")
+        return Done(request.id, outcome.result().value)
+
+    def _failed(self, request: Request, why: str) -> Failed:
+        return Failed(request.id, EngineError(f"the call ahead of its place gave nothing: {why}.", engine=self.name))
+
+    async def cancel(self, request_id: str) -> None:
+        stopped = self._stopped.get(request_id)
+        if stopped is not None and not stopped.done():
+            stopped.set_result(None)
+
+    def size(self, request: Request) -> int:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(requests=len(self._stopped))
+
+    def versions(self) -> Mapping[str, str]:
+        return {}
+
+
+class ProviderPool(OwnPool):
+    """One serves all chains of the process that have no pool."""
+
+
+_shared: list[ProviderPool] = []
+_lock = ForkedLock()
+
+
+def shared_pool() -> ProviderPool:
+    """The process's pool of wrapped objects; its loop runs from the first query on, until the process ends."""
+    with _lock.here:
+        if not _shared:
+            engine = ProviderExecutor()
+            _shared.append(
+                ProviderPool(LocalRuntime({WRAPPED: [engine]}), {WRAPPED: [engine]}, ("prune-dependencies",))
+            )
+        return _shared[0]
+
+
+def ensure_engine(pool: EnginePool) -> None:
+    """Make sure that the pool's runtime has the engine of wrapped objects. Raises `EngineUnavailable`."""
+    if isinstance(pool, ProviderPool):
+        pool.running_now()
+    else:
+        pool.runtime.attach(ProviderExecutor())

@@ -30,9 +30,8 @@ from teola_plugin.adapters.langchain.checking.shadow import (
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
-from teola_plugin.adapters.langchain.own_models.routed import Routed
-from teola_plugin.adapters.langchain.own_models.wrapped import ensure_engine
-from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
+from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, ensure_engine
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
@@ -58,7 +57,7 @@ from teola_plugin.tracer.langchain.trace import Traced
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
-    from teola_plugin.adapters.thread_safety import ThreadSafety
+    from teola_plugin.adapters.langchain.composite_calls import CompositeRules
 
 
 def _is_accelerated(cls: Any, instance: Any) -> bool:
@@ -75,7 +74,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     The original runs unchanged, so results, prompts, types, events and errors are its own. Its pool-backed parts find
     their work done, or under way, by the e-graph of the same query; early work that is not asked for is dropped.
-    Where models and retrievers of the user's own can start sooner, a routed copy of the original runs (see `routed`).
+    Calls of the user's own models and retrievers that can start sooner are prefetched (see `prefetch_plan`).
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -89,7 +88,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _last: list[QueryRun | PartRun] = PrivateAttr(default_factory=list)
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
-    _routed: Routed | None = PrivateAttr(default=None)
+    _prefetch_plan: PrefetchPlan | None = PrivateAttr(default=None)
     _again: partial[Any] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _snapshot: FieldSnapshot | None = PrivateAttr(default=None)
@@ -98,7 +97,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
     _serving: Serving | None = PrivateAttr(default=None)
-    _threads: ThreadSafety | None = PrivateAttr(default=None)
+    _composites: CompositeRules | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -111,11 +110,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         speculate: str,
         app: str | None,
         chain: Runnable[Any, Any] | None = None,
-        routed: Routed | None = None,
+        prefetch_plan: PrefetchPlan | None = None,
     ) -> AcceleratedRunnable:
-        """`chain`: what runs instead of the original, traced as `traced`; `routed`: what runs where that is sooner."""
+        """`chain`: what runs instead of the original, traced as `traced`; `prefetch_plan`: what
+        is prefetched beside it."""
         made = cls(bound=bound)
-        made._chain, made._routed = chain or bound, routed
+        made._chain, made._prefetch_plan = chain or bound, prefetch_plan
         made._traced, made._pool = traced, pool
         made._passes = None if passes is None else tuple(passes)
         made._speculate = speculate
@@ -140,13 +140,14 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._renew(self)
 
     @property
-    def is_routed(self) -> bool:
-        """True if a copy of the original runs whose models and retrievers are claimed from a call table."""
-        return self._routed is not None
+    def has_prefetch_plan(self) -> bool:
+        """True if calls of the user's own models or retrievers are prefetched."""
+        return self._prefetch_plan is not None
 
     def runs_original(self, traced: Traced) -> None:
         """Run the original from now on, and plan nothing."""
-        self._chain, self._traced, self._routed, self._pool, self._snapshot = self.bound, traced, None, None, None
+        self._chain, self._traced, self._pool = self.bound, traced, None
+        self._prefetch_plan = self._snapshot = None
 
     def continues(self, other: AcceleratedRunnable) -> None:
         """Keep the last trace and the figures of `shadow=` of an object that this one replaces."""
@@ -161,9 +162,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """From now on `explain()` says what `serve=` has done."""
         self._serving = serving
 
-    def takes_turns(self, threads: ThreadSafety | None) -> None:
-        """From now on `explain()` names objects whose calls wait for each other; `threads`: what was said of them."""
-        self._threads = threads
+    def prefetches_of_composites(self, rules: CompositeRules) -> None:
+        """Prefetch by these rules what composites call one after the other."""
+        self._composites = rules
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
@@ -178,11 +179,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     @property
     def _understood(self) -> Traced:
-        return self._traced if self._routed is None else self._routed.traced
+        return self._traced if self._prefetch_plan is None else self._prefetch_plan.traced
 
     @property
     def _engines(self) -> EnginePool | None:
-        return self._pool if self._routed is None else self._routed.pool
+        return self._pool if self._prefetch_plan is None else self._prefetch_plan.pool
 
     @property
     def report(self) -> Any:
@@ -204,7 +205,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     @property
     def gains(self) -> bool:
         """Whether anything of it can start before its place, whatever the input."""
-        if self._routed is not None:
+        if self._prefetch_plan is not None:
             return True
         try:
             plan = self.plan()
@@ -229,14 +230,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
-        from teola_plugin.adapters.langchain.side_by_side.threads import Threads
-        from teola_plugin.adapters.langchain.side_by_side.told import advice, told
+        from teola_plugin.adapters.langchain.composite_calls import advice, described
 
-        own, more = None if self._routed is None else self._routed.own_calls, told(self._chain)
+        rules = self._composites
+        own = None if self._prefetch_plan is None else self._prefetch_plan.own_calls
+        more = () if rules is None else described(self._chain, rules)
         trace = ended_trace(self._last)
         left = left_for_form(self._last)
         found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more, left=left)
-        waits = () if self._threads is None else advice(self._chain, Threads(self._threads))
+        waits = () if rules is None else advice(self._chain, rules.threads)
         return replace(found, advice=(*found.advice, *waits), served=served_section(self._serving))
 
     @property
@@ -272,19 +274,23 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers.
         Raises `RegistrationError` for terms that make no sense.
         """
-        routed = None if entry is None or kwargs else self._routed
+        plan = None if entry is None or kwargs else self._prefetch_plan
         merged = ensure_config(self._with_own(config) if self.config else config)
         asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
-        if self._pool is not None or routed is not None:
+        if self._pool is not None or plan is not None:
             try:
                 form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
-                started = self._started(input, merged, _Terms(asked, runs, form), routed, entry, limit, alone)
+                started = self._started(input, merged, _Terms(asked, runs, form), plan, entry, limit, alone)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started
         return self._unplanned(config, asked, runs)
+
+    def _rules(self, config: RunnableConfig | None) -> CompositeRules | None:
+        """Return the rules for composites, which do not hand on `max_concurrency`; None if the caller says that."""
+        return self._composites if ensure_config(config).get("max_concurrency") is None else None
 
     def _with_own(self, config: RunnableConfig | None) -> RunnableConfig:
         """With the config that is bound to this object, as the framework's bindings merge theirs."""
@@ -295,33 +301,35 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
         terms, deadline = unplanned(asked, runs, self._app, clock)
-        return StartedCall(None, config, self._chain, terms=terms, deadline=deadline)
+        return StartedCall(None, config, self._chain, terms=terms, deadline=deadline, composites=self._rules(config))
 
     def _started(
         self,
         input: Any,
         config: RunnableConfig,
         terms: _Terms,
-        routed: Routed | None,
+        plan: PrefetchPlan | None,
         entry: EntryPoint | None,
         limit: ConcurrencyLimit | None,
         alone: bool,
     ) -> StartedCall | None:
         table = None
-        if routed is not None and entry is not None:
-            table = routed.calls(input, config, limit or self._limit, entry)
+        if plan is not None and entry is not None:
+            table = plan.calls(input, config, limit or self._limit, entry)
         pool, traced = self._pool, self._traced
-        if table is not None and routed is not None:
-            pool, traced = routed.pool, routed.traced
+        if table is not None and plan is not None:
+            pool, traced = plan.pool, plan.traced
         if pool is None:
             return None
         run = self._submit(input, terms, pool, traced, table)
-        started = StartedCall(run, config, self._chain, table, deadline=Deadline.of(run))
+        started = StartedCall(
+            run, config, self._chain, table, deadline=Deadline.of(run), composites=self._rules(config)
+        )
         self._last[:] = [run]
-        if entry is not None and routed is None and not run.claims:
+        if entry is not None and not entry.streams and plan is None and not run.claims:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
         watched = traced.watched if run.claims else {}
-        if alone and routed is None and not watched and all(node.level == "lowered" for node in traced.report):
+        if alone and plan is None and not watched and all(node.level == "lowered" for node in traced.report):
             return started  # no code of the user's runs, which might leave the context for a thread of its own
         try:
             handler = SessionHandler(run, watched)

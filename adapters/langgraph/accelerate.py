@@ -10,7 +10,8 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.bind import bound
 from teola_plugin.adapters.langchain.binding.serve import with_serving
-from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
+from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
 from teola_plugin.adapters.langgraph.agents.tool_places import around, in_loop
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner
@@ -63,7 +64,8 @@ def _nodes(graph: Any, acceleration: Acceleration, options: Options, like: Accel
     given: dict[str, Any] = {"strict": options.strict, "beside": _edges(graph)}
     served = bound(_runnables(graph), options.bind, acceleration.pool, **given)
     if options.speculate != "off":
-        served = [side_by_side(one, options.threads) for one in served]
+        intercept_composite_methods()
+        acceleration.composites = CompositeRules(served, Threads(options.threads))
     made: dict[str, Any] = {}
     for (name, node), runs in zip(graph.nodes.items(), served, strict=True):
         changes: dict[str, Any] = {} if runs is node.bound else {"bound": runs}

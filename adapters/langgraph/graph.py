@@ -58,6 +58,8 @@ class Acceleration:
     last: list[QueryRun] = field(default_factory=list)
     serving: Serving | None = None
     """What `serve=` has done."""
+    composites: Any = None
+    """The `CompositeRules` of its nodes, if calls of composites are prefetched."""
     runner: Any = None
     """The graph that runs: it has the original's state, and nodes that tell when they begin."""
     shaping: tuple[Any, ...] = ()
@@ -137,19 +139,19 @@ class AcceleratedGraph:
                 log_fallback(error, self._teola.original)
         clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
         terms, deadline = unplanned(asked, runs, self._teola.app, clock)
-        return StartedCall(None, config, self, terms=terms, deadline=deadline)  # type: ignore[arg-type]
+        return StartedCall(None, config, self, terms=terms, deadline=deadline, composites=self._teola.composites)  # type: ignore[arg-type]
 
     def _query(self, asked: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
         around = joinable(context_of(asked, runs, pool).run)
         if around is not None:
             around.has_user_code = True  # its nodes'
-            return StartedCall(_Inner(around), None, self)  # type: ignore[arg-type]
+            return StartedCall(_Inner(around), None, self, composites=self._teola.composites)  # type: ignore[arg-type]
         terms = named(asked.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
         query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'
         self._teola.last[:] = [run]
-        return StartedCall(run, None, self, deadline=Deadline.of(run))  # type: ignore[arg-type]
+        return StartedCall(run, None, self, deadline=Deadline.of(run), composites=self._teola.composites)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ seeing it
 

@@ -14,6 +14,7 @@ from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.observe.waits import OwnCall
@@ -35,15 +36,18 @@ class CallNotShared(Exception):
     """Nobody else can have what came of the call: it was cancelled, or its result cannot be copied."""
 
 
-class Parked(BaseException):
-    """Raised in a prefetch that may not make its call: the original makes it, and `call` tells what comes of it."""
+class Parked(Exception):
+    """Raised in a prefetch that may not make its call: the original makes it, and `call` tells what comes of it.
+
+    An `Exception`, since LangChain's `agenerate` takes any other for a result.
+    """
 
     def __init__(self, call: ProviderCall) -> None:
         super().__init__()
         self.call = call
 
 
-class _State(Enum):
+class _Progress(Enum):
     EXPECTED = "expected"
     """The planner wants the call, and only the original may make it."""
     RUNNING = "running"
@@ -63,9 +67,13 @@ class Item:
 class ProviderCall:
     """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
 
-    def __init__(self, key: Hashable, made_by: Party, state: _State) -> None:
+    def __init__(self, key: Hashable, made_by: Party, state: _Progress) -> None:
         self.key, self.made_by, self.state = key, made_by, state
         self.claimed_by = {made_by}
+        self.run_id: Any = None
+        """Of the framework's run in which the provider method is called; None if that is not known."""
+        self.target: Any = None
+        """The model or retriever that is called."""
         self.error: BaseException | None = None
         self.cancel: Callable[[], object] = bool
         """Cancel the prefetch that makes the call. A call on a thread cannot be cancelled: its result is dropped."""
@@ -82,15 +90,15 @@ class ProviderCall:
     def end(self, error: BaseException | None = None) -> None:
         """End the call, with the exception that it raised, if any."""
         cancelled = error is not None and not isinstance(error, Exception)
-        self._update(None, _State.NOT_SHARED if cancelled else _State.ENDED, error)
+        self._update(None, _Progress.NOT_SHARED if cancelled else _Progress.ENDED, error)
 
     def withdraw(self) -> None:
         """Let nobody else have what came, or comes, of this call."""
-        self._update(None, _State.NOT_SHARED)
+        self._update(None, _Progress.NOT_SHARED)
 
-    def _update(self, item: Item | None, state: _State | None = None, error: BaseException | None = None) -> None:
+    def _update(self, item: Item | None, state: _Progress | None = None, error: BaseException | None = None) -> None:
         with self._lock:
-            if self.state is _State.NOT_SHARED:
+            if self.state is _Progress.NOT_SHARED:
                 return
             if item is not None:
                 self._items.append(item)
@@ -102,11 +110,11 @@ class ProviderCall:
 
     @property
     def is_shared(self) -> bool:
-        return self.state is not _State.NOT_SHARED
+        return self.state is not _Progress.NOT_SHARED
 
     @property
     def is_over(self) -> bool:
-        return self.state in (_State.ENDED, _State.NOT_SHARED)
+        return self.state in (_Progress.ENDED, _Progress.NOT_SHARED)
 
     def when_over(self, wake: Callable[[], object]) -> None:
         """Call `wake` once the call has ended, from any thread; at once if it has."""
@@ -132,11 +140,11 @@ class ProviderCall:
     def _next(self, position: int, wake: Callable[[], object]) -> Item | bool | None:
         """Return the item at a position, None behind the last one, or False if it is yet to come: `wake` tells."""
         with self._lock:
-            if self.state is _State.NOT_SHARED:
+            if self.state is _Progress.NOT_SHARED:
                 raise CallNotShared
             if position < len(self._items):
                 return self._items[position]
-            if self.state is not _State.ENDED:
+            if self.state is not _Progress.ENDED:
                 self._wakers.append(wake)
                 return False
         if self.error is not None:
@@ -186,11 +194,13 @@ class ProviderCallTable:
         self,
         limits: Callable[[Any], Sequence[ConcurrencyLimit]] = lambda target: (),
         on_call: Callable[[Any, bool], object] = lambda target, is_made: None,
+        asks_for: Callable[..., bool] = lambda payload, target: False,
     ) -> None:
         """`limits`: those that hold for calls of a model or retriever. `on_call`: told of each call of the original on
-        a model or retriever, and whether the original has to make it itself."""
+        a model or retriever, and whether the original has to make it itself. `asks_for`: whether the payload of a
+        request asks for a call of a model or retriever, for the trace."""
         self.is_closed = False
-        self._limits, self._on_call = limits, on_call
+        self._limits, self._on_call, self._asks_for = limits, on_call, asks_for
         self._run: QueryRun | None = None
         self._calls: dict[Hashable, list[ProviderCall]] = {}
         self._lock = threading.Lock()
@@ -200,25 +210,33 @@ class ProviderCallTable:
         self._run = run
 
     def join(
-        self, key: Hashable, party: Party, invocation: Invocation, *, may_make: bool = True
+        self, key: Hashable, party: Party, invocation: Invocation, *, may_make: bool = True, is_offer: bool = False
     ) -> tuple[ProviderCall, bool]:
         """Return the call that `party` gets for this key, and whether it has to make that call itself.
 
-        A party gets each call once. `may_make`: False for a planner that waits for the original's call.
+        A party gets each call once. `may_make`: False for a planner that waits for the original's call. `is_offer`: the
+        call is made for whoever asks for it, unless the object was called so before; raises `CallNotShared` then.
         """
         with self._lock:
-            for call in self._calls.get(key, ()):
+            known = self._calls.get(key, ())
+            if is_offer and any(call.target is invocation.target for call in known):
+                raise CallNotShared
+            for call in () if is_offer else known:
                 if party not in call.claimed_by and call.is_shared:
                     call.claimed_by.add(party)
-                    is_maker = call.state is _State.EXPECTED
+                    is_maker = call.state is _Progress.EXPECTED
                     if is_maker:
-                        call.made_by, call.state = party, _State.RUNNING
+                        call.made_by, call.state = party, _Progress.RUNNING
                     break
             else:
-                call = ProviderCall(key, party, _State.RUNNING if may_make else _State.EXPECTED)
+                call = ProviderCall(key, party, _Progress.RUNNING if may_make else _Progress.EXPECTED)
+                call.run_id, call.target = invocation.run_id, invocation.target
+                if is_offer:
+                    call.claimed_by.clear()
                 self._calls.setdefault(key, []).append(call)
                 is_maker = may_make
-                call.report = OwnCall(type(invocation.target).__name__, invocation.kind, PROVIDER)
+                asked_by = partial(self._asks_for, target=invocation.target)
+                call.report = OwnCall(type(invocation.target).__name__, invocation.kind, PROVIDER, asked_by=asked_by)
                 if self._run is not None:
                     self._run.waits.calls(call.report)
         if call.report is not None:
@@ -231,7 +249,7 @@ class ProviderCallTable:
 
     def add(self, key: Hashable, party: Party, report: OwnCall | None) -> ProviderCall:
         """Return a new call that `party` makes, whatever others there are for this key."""
-        call = ProviderCall(key, party, _State.RUNNING)
+        call = ProviderCall(key, party, _Progress.RUNNING)
         call.report = report
         with self._lock:
             self._calls.setdefault(key, []).append(call)
@@ -286,6 +304,8 @@ class Invocation(Protocol):
     """What the trace calls it, as of a `Span`."""
     streams: bool
     """Whether the method yields chunks; otherwise it returns one result."""
+    run_id: Any
+    """Of the framework's run in which the method is called; None if that is not known."""
 
     def key(self) -> Hashable:
         """Return the request key. Raises `UnknownValue`."""
@@ -313,6 +333,8 @@ class CallScope:
     copy: Copy
     may_make: bool = True
     """False for a prefetch whose call only the original may make."""
+    is_offer: bool = False
+    """True for a prefetch whose result serves whoever asks for it."""
     request_id: str = ""
     """Of the request that the prefetch serves."""
     stop: Callable[[], object] = bool
@@ -434,8 +456,8 @@ class CallScope:
         key, is_early = invocation.key(), self.party is Party.EARLY
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
-        call, is_maker = self.table.join(key, self.party, invocation, may_make=self.may_make)
-        if is_early and call.report is not None:
+        call, is_maker = self.table.join(key, self.party, invocation, may_make=self.may_make, is_offer=self.is_offer)
+        if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
         if is_early and not is_maker and not self.may_make:
             raise Parked(call)
@@ -496,10 +518,18 @@ class CallScope:
         self.table.ended(call)
         call.end()
 
-    def withdraw(self) -> None:
-        """Let the original make the calls under way itself: they call other objects that it has to hear of."""
+    def withdraw(self, run_id: Any) -> None:
+        """Let the original make the call of this run: it calls other objects, of which the original has to hear."""
         for call in self.calls:
-            if not call.is_over:
+            if call.run_id == run_id and not call.is_over:
+                call.withdraw()
+
+    def drop(self) -> None:
+        """Give up the calls that nobody has claimed."""
+        self.is_dropped = True
+        for call in self.calls:
+            if not call.claimed_by - {Party.EARLY}:
+                call.cancel()
                 call.withdraw()
 
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 
 from teola_plugin.request_keys import freeze
-from teola_plugin.shims.interception import MethodInterceptors
+from teola_plugin.shims.interception import MethodInterceptors, Wrap
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
-class Scope(Protocol):
+class ProviderScope(Protocol):
     """On whose behalf provider calls are made; see `CallScope`."""
 
     def items(self, invocation: Any, /) -> Iterator[Any]: ...
@@ -35,14 +37,17 @@ class Scope(Protocol):
 class FindScope(Protocol):
     """Returns the scope of a call that is made here on a model or retriever; None outside every query."""
 
-    def __call__(self, target: Any, run_manager: Any, /) -> Scope | None: ...
+    def __call__(self, target: Any, run_manager: Any, /) -> ProviderScope | None: ...
 
 
-_BASES = (BaseChatModel, BaseLLM, BaseRetriever)
+_BASES = (BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor)
 _UNWRAPPED_MODULES = tuple(
-    f"langchain_core.{name}" for name in ("language_models.chat_models", "language_models.llms", "retrievers")
+    f"langchain_core.{name}"
+    for name in ("language_models.chat_models", "language_models.llms", "retrievers", "documents.compressor")
 )
 """Where the framework defines the defaults of these methods, which call each other."""
+_COMPOSITES = "langchain_classic.retrievers."
+"""Retrievers and compressors that call other objects. The provider methods of those objects are wrapped instead."""
 _ABOVE_SEAM = frozenset(
     (
         *("callbacks", "callback_manager", "tags", "metadata", "verbose", "name"),
@@ -69,22 +74,21 @@ class LangChainInvocation:
         self.target, self._method, self._original = target, method, original
         self._args, self._kwargs = args, kwargs
         self.streams = "stream" in method
-        self.kind = "SEARCHING" if isinstance(target, BaseRetriever) else "GENERATION"
+        kinds = ((BaseRetriever, "SEARCHING"), (BaseDocumentCompressor, "RERANKING"))
+        self.kind = next((kind for base, kind in kinds if isinstance(target, base)), "GENERATION")
+
+    @property
+    def run_id(self) -> Any:
+        """The id of the run whose manager the method was given; None without one."""
+        return getattr(self._manager, "run_id", None)
 
     def key(self) -> Hashable:
         """Return the object, the method and the arguments, without the run manager."""
-        names = ("messages", "stop", "run_manager")
+        names = _PARAMETERS.get(self._method, ("input", "stop", "run_manager"))
         given = dict(zip(names, self._args, strict=False)) | self._kwargs
         first = given.pop(next(iter(given)))
-        given.pop("run_manager", None)
-        stop = given.pop("stop", None)
-        return (
-            TargetKey(self.target),
-            self._method,
-            freeze(first, message_key),
-            freeze(stop),
-            freeze({name: given[name] for name in sorted(given)}, message_key),
-        )
+        arguments = {name: given[name] for name in sorted(given) if name not in _HEARS and given[name] is not None}
+        return TargetKey(self.target), self._method, freeze(first, message_key), freeze(arguments, message_key)
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
         """Call the original method."""
@@ -109,13 +113,21 @@ class LangChainInvocation:
         return run_manager_in(self._args, self._kwargs)
 
 
+_HEARS = frozenset(("run_manager", "callbacks"))
+"""Parameters that decide who hears of a call, and nothing of its result."""
+_COMPRESSING = ("input", "query", "callbacks")
+_PARAMETERS = {"compress_documents": _COMPRESSING, "acompress_documents": _COMPRESSING}
+"""Names of the positional parameters by method, where they are not those of models."""
+
+
 async def _nothing() -> None:
     """Return nothing, on a loop."""
 
 
 def run_manager_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the run manager among the arguments of a provider method; None if there is none."""
-    return args[2] if len(args) > 2 else kwargs.get("run_manager")
+    manager = args[2] if len(args) > 2 else kwargs.get("run_manager")
+    return kwargs.get("callbacks") if manager is None else manager
 
 
 class TargetKey:
@@ -204,8 +216,12 @@ _find_scope: list[FindScope] = []
 """Set by `install`: how a call finds the query that it belongs to."""
 
 
-def _scope(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scope | None:
-    if not (interceptors.is_installed and _find_scope):
+live_scopes: set[int] = set()
+"""Ids of the queries, composites and prefetches that are under way. While there is none, wrappers look no further."""
+
+
+def _scope(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProviderScope | None:
+    if not interceptors.is_installed:
         return None
     return _find_scope[0](target, run_manager_in(args, kwargs))
 
@@ -215,7 +231,7 @@ def _result(original: Any) -> Any:
 
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = _scope(self, args, kwargs)
+        scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
             return original(self, *args, **kwargs)
         return _only(list(scope.items(LangChainInvocation(self, name, original, args, kwargs))))
@@ -228,7 +244,7 @@ def _aresult(original: Any) -> Any:
 
     @functools.wraps(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = _scope(self, args, kwargs)
+        scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
             return await original(self, *args, **kwargs)
         return _only([one async for one in scope.aitems(LangChainInvocation(self, name, original, args, kwargs))])
@@ -247,7 +263,7 @@ def _chunks(original: Any) -> Any:
 
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        scope = _scope(self, args, kwargs)
+        scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         return scope.items(LangChainInvocation(self, name, original, args, kwargs))
@@ -260,7 +276,7 @@ def _achunks(original: Any) -> Any:
 
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        scope = _scope(self, args, kwargs)
+        scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         return scope.aitems(LangChainInvocation(self, name, original, args, kwargs))
@@ -277,6 +293,8 @@ METHODS = {
     "_astream": _achunks,
     "_get_relevant_documents": _result,
     "_aget_relevant_documents": _aresult,
+    "compress_documents": _result,
+    "acompress_documents": _aresult,
 }
 """The provider methods, and how each is wrapped."""
 
@@ -299,12 +317,26 @@ def wrap_new_classes() -> bool:
         if cls not in _seen:
             _seen.add(cls)
             new.append(cls)
-    interceptors.install([cls for cls in new if cls.__module__ not in _UNWRAPPED_MODULES], METHODS)
+    interceptors.install([cls for cls in new if not _is_framework(cls)], METHODS)
     return True
+
+
+def _is_framework(cls: type) -> bool:
+    return cls.__module__ in _UNWRAPPED_MODULES or cls.__module__.startswith(_COMPOSITES)
 
 
 _seen: WeakSet[type] = WeakSet()
 """Classes whose methods are intercepted."""
+
+
+def intercept_composites(methods: Mapping[str, Mapping[str, Wrap]]) -> None:
+    """Wrap methods of composites too: by the class's full name, the methods and what wraps them. Classes that are not
+    imported yet are left for the next time."""
+    for full_name, wraps in methods.items():
+        module, _, name = full_name.rpartition(".")
+        cls = getattr(sys.modules.get(module), name, None)
+        if isinstance(cls, type):
+            interceptors.install([cls], wraps)
 
 
 def uninstall() -> None:

@@ -185,7 +185,7 @@ def missing_variable(p: Parts) -> Runnable[Any, Any]:
 def returns_a_runnable(p: Parts) -> Runnable[Any, Any]:
     @chain
     def route(given: dict[str, Any]) -> Any:
-        return (ask("Routed {question}") | p.llm | StrOutputParser()) if "question" in given else None
+        return (ask("PrefetchPlan {question}") | p.llm | StrOutputParser()) if "question" in given else None
 
     return route | RunnableLambda(str.upper)
 

@@ -14,8 +14,8 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from teola_plugin.adapters.checking.shadow import Shadow, ShadowReport
 from teola_plugin.adapters.langchain.checking.comparison import snapshot
-from teola_plugin.adapters.langchain.own_models.composites import parts
-from teola_plugin.adapters.langchain.own_models.replay import untraced
+from teola_plugin.adapters.langchain.composites import parts
+from teola_plugin.adapters.langchain.prefetching import untraced
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import WorkflowTemplate
 from teola_plugin.runtime.call_limits import inside_early

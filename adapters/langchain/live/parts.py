@@ -24,8 +24,8 @@ from langchain_core.runnables.configurable import RunnableConfigurableAlternativ
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 
-from teola_plugin.adapters.langchain.own_models.composites import parts as structural_parts
-from teola_plugin.adapters.langchain.own_models.composites import with_parts as with_structural_parts
+from teola_plugin.adapters.langchain.composites import parts as structural_parts
+from teola_plugin.adapters.langchain.composites import with_parts as with_structural_parts
 from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import equivalent
 from teola_plugin.tracer.langchain.stores import written

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,7 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.live.session import live
-from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing
+from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
@@ -33,6 +34,8 @@ class StartedCall(NamedTuple):
     terms: Terms | None = None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None = None
+    composites: Any = None
+    """The `CompositeRules` of the accelerated object, if calls of composites are prefetched."""
 
     def give_up(self) -> None:
         if self.run is not None:
@@ -44,12 +47,13 @@ class StartedCall(NamedTuple):
     def running(self, *, checked: bool = True) -> Iterator[None]:
         """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
         that is `checked`."""
-        if self.run is None:
-            with joined(None, self.terms):
-                yield
-        else:
-            with closing(self.table), live(self.run):
-                yield
+        with under_rules(self.composites):
+            if self.run is None:
+                with joined(None, self.terms):
+                    yield
+            else:
+                with closing(self.table), live(self.run):
+                    yield
         if self.deadline is not None and checked:
             self.deadline.check()
 
@@ -57,7 +61,7 @@ class StartedCall(NamedTuple):
         """What a stream of the chain gives. The query ends with it, read to its end or not."""
         whole = None if self.run is None else self.run.whole
         with self._kept():
-            for item in streamed_in(whole, self.terms, make()):
+            for item in _ruled(self.composites, streamed_in(whole, self.terms, make())):
                 if self.deadline is not None:
                     self.deadline.check()
                 yield item
@@ -68,7 +72,7 @@ class StartedCall(NamedTuple):
         """`items` in a loop."""
         whole = None if self.run is None else self.run.whole
         with self._kept():
-            async with aclosing(astreamed_in(whole, self.terms, make())) as found:
+            async with aclosing(_aruled(self.composites, astreamed_in(whole, self.terms, make()))) as found:
                 while True:
                     async with interrupting(self.deadline):
                         item = await anext(found, _END)
@@ -87,6 +91,40 @@ class StartedCall(NamedTuple):
 
 
 _END: Any = object()
+
+
+@contextmanager
+def under_rules(composites: Any) -> Iterator[None]:
+    """Prefetch calls of composites in the body by these rules; None changes nothing."""
+    if composites is None:
+        yield
+        return
+    token = composite_rules.set(composites)
+    try:
+        yield
+    finally:
+        composite_rules.reset(token)
+
+
+def _ruled(composites: Any, items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, each made `under_rules`."""
+    with contextlib.closing(items):  # type: ignore[type-var]
+        while True:
+            with under_rules(composites):
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item
+
+
+async def _aruled(composites: Any, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    async with aclosing(items):
+        while True:
+            with under_rules(composites):
+                item = await anext(items, _END)
+            if item is _END:
+                return
+            yield item
 
 
 class StartedBatch(NamedTuple):

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from teola_plugin.adapters.langchain.own_models import replay
+from teola_plugin.adapters.langchain.prefetching import untraced
+from teola_plugin.adapters.langgraph.agents import replay
 from teola_plugin.adapters.langgraph.agents.arguments import Given
 from teola_plugin.adapters.langgraph.agents.unheard import BodyLog, Found, NeedsItsPlace, Stop, apart, is_streamed
 from teola_plugin.adapters.own_calls import Outcome, aoutcome_of, outcome_of
@@ -104,7 +105,7 @@ class EarlyCall:
         if not self._take_up():
             return
         args, named = given = snapshot(self.asked)
-        with replay.untraced():
+        with untraced():
             outcome = outcome_of(lambda: self.function(*args, **named))
         self._end(outcome, given)
 
@@ -113,7 +114,7 @@ class EarlyCall:
         if not self._take_up():
             return
         args, named = given = snapshot(self.asked)
-        with replay.untraced():
+        with untraced():
             outcome = await aoutcome_of(self.function(*args, **named))
         self._end(outcome, given)
 

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.langchain.listening import current_agent
-from teola_plugin.adapters.langchain.own_models import replay
+from teola_plugin.adapters.langgraph.agents import replay
 from teola_plugin.runtime.context import current_place
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys

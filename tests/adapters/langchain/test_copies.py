@@ -58,7 +58,7 @@ def test_of_ones_own_models(copied: Any) -> None:
 def test_what_starts_early_does_so_in_the_copy(copied: Any) -> None:
     chain = many(Counts())
     made = copied(accelerate(chain))
-    assert made._routed is not None and made.invoke(GIVEN) == chain.invoke(GIVEN)
+    assert made._prefetch_plan is not None and made.invoke(GIVEN) == chain.invoke(GIVEN)
 
 
 def test_what_the_original_cannot_the_accelerated_one_cannot() -> None:

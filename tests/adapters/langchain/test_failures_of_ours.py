@@ -101,14 +101,14 @@ def test_any_bug_with_ones_own_models(
     ledger = Ledger()
     plain, fast = plain_and_fast(two_steps(Chat(ledger=ledger)))
     ledger.calls.clear()
-    target = type(fast._routed) if where == "calls" else held.AcceleratedRunnable
+    target = type(fast._prefetch_plan) if where == "calls" else held.AcceleratedRunnable
     monkeypatch.setattr(target, where, broken(AttributeError("ours")))
     assert call(fast, way, expected=0)[0] == plain
     assert ledger.calls.total() == 2, "a call was made twice"
     assert "please report it" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["trace", "with_parts", "routed"])
+@pytest.mark.parametrize("name", ["trace", "with_parts", "plan_prefetching"])
 def test_a_tracer_that_fails_leaves_the_original(
     fakes: EnginePool, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,7 +99,7 @@ def test_same(pool: EnginePool, name: str, way: str) -> None:
     alone, ledger = Ledger(), Ledger()
     plain = observe(make(pool, alone), way, given)
     fast = accelerate(make(pool, ledger), speculate="all")
-    assert fast._routed is not None
+    assert fast._prefetch_plan is not None
     found = observe(fast, way, given)
     assert found.result == plain.result
     if name != "raising":  # how far its siblings got is a race, in the plain object, too
@@ -134,7 +134,7 @@ def test_an_item_is_asked_for_while_the_next_is_written(name: str, way: str) -> 
 @pytest.mark.parametrize("name", CHAINS)
 def test_nothing_of_ones_own_is_asked_on_a_prediction_by_default(pool: EnginePool, name: str, speculate: str) -> None:
     make, _ = CHAINS[name]
-    assert accelerate(make(pool, Ledger()), speculate=speculate)._routed is None
+    assert accelerate(make(pool, Ledger()), speculate=speculate)._prefetch_plan is None
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -148,7 +148,7 @@ def test_what_a_prediction_was_wrong_about_is_asked_for_in_its_place(pool: Engin
     alone, ledger = Ledger(), Ledger()
     plain = observe(chain(alone), way, GIVEN)
     fast = accelerate(chain(ledger), speculate="all")
-    assert fast._routed is not None
+    assert fast._prefetch_plan is not None
     assert observe(fast, way, GIVEN) == plain
     assert set(alone.calls) <= set(ledger.calls) <= {f"notes: {x}" for x in (*WRITTEN, WRITTEN[2].upper())}
     assert set(ledger.calls.values()) == {1}
@@ -158,12 +158,12 @@ def test_a_model_that_takes_many_prompts_at_once_is_left_alone(pool: EnginePool)
     """`BaseLLM.batch` makes one call of many prompts."""
     ledger = Ledger()
     chain = queries(pool) | (PromptTemplate.from_template("{text}") | Text(ledger=ledger)).map()
-    assert accelerate(chain, speculate="all")._routed is None
+    assert accelerate(chain, speculate="all")._prefetch_plan is None
 
 
 def test_nothing_to_gain_where_the_list_is_written_by_ones_own_model() -> None:
     one = ChatPromptTemplate.from_template("{question}") | Chat() | (lambda message: message.content.split())
-    assert accelerate(one | Notes().map(), speculate="all")._routed is None
+    assert accelerate(one | Notes().map(), speculate="all")._prefetch_plan is None
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -194,7 +194,7 @@ def test_a_map_around_a_pool_model_keeps_its_plans_where_nothing_is_predicted(po
     each = {"context": Notes() | joined_one} | ChatPromptTemplate.from_template("long {context}") | ChatTeola(pool=pool)
     chain = RunnableLambda(lambda x: x["items"]) | each.map()
     auto, every = (accelerate(chain, speculate=mode) for mode in ("auto", "all"))
-    assert every._routed is None and type(every.chain) is type(auto.chain)
+    assert every._prefetch_plan is None and type(every.chain) is type(auto.chain)
     assert every.explain({"items": ["a"]}, details=True) == auto.explain({"items": ["a"]}, details=True)
 
 

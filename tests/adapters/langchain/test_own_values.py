@@ -124,7 +124,7 @@ def test_a_model_that_changes_its_input_changes_the_plain_objects(way: str) -> N
     plain_input, fast_input = given(), given()
     plain = observe(chain(*made()), way, plain_input)
     fast = accelerate(chain(*made()))
-    assert fast._routed is not None
+    assert fast._prefetch_plan is not None
     assert observe(fast, way, fast_input) == plain
     assert fast_input == plain_input
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_copied_is_not_asked_early(way: str) -> None:
     chain = assign(a=first(Reader())).assign(b=itemgetter("history") | two | StrOutputParser())
     asked = {"question": "why", "history": [Mine("A")]}
     fast = accelerate(chain)
-    assert fast._routed is not None
+    assert fast._prefetch_plan is not None
     assert observe(fast, way, asked).result == observe(chain, way, asked).result
     assert two.seen == ["A", "A"]
 

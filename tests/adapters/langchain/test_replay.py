@@ -129,7 +129,7 @@ def test_run_trees_are_the_same(name: str, way: str) -> None:
     alone, ledger = Ledger(), Ledger(meet=2)
     plain = tree_of(chain_of(alone, SECONDS[name](alone)), way)
     fast = accelerate(chain_of(ledger, SECONDS[name](ledger)))
-    assert fast._routed is not None
+    assert fast._prefetch_plan is not None
     assert tree_of(fast, way) == plain
     assert ledger.calls == alone.calls
     assert alone.most == 1 and ledger.most == 2

@@ -39,9 +39,10 @@ from support.own_composites import (
 from support.own_leaves import Ledger, Notes, SyncChat
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
-from teola_plugin.adapters.langchain.side_by_side.workers import Workers
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules
+from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.runtime.daemon_threads import DaemonThreads
 
 every = pytest.mark.parametrize("make", COMPOSITES)
 
@@ -172,11 +173,10 @@ def test_listed_classes_need_not_be_named() -> None:
     from langchain_openai import OpenAIEmbeddings
 
     store = InMemoryVectorStore(OpenAIEmbeddings(api_key="none", check_embedding_ctx_length=False))
-    several = MultiQueryRetriever.from_llm(store.as_retriever(), Lines())
-    assert side_by_side(several, ThreadSafety()) is not several
-    local = InMemoryVectorStore(DeterministicFakeEmbedding(size=3)).as_retriever()
-    several = MultiQueryRetriever.from_llm(local, Lines())
-    assert side_by_side(several, ThreadSafety()) is several
+    local = InMemoryVectorStore(DeterministicFakeEmbedding(size=3))
+    rules = CompositeRules([], Threads(ThreadSafety()))
+    assert rules.allows(store.as_retriever())
+    assert not rules.allows(local.as_retriever())
 
 
 def test_the_plain_object_is_left_as_it_is() -> None:
@@ -185,9 +185,9 @@ def test_the_plain_object_is_left_as_it_is() -> None:
     before = dict(vars(several))
     fast = accelerate(several, concurrent=[notes])
     assert vars(several) == before
-    assert type(fast.chain).__name__ == "MultiQueryRetriever"
-    assert isinstance(fast.chain, MultiQueryRetriever)
-    assert fast.chain.retriever is notes
+    fast.invoke("q")
+    assert fast.chain is several
+    assert vars(several) == before
 
 
 def test_an_object_with_handlers_of_its_own_is_called_in_its_place() -> None:
@@ -271,7 +271,7 @@ def test_the_exception_is_that_of_the_plain_object(at: str) -> None:
 
 
 def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.siblings.MOST", 2)
+    monkeypatch.setattr("teola_plugin.adapters.langchain.composite_calls.MOST", 2)
     gate = threading.Event()
 
     class Many(Lines):
@@ -296,16 +296,16 @@ def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.
 
 
 def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.workers._workers", Workers(0))
+    monkeypatch.setattr("teola_plugin.runtime.daemon_threads._threads", DaemonThreads(0))
     ledger = Ledger(jitter=0.002)
     assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
     assert (ledger.most, ledger.calls.total()) == (1, 3)
 
 
 def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Workers(3)
-    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.workers._workers", made)
-    monkeypatch.setattr("teola_plugin.adapters.langchain.side_by_side.workers.KEPT", 0.05)
+    made = DaemonThreads(3)
+    monkeypatch.setattr("teola_plugin.runtime.daemon_threads._threads", made)
+    monkeypatch.setattr("teola_plugin.runtime.daemon_threads.KEPT", 0.05)
     fast = accelerate(ensemble(Ledger()), concurrent=OWN)
     for _ in range(50):
         fast.invoke("q")

@@ -23,10 +23,18 @@ from support.own_composites import (
 from support.own_leaves import Chat, Ledger, Text
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.side_by_side.walk import side_by_side
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
+from teola_plugin.adapters.langchain.live.started_calls import under_rules
+from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
 
 # ------------------------------------------------------------ models
+
+
+def side_by_side(*named: Any) -> Any:
+    """Prefetch calls of composites in the body, with these objects or classes named in `concurrent=`."""
+    intercept_composite_methods()
+    return under_rules(CompositeRules([], Threads(ThreadSafety(named))))
 
 
 class Tells(Counted):
@@ -53,8 +61,8 @@ def test_what_a_model_tells_of_its_work_reaches_its_own_run() -> None:
 
     tokens = Tokens()
     chain = LLMChain(llm=Tells(), prompt=PromptTemplate.from_template("Of {x}"))
-    made = side_by_side(chain, ThreadSafety((Tells,)))
-    made.apply([{"x": i} for i in range(4)], callbacks=[tokens])
+    with side_by_side(Tells):
+        chain.apply([{"x": i} for i in range(4)], callbacks=[tokens])
     assert tokens.tokens == tokens.runs
     assert len(tokens.runs) == 4
 
@@ -68,8 +76,10 @@ def test_messages_have_the_ids_of_their_runs() -> None:
             self.ids.append(str(run_id) in response.generations[0][0].message.id)
 
     ends = Ends()
-    made = side_by_side(LLMChain(llm=Chat(), prompt=PromptTemplate.from_template("Of {x}")), ThreadSafety((Chat,)))
-    made.apply([{"x": i} for i in range(4)], callbacks=[ends])
+    with side_by_side(Chat):
+        LLMChain(llm=Chat(), prompt=PromptTemplate.from_template("Of {x}")).apply(
+            [{"x": i} for i in range(4)], callbacks=[ends]
+        )
     assert ends.ids == [True] * 4
 
 
@@ -83,7 +93,8 @@ def test_a_model_keeps_what_it_sets_on_itself() -> None:
 
     model = Counts()
     chain = LLMChain(llm=model, prompt=PromptTemplate.from_template("Of {x}"))
-    side_by_side(chain, ThreadSafety((model,))).apply([{"x": i} for i in range(4)])
+    with side_by_side(model):
+        chain.apply([{"x": i} for i in range(4)])
     assert model.asked == 4
 
 
@@ -140,15 +151,16 @@ def test_tokens_and_errors_come_in_the_plain_order(wrong: str) -> None:
 
     before, after = Ledger(), Ledger(jitter=0.01)
     plain = seen(TellsText(wrong=wrong, ledger=before))
-    assert seen(side_by_side(TellsText(wrong=wrong, ledger=after), ThreadSafety())) == plain
+    with side_by_side():
+        assert seen(TellsText(wrong=wrong, ledger=after)) == plain
     assert after.calls == before.calls if not wrong else after.calls.total() <= 4
 
 
 def test_a_batch_that_is_given_up_leaves_nothing_running() -> None:
     async def given_up() -> int:
         ledger = Ledger(meet=9)
-        fast = side_by_side(Text(ledger=ledger), ThreadSafety())
-        task = asyncio.create_task(fast.abatch(["a", "b", "c"]))
+        with side_by_side():
+            task = asyncio.create_task(Text(ledger=ledger).abatch(["a", "b", "c"]))
         while ledger.now < 3:
             await asyncio.sleep(0.001)
         task.cancel()
@@ -178,8 +190,7 @@ def test_nodes_of_graphs_begin_their_calls_together() -> None:
     assert (fast.most >= 3, fast.calls) == (True, plain.calls)
 
 
-def test_what_is_streamed_to_the_caller_is_not_kept_back() -> None:
-    """A graph's `messages` are told while they are written: calls stay one after the other."""
+def test_what_is_streamed_to_the_caller_is_prefetched_in_that_form() -> None:
 
     def compiled(ledger: Ledger) -> Any:
         graph = StateGraph(dict)
@@ -190,9 +201,10 @@ def test_what_is_streamed_to_the_caller_is_not_kept_back() -> None:
     def seen(graph: Any) -> list[str]:
         return [chunk.content for chunk, _ in graph.stream({"q": "x"}, stream_mode="messages")]
 
-    ledger = Ledger(jitter=0.002)
-    assert seen(accelerate(compiled(ledger), concurrent=OWN)) == seen(compiled(Ledger()))
-    assert ledger.most == 1
+    plain, fast = Ledger(), Ledger(meet=3)
+    assert seen(accelerate(compiled(fast), concurrent=OWN)) == seen(compiled(plain))
+    assert fast.most >= 3
+    assert fast.calls == plain.calls
 
 
 def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
@@ -203,12 +215,13 @@ def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
     assert ledger.calls == {"text: Human: 1": 2}
 
 
-def test_a_model_that_is_not_told_of_its_run_is_asked_as_ever() -> None:
+def test_a_model_that_is_not_told_of_its_run_gains_alike() -> None:
     class Untold(Counted):
         def _generate(self, messages: Any, stop: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
             return super()._generate(messages, stop, None, **kwargs)
 
-    ledger = Ledger(jitter=0.002)
+    ledger = Ledger(meet=3)
     chain = LLMChain(llm=Untold(ledger=ledger), prompt=PromptTemplate.from_template("Of {x}"))
-    side_by_side(chain, ThreadSafety((Untold,))).apply([{"x": i} for i in range(3)])
-    assert (ledger.most, ledger.calls.total()) == (1, 3)
+    with side_by_side(Untold):
+        chain.apply([{"x": i} for i in range(3)])
+    assert (ledger.most, ledger.calls.total()) == (3, 3)

@@ -123,7 +123,7 @@ def test_same(name: str, way: str) -> None:
         CHAINS[name](plain_ledger),
         accelerate(CHAINS[name](fast_ledger), speculate=SPECULATE.get(name, "auto")),
     )
-    assert fast._routed is not None
+    assert fast._prefetch_plan is not None
     plain, accelerated = observe(chain, way, QUESTION), observe(fast, way, QUESTION)
     assert accelerated.result == plain.result
     if "failure" in name and "batch" in way:  # which siblings began, and were heard, is a race in the plain object, too
@@ -304,7 +304,7 @@ def test_a_leaf_that_gains_nothing_is_called_by_the_plain_object() -> None:
     ledger.look = lambda: threading.current_thread().name == "teola-prefetch"
     fast = accelerate(three_assigns(ledger))
     fast.invoke(QUESTION)
-    assert len(fast._routed.sites) == 3 and len(fast._routed.early) == 2
+    assert len(fast._prefetch_plan.sites) == 3 and len(fast._prefetch_plan.early) == 2
     assert sorted(ledger.variables) == [False, True, True]
 
 
@@ -350,7 +350,7 @@ async def test_streamed_events_are_those_of_the_original_and_models_are_prefetch
 
 def untouched(chain: Chain, **options: Any) -> bool:
     fast = accelerate(chain, **options)
-    return fast._routed is None and fast.plan(QUESTION) is None
+    return fast._prefetch_plan is None and fast.plan(QUESTION) is None
 
 
 def test_nothing_to_gain_leaves_the_original_alone() -> None:
@@ -438,7 +438,9 @@ def test_the_users_objects_are_neither_changed_nor_copied() -> None:
     fast = accelerate(chain)
     assert fast.bound is chain and repr(chain) == before
     assert fast.chain is chain
-    assert len(fast._routed.sites) == 2 and all(site.target is model for site in fast._routed.sites.values())
+    assert len(fast._prefetch_plan.sites) == 2 and all(
+        site.target is model for site in fast._prefetch_plan.sites.values()
+    )
 
 
 def test_text_prompts_and_a_trace() -> None:
@@ -468,7 +470,7 @@ def test_own_models_beside_a_pool(way: str) -> None:
         alone, ledger = Ledger(), Ledger(meet=3)
         plain = observe(chain(alone), way, QUESTION)
         fast = accelerate(chain(ledger))
-        assert fast._routed.pool is pool
+        assert fast._prefetch_plan.pool is pool
         assert observe(fast, way, QUESTION) == plain
         assert ledger.calls == alone.calls and ledger.most == 3
         trace = fast.last_trace()

@@ -37,6 +37,7 @@ class Call:
     def __init__(self, target: Provider, argument: Any = "a", *, streams: bool = False, on_loop: bool = False) -> None:
         self.target, self.argument, self.streams, self.on_loop = target, argument, streams, on_loop
         self.events: list[Any] = []
+        self.run_id = "run"
 
     def key(self) -> Any:
         return id(self.target), str(self.argument), self.streams
@@ -315,12 +316,32 @@ def test_a_call_that_is_withdrawn_is_made_by_the_original() -> None:
     original, prefetch = scopes()
 
     def act(_: Any) -> Any:
-        prefetch.withdraw()
+        prefetch.withdraw("run")
         return ["answer"]
 
     provider = Provider(act)
     assert list(prefetch.items(Call(provider))) == [["answer"]]
     assert list(original.items(Call(provider))) == [["answer"]]
+    assert provider.calls == 2
+
+
+def test_an_offer_serves_a_prefetch_and_the_original_and_is_made_once() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    offer, again = (CallScope(original.table, Party.EARLY, snapshot, is_offer=True) for _ in range(2))
+    list(offer.items(Call(provider)))
+    with pytest.raises(CallNotShared):
+        list(again.items(Call(provider)))
+    for scope in (prefetch, original):
+        assert list(scope.items(Call(provider))) == [["answer"]]
+    assert provider.calls == 1
+
+
+def test_an_offer_that_is_dropped_is_not_claimed() -> None:
+    provider, (original, _) = Provider(), scopes()
+    offer = CallScope(original.table, Party.EARLY, snapshot, is_offer=True)
+    list(offer.items(Call(provider)))
+    offer.drop()
+    list(original.items(Call(provider)))
     assert provider.calls == 2
 
 

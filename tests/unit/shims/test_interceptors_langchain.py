@@ -58,7 +58,9 @@ def scope() -> Iterator[Scope]:
     found: Any = Scope()
     before = list(seam._find_scope)
     seam.install(lambda target, run_manager: found)
+    seam.live_scopes.add(id(found))
     yield found
+    seam.live_scopes.discard(id(found))
     seam.uninstall()
     seam._find_scope[:] = before
 

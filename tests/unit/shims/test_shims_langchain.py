@@ -208,12 +208,13 @@ def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
         shims.silence()
 
 
-def test_without_known_listeners_nothing_is_called_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    from teola_plugin.adapters.langchain.own_models.replay import may_be_kept_back
+def test_without_known_listeners_nothing_is_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from teola_plugin.adapters.langchain.prefetch_plan import form_of_entry
+    from teola_plugin.adapters.langchain.prefetching import EntryPoint
 
-    assert may_be_kept_back({}, models=True)
+    assert form_of_entry({}, EntryPoint(on_loop=False), models=True) is not None
     gone(monkeypatch, STREAMING, "_V2StreamingCallbackHandler")
-    assert not may_be_kept_back({}, models=True)
+    assert form_of_entry({}, EntryPoint(on_loop=False), models=True) is None
 
 
 def test_without_known_listeners_there_is_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,14 @@ call would have had, with its parent, tags and metadata. An unclaimed call leave
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
 from langchain_core.callbacks.manager import ahandle_event, handle_event
-from langchain_core.globals import get_debug, get_llm_cache
-from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
@@ -65,7 +62,6 @@ class EventLog(BaseCallbackHandler):
         self.parent = uuid4()
         """Stands for the run that the plain call will be a child of."""
         self._parents: dict[UUID, UUID | None] = {}
-        self._open: dict[UUID, Event] = {}
 
     def record(self, event: Event) -> None:
         with self._lock:
@@ -83,9 +79,6 @@ class EventLog(BaseCallbackHandler):
         run_id: UUID = kwargs.get("run_id") or self.parent
         if event.name.endswith("_start"):
             self._parents[run_id] = kwargs.get("parent_run_id")
-            self._open[run_id] = event
-        elif event.name.rpartition("_")[2] in ("end", "error"):
-            self._open.pop(run_id, None)
         nested = self._parents.get(run_id, self.parent) != self.parent
         first = run_id == next(iter(self._parents), None)
         for key in ("run_id", "parent_run_id"):
@@ -97,21 +90,6 @@ class EventLog(BaseCallbackHandler):
         if kwargs.get("metadata") is not None:
             kwargs["metadata"] = {**(real.inheritable_metadata if nested else real.metadata), **kwargs["metadata"]}
         return Event(event.name, event.args, kwargs)
-
-    def broken_off(self, error: BaseException) -> list[Event]:
-        """What the plain call would tell of its runs that have begun and not ended, when this is raised in it."""
-        return [made for begun in reversed(self._open.values()) if (made := _broken_off(begun, error)) is not None]
-
-
-def _broken_off(begun: Event, error: BaseException) -> Event | None:
-    """None for a retriever, where it is no `Exception`: it tells of nothing else."""
-    kind = begun.name.removeprefix("on_").removesuffix("_start").replace("chat_model", "llm")
-    if kind == "retriever" and not isinstance(error, Exception):
-        return None
-    told = {key: begun.kwargs[key] for key in ("run_id", "parent_run_id", "tags") if key in begun.kwargs}
-    prompts: list[Any] = [[]] if begun.name == "on_chat_model_start" else []
-    more = {"response": LLMResult(generations=prompts)} if kind == "llm" else {}
-    return Event(f"on_{kind}_error", (error,), told | more)
 
 
 def _recorder(name: str) -> Callable[..., None]:
@@ -143,27 +121,13 @@ def _inherited(manager: type[CallbackManager] | type[AsyncCallbackManager], conf
 
 def deliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
     """What the log has gathered goes to the handlers of `config`. Raises what a handler with `raise_error` raises."""
-    _tell(log, log.drain(), config, leaf_tags)
-
-
-def _tell(log: EventLog, events: list[Event], config: RunnableConfig, leaf_tags: list[str]) -> None:
+    events = log.drain()
     if not events:
         return
     real = _inherited(CallbackManager, config)
     for event in events:
         moved = log.moved(event, leaf_tags, real)
         handle_event(real.handlers, moved.name, IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
-
-
-@contextlib.contextmanager
-def breaking_off(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> Iterator[None]:
-    """Whoever waits for the call in the body may be stopped (Ctrl-C): handlers hear of that as of the plain call's."""
-    try:
-        yield
-    except BaseException as error:
-        deliver(log, config, leaf_tags)
-        _tell(log, log.broken_off(error), config, leaf_tags)
-        raise
 
 
 async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) -> None:
@@ -177,20 +141,6 @@ async def adeliver(log: EventLog, config: RunnableConfig, leaf_tags: list[str]) 
         await ahandle_event(real.handlers, moved.name, IGNORED_BY[moved.name], *moved.args, **moved.kwargs)
 
 
-def may_be_kept_back(config: RunnableConfig, *, models: bool) -> bool:
-    """Whether a call made ahead would be the plain call: not where a listener streams or prints, or a cache answers.
-
-    A model streams when a streaming listener is attached; with a cache, of two equal calls the second is free.
-    """
-    callbacks = config.get("callbacks")
-    handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
-    if shims.streams(handlers) or not shims.listeners_are_known():
-        return False
-    if get_debug() or (models and get_llm_cache() is not None):
-        return False
-    return not shims.attached_by_environment()
-
-
 def prepare(context: Context, config: RunnableConfig, run: Any) -> None:
     """Make `context` one in which nothing but the config's callbacks hears of a call."""
 
@@ -201,19 +151,6 @@ def prepare(context: Context, config: RunnableConfig, run: Any) -> None:
         shims.silence()
 
     context.run(setup)
-
-
-@contextlib.contextmanager
-def untraced() -> Iterator[None]:
-    """LangSmith's own tracer is kept away too: it gets the events when they are delivered."""
-    from langsmith.run_helpers import get_tracing_context, tracing_context
-    from langsmith.utils import tracing_is_enabled
-
-    if not tracing_is_enabled() and get_tracing_context()["parent"] is None:
-        yield
-        return
-    with tracing_context(enabled=False, parent=False):
-        yield
 
 
 def early_config(base: RunnableConfig, bound: RunnableConfig, log: EventLog, *, sync: bool) -> RunnableConfig:

@@ -13,7 +13,7 @@ KEPT = 10.0
 Work = Callable[[], None]
 
 
-class Workers:
+class DaemonThreads:
     """At most `most` daemon threads. `idle` and `made` count those that wait for work, and all of them."""
 
     def __init__(self, most: int) -> None:
@@ -33,7 +33,7 @@ class Workers:
         for _ in range(waiting):
             self._given.put(work)
         for _ in range(more):
-            threading.Thread(target=self._serve, args=(work,), name="teola-beside", daemon=True).start()
+            threading.Thread(target=self._serve, args=(work,), name="teola-prefetch", daemon=True).start()
 
     def _serve(self, work: Work) -> None:
         next_work: Work | None = work
@@ -61,17 +61,17 @@ class Workers:
 
 MOST = 64
 """In the process: batches of composites that hold composites would make many."""
-_workers = Workers(MOST)
+_threads = DaemonThreads(MOST)
 
 
-def workers() -> Workers:
-    """The process's."""
-    return _workers
+def threads() -> DaemonThreads:
+    """Return those of the process."""
+    return _threads
 
 
 def _after_fork() -> None:
     global _workers
-    _workers = Workers(MOST)
+    _threads = DaemonThreads(MOST)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -11,9 +11,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from teola_plugin.adapters.langchain.own_models.call_sites import eligible, may_be_early, sites_of
-from teola_plugin.adapters.langchain.own_models.routed import lowered
-from teola_plugin.adapters.langchain.side_by_side import classes
+from teola_plugin.adapters.langchain import known_composites as classes
+from teola_plugin.adapters.langchain.prefetch_plan import eligible, lowered, may_be_early, sites_of
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
 from teola_plugin.tracer.langchain.classes import changed, is_pool_backed, leaf_of, pool_backed_inside

@@ -1,0 +1,329 @@
+"""Composites that call their parts one after the other, though they know with what: those calls are prefetched.
+
+The composite itself runs unchanged, and its parts find at the provider methods what was prefetched. It makes the first
+call itself, and each that has not begun when it comes there; so on success there are as many calls as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
+from langchain_core.globals import get_debug, get_llm_cache
+from langchain_core.language_models import LLM, BaseLanguageModel
+from langchain_core.runnables import RunnableBinding, RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from langchain_core.vectorstores import VectorStoreRetriever
+
+from teola_plugin.adapters.early_words import listed
+from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.langchain import known_composites as known
+from teola_plugin.adapters.langchain.composites import parts
+from teola_plugin.adapters.langchain.current_query import active_run
+from teola_plugin.adapters.langchain.prefetching import (
+    calls_scope,
+    composite_rules,
+    copied,
+    current_calls,
+    intercept,
+    silenced,
+    untraced,
+)
+from teola_plugin.adapters.langchain.threads import Threads
+from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.daemon_threads import threads as daemon_threads
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
+from teola_plugin.runtime.works.identities import Party
+from teola_plugin.shims import langchain as shims
+from teola_plugin.shims.langchain_interceptors import intercept_composites, live_scopes
+
+MOST = min(32, (os.cpu_count() or 1) + 4)
+"""Calls at once, of one composite: as many as `batch` makes where nothing else is said."""
+
+
+class PartCall(NamedTuple):
+    """A call that a composite is about to make."""
+
+    part: Any
+    input: Any
+    kwargs: Mapping[str, Any]
+
+
+class CompositeRules:
+    """Which composites of an accelerated object may have their calls prefetched, and which parts on threads."""
+
+    def __init__(self, roots: Iterable[Any], threads: Threads) -> None:
+        self._threads = threads
+        self._bounded = {id(node): node for root in roots for node in _bounded(root)}
+        self._allowed: dict[int, tuple[Any, bool]] = {}
+
+    def allows(self, part: Any, *, on_loop: bool = False) -> bool:
+        """Return True if several calls of a part may run at once: on threads, or on a loop."""
+        if on_loop and type(part)._acall is not LLM._acall:
+            return True
+        kept = self._allowed.get(id(part))
+        if kept is None or kept[0] is not part:
+            if len(self._allowed) > 256:
+                self._allowed.clear()
+            kept = self._allowed[id(part)] = part, self._threads.allow(part)
+        return kept[1]
+
+    @property
+    def threads(self) -> Threads:
+        """Which parts several threads may call."""
+        return self._threads
+
+    def prefetched(self, node: Any, calls: Sequence[PartCall], callbacks: Any, *, on_loop: bool) -> list[PartCall]:
+        """Return those of the calls that a composite is about to make that are prefetched."""
+        if id(node) in self._bounded or ensure_config().get("max_concurrency") is not None:
+            return []
+        models = not all(type(call.part) is VectorStoreRetriever for call in calls)
+        cached = models and get_llm_cache() is not None
+        if cached or get_debug() or shims.attached_by_environment() or not shims.listeners_are_known():
+            return []
+        distinct = list(_distinct(calls))[1:]
+        return [call for call in distinct if self.allows(call.part, on_loop=on_loop)]
+
+
+def _bounded(node: Any) -> Iterator[Any]:
+    """Yield what stands below a binding that says `max_concurrency`, which composites do not hand on."""
+    if isinstance(node, RunnableBinding) and "max_concurrency" in node.config:
+        yield from _all(node.bound)
+    else:
+        for part in _parts(node):
+            yield from _bounded(part)
+
+
+def _all(node: Any) -> Iterator[Any]:
+    yield node
+    for part in _parts(node):
+        yield from _all(part)
+
+
+def _parts(node: Any) -> list[Any]:
+    return known.parts_of(node) if known.name_of(node) else [part for _, part in parts(node)]
+
+
+def _distinct(calls: Iterable[PartCall]) -> Iterator[PartCall]:
+    """Yield the first of equal calls, with a copy of its input. Once it is made, a cache may know what others give."""
+    seen: list[PartCall] = []
+    for call in calls:
+        try:
+            one = PartCall(call.part, snapshot(call.input), call.kwargs)
+        except NotCopied:
+            one = call
+        if not any(other.part is call.part and exactly(other.input, one.input) for other in seen):
+            seen.append(one)
+            yield one
+
+
+class CompositeCalls:
+    """The prefetched calls of one composite, while its method runs."""
+
+    def __init__(self, calls: Sequence[PartCall], callbacks: Any, *, on_loop: bool) -> None:
+        run = active_run(callbacks)
+        table = current_calls(run)
+        self._table, self._is_own = table or ProviderCallTable(), table is None
+        self._waiting, self._begun = deque(calls), list[CallScope]()
+        self._kinds = shims.streaming_kinds(callbacks) or ()
+        self._context, self._config = copy_context(), ensure_config()
+        self._context.run(current_run.set, run)
+        self._lock = threading.Lock()
+        self._on_loop = on_loop
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Prefetch while the body runs; drop what it did not claim."""
+        live_scopes.add(id(self))
+        token = calls_scope.set(CallScope(self._table, Party.PLAIN, copied) if self._is_own else calls_scope.get())
+        try:
+            if self._on_loop:
+                self._tasks = [self._start(call) for call in self._waiting]
+            else:
+                daemon_threads().run(self._work, min(len(self._waiting), MOST - 1))
+            yield
+        finally:
+            calls_scope.reset(token)
+            with self._lock:
+                self._waiting.clear()
+                begun = list(self._begun)
+            for task in self._tasks:
+                task.cancel()
+            for scope in begun:
+                scope.drop()
+            if self._is_own:
+                self._table.close()
+            live_scopes.discard(id(self))
+
+    def _next(self) -> PartCall | None:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def _work(self) -> None:
+        while (call := self._next()) is not None:
+            _, context, config = self._silent(CallbackManager)
+            context.run(self._call, call, config)
+
+    def _call(self, call: PartCall, config: RunnableConfig) -> None:
+        with _live(config), untraced(), contextlib.suppress(BaseException):  # the original gets it where it claims
+            call.part.invoke(call.input, config, **call.kwargs)
+
+    def _start(self, call: PartCall) -> asyncio.Task[None]:
+        scope, context, config = self._silent(AsyncCallbackManager)
+        task = asyncio.get_running_loop().create_task(self._acall(call, config), context=context)
+        scope.stop = task.cancel
+        return task
+
+    async def _acall(self, call: PartCall, config: RunnableConfig) -> None:
+        with _live(config), untraced(), contextlib.suppress(BaseException):
+            await call.part.ainvoke(call.input, config, **call.kwargs)
+
+    def _silent(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
+        scope = CallScope(self._table, Party.EARLY, copied, is_offer=True)
+        with self._lock:
+            self._begun.append(scope)
+        context = self._context.copy()
+        config = context.run(silenced, scope, self._config, self._kinds, manager)
+        return scope, context, config
+
+
+@contextmanager
+def _live(config: RunnableConfig) -> Iterator[None]:
+    live_scopes.add(id(config))
+    try:
+        yield
+    finally:
+        live_scopes.discard(id(config))
+
+
+# ------------------------------------------------------------ what each composite is about to call
+
+
+def _of_queries(node: Any, queries: list[str], run_manager: Any) -> tuple[list[PartCall], Any]:
+    return [PartCall(node.retriever, query, {}) for query in queries], run_manager
+
+
+def _of_retrievers(node: Any, query: str, run_manager: Any, **_: Any) -> tuple[list[PartCall], Any]:
+    return [PartCall(retriever, query, {}) for retriever in node.retrievers], run_manager
+
+
+def _of_documents(node: Any, documents: Sequence[Any], query: str, callbacks: Any = None) -> tuple[list[PartCall], Any]:
+    if not known.asks_as_usual(node):
+        return [], callbacks
+    return [PartCall(node.llm_chain, node.get_input(query, one), {}) for one in documents], callbacks
+
+
+_ABOVE = ("tags", "metadata", "run_name", "run_id")
+
+
+def _of_messages(
+    model: Any, messages: Sequence[Any], stop: Any = None, callbacks: Any = None, **kwargs: Any
+) -> tuple[list[PartCall], Any]:
+    given = {name: one for name, one in kwargs.items() if name not in _ABOVE}
+    return [PartCall(model, list(prompt), {**given, "stop": stop}) for prompt in messages], callbacks
+
+
+def _of_prompts(
+    model: Any, prompts: Sequence[str], stop: Any = None, run_manager: Any = None, **kwargs: Any
+) -> tuple[list[PartCall], Any]:
+    return [PartCall(model, prompt, {**kwargs, "stop": stop}) for prompt in prompts], run_manager
+
+
+EXPECTED: Mapping[str, Mapping[str, Callable[..., tuple[list[PartCall], Any]]]] = {
+    known.MULTI_QUERY: {"retrieve_documents": _of_queries},
+    known.ENSEMBLE: {"rank_fusion": _of_retrievers},
+    known.MERGER: {"merge_documents": _of_retrievers},
+    known.EXTRACTOR: {"compress_documents": _of_documents},
+    "langchain_core.language_models.chat_models.BaseChatModel": {"generate": _of_messages},
+    "langchain_core.language_models.llms.LLM": {"_generate": _of_prompts, "_agenerate": _of_prompts},
+}
+"""By class and method: the calls that the method makes one after the other, and the callbacks that hear of them."""
+
+
+def _begun(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool) -> CompositeCalls | None:
+    rules = composite_rules.get()
+    if rules is None:
+        return None
+    try:
+        calls, callbacks = expected(node, *args, **kwargs)
+        if len(calls) < 2 or not (isinstance(node, BaseLanguageModel) or known.name_of(node)):
+            return None
+        chosen = rules.prefetched(node, calls, callbacks, on_loop=on_loop)
+        return CompositeCalls(chosen, callbacks, on_loop=on_loop) if chosen else None
+    except Exception as error:  # nothing has been called yet
+        log_fallback(error, node)
+        return None
+
+
+def _wrapping(expected: Any, *, on_loop: bool) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls = _begun(expected, self, args, kwargs, on_loop=False)
+            if calls is None:
+                return original(self, *args, **kwargs)
+            with calls.running():
+                return original(self, *args, **kwargs)
+
+        @functools.wraps(original)
+        async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls = _begun(expected, self, args, kwargs, on_loop=True)
+            if calls is None:
+                return await original(self, *args, **kwargs)
+            with calls.running():
+                return await original(self, *args, **kwargs)
+
+        return awrapper if on_loop else wrapper
+
+    return wrap
+
+
+def intercept_composite_methods() -> None:
+    """Intercept the methods of `EXPECTED` in those of the classes that are imported, and the provider methods."""
+    intercept()
+    intercept_composites(
+        {
+            cls: {name: _wrapping(expected, on_loop=name == "_agenerate") for name, expected in methods.items()}
+            for cls, methods in EXPECTED.items()
+        }
+    )
+
+
+# ------------------------------------------------------------ what `explain()` says
+
+
+def described(chain: Any, rules: CompositeRules) -> tuple[str, ...]:
+    """Return a phrase for each kind of composite in a chain whose calls are prefetched."""
+    names = [type(node).__name__ for node in _composites(chain) if any(map(rules.allows, known.calls_of(node)))]
+    return tuple(f"the calls that {name} makes one after the other, side by side" for name in dict.fromkeys(names))
+
+
+def advice(chain: Any, threads: Threads) -> tuple[str, ...]:
+    """Return what to name in `concurrent=`, so that sync calls of composites need not wait for each other."""
+    composites: dict[str, dict[str, None]] = {}
+    for node in _composites(chain):
+        names = [type(one).__name__ for part in known.calls_of(node) for one in threads.unnamed(part)]
+        if names:
+            composites.setdefault(listed(list(dict.fromkeys(names))), {})[type(node).__name__] = None
+    return tuple(_NAME_THEM.format(names=names, classes=listed(list(composites[names]))) for names in composites)
+
+
+_NAME_THEM = (
+    "if several threads may call {names} at once, say so: accelerate(..., concurrent=[{names}]); "
+    "then the sync calls of {classes} run side by side"
+)
+
+
+def _composites(node: Any) -> Iterator[Any]:
+    return (one for one in _all(node) if known.name_of(one))

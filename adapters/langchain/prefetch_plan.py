@@ -1,0 +1,432 @@
+"""Which provider calls of a chain are prefetched: those that the original is sure to make, and that start sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from langchain_core.globals import get_debug, get_llm_cache
+from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
+from langchain_core.language_models.fake_chat_models import (
+    FakeListChatModel,
+    FakeMessagesListChatModel,
+    GenericFakeChatModel,
+)
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableSequence
+from langchain_core.runnables.base import RunnableEach
+from langchain_core.runnables.config import merge_configs
+from langchain_core.vectorstores import VectorStoreRetriever
+
+from teola_plugin.adapters.early_words import OwnCalls
+from teola_plugin.adapters.early_work import freed, takes_time
+from teola_plugin.adapters.langchain.composites import Node, parts
+from teola_plugin.adapters.langchain.prefetching import (
+    WRAPPED,
+    CallSite,
+    EntryForm,
+    EntryPoint,
+    ProviderRequest,
+    QueryCalls,
+    intercept,
+    shared_pool,
+)
+from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
+from teola_plugin.errors import TeolaError
+from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
+from teola_plugin.passes import Optimised, Pass
+from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
+from teola_plugin.shims import langchain as shims
+from teola_plugin.shims.langchain import handlers_in, streams
+from teola_plugin.shims.langchain_interceptors import wrap_new_classes
+from teola_plugin.tracer.draft import Traced, raises
+from teola_plugin.tracer.langchain.classes import is_pool_backed
+from teola_plugin.tracer.langchain.equivalents import asked_per_query
+from teola_plugin.tracer.langchain.trace import trace
+from teola_plugin.tracer.leaf import WrappedLeaf
+
+_STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
+"""Fakes of the framework that answer by the order of their calls."""
+
+
+_ASYNC: tuple[tuple[type, str], ...] = (
+    (BaseRetriever, "_aget_relevant_documents"),
+    (LLM, "_acall"),
+    (BaseLLM, "_agenerate"),
+    (BaseChatModel, "_agenerate"),
+)
+"""The method by which a class says that it has async code of its own."""
+
+
+def sites_of(chain: Node, *, mapped: bool, threads: ThreadSafety = NOBODY) -> dict[str, CallSite]:
+    """The user's own leaves, by path. `mapped`: those, too, that are called once for each item of a list.
+
+    `threads`: what the user said to take several calls at once.
+    """
+    return dict(_Walk(mapped, threads).sites(chain, "chain", {}, {}))
+
+
+class _Walk:
+    def __init__(self, mapped: bool, threads: ThreadSafety) -> None:
+        self._mapped, self._threads = mapped, threads
+
+    def sites(
+        self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, each: bool = False
+    ) -> Iterator[tuple[str, CallSite]]:
+        """`each`: it stands inside of a `.map()`."""
+        if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
+            yield from self._leaf(node, path, kwargs, config, each)
+        elif isinstance(node, RunnableBinding):
+            is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
+            if not (is_late or streams(handlers_in(node.config.get("callbacks")))):
+                callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
+                inner = merge_configs(callbacks_apart, config)
+                yield from self.sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, each=each)
+        elif self._mapped or type(node) is not RunnableEach:
+            maps = type(node) is RunnableEach
+            below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
+            for i, (where, part) in enumerate(parts(node)):
+                first = maps or (isinstance(node, RunnableSequence) and i == 0)
+                yield from self.sites(part, path + where, kwargs if first else {}, below, each=each or maps)
+
+    def _leaf(
+        self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, each: bool
+    ) -> Iterator[tuple[str, CallSite]]:
+        if eligible(node) and not (each and not batches_by_calls(node)):
+            yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=each)
+        asked = asked_per_query(node) if self._mapped and not kwargs else None
+        if asked is not None and eligible(asked):
+            where = f"{path}.retriever"
+            yield where, CallSite(where, asked, {}, config, self._limit(asked), mapped=True, within=path)
+
+    def _limit(self, node: Node) -> ConcurrencyLimit | None:
+        said = self._threads.told_of(node) or self._threads.told_of(getattr(node, "vectorstore", None))
+        return None if said or concurrent(node) else limit_of(node)
+
+
+def eligible(node: Any) -> bool:
+    """Return True if a model or retriever of the user's own may be prefetched.
+
+    What stands above the provider methods is the framework's code, and no rate limiter, which would count a call twice.
+    """
+    if is_pool_backed(node) or getattr(node, "rate_limiter", None) is not None:
+        return False
+    cls: Any = type(node)
+    return may_be_early(node) and is_the_frameworks_above(cls)
+
+
+def may_be_early(node: Any) -> bool:
+    """Return True for an object without handlers, printing or a cache of its own, whose calls depend on no order."""
+    if isinstance(node, _STATEFUL) or _ABOVE_SEAM & vars(node).keys():
+        return False
+    return not any(getattr(node, name, None) for name in ("callbacks", "verbose", "cache"))
+
+
+_ABOVE_SEAM = frozenset(("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "generate_prompt"))
+
+
+@lru_cache(maxsize=512)
+def is_the_frameworks_above(cls: type) -> bool:
+    """Return True unless code of the user's own runs above the provider methods: a prefetch would run it once more."""
+    methods = (getattr(cls, name, None) for name in _ABOVE_SEAM)
+    frameworks = ("langchain", "teola_plugin.")
+    return all(str(getattr(one, "__module__", "langchain")).startswith(frameworks) for one in methods)
+
+
+def batches_by_calls(node: Node) -> bool:
+    """Whether a batch makes one call an input, as is usual."""
+    return type(node).batch is Runnable.batch and type(node).abatch is Runnable.abatch
+
+
+def concurrent(node: Any) -> bool:
+    """Whether it has async code of its own, so that several calls at once are what it was made for."""
+    if any(_own(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
+        return True
+    return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
+
+
+def take_as_long(one: Any, other: Any) -> bool:
+    """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
+    store = getattr(one, "vectorstore", None)
+    waits = concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
+    return waits and _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except Exception:  # objects that cannot be compared are not known to be the same
+        return False
+
+
+def _own(cls: type[Any], name: str) -> bool:
+    """Whether a class has the method from elsewhere than the framework."""
+    return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
+
+
+PERMISSION = Effect("permission")
+"""Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
+
+
+class AlwaysReached:
+    """Whether the plain object comes to a call, whatever becomes of the steps that the call no longer waits for."""
+
+    def __init__(self, planned: Optimised, traced: Traced) -> None:
+        assert planned.source is not None
+        self._source, self._graph = planned.source, planned.graph
+        self._calls = traced.calls
+        self._looked_up = {ref for ref in traced.looked_up if not ref.external}
+
+    def __call__(self, p: Primitive, passed: frozenset[str]) -> bool:
+        waited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
+        known = {ref for one in waited for ref in one.refs}
+        steps = [self._source[name] for name in passed]
+        return self._looked_up <= known and not any(self._may_end(step, known) for step in steps)
+
+    def _may_end(self, step: Primitive, known: set[Ref]) -> bool:
+        if is_impure(step) or any(raises(self._calls.get(one.call)) for one in (step, *held(step))):
+            return True
+        if step.holds_fragment and any(ref.external and ref.path for one in held(step) for ref in one.refs):
+            return True  # keys of an item
+        return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known)
+
+    def _may_lack(self, step: Primitive, ref: Ref) -> bool:
+        """Whether the step reads a key that may not be there, or fills a prompt with what user code made."""
+        made = self._source[ref.producer]
+        users = is_impure(made) or raises(self._calls.get(made.call))
+        return bool(ref.path) or (users and step.kind is PrimitiveKind.PREFILLING)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a chain reads of its input by key."""
+
+    keys: tuple[Path, ...] = ()
+    variables: tuple[Path, ...] = ()
+    """Read only of a dictionary."""
+
+    @staticmethod
+    def of(traced: Traced) -> Reads:
+        refs = [ref for component in traced.template.components for _, ref in component.inputs]
+        return Reads(_of_input((*refs, *traced.looked_up)), _of_input(traced.filled_in))
+
+    def are_in(self, value: Any) -> bool:
+        """Whether all of it is there. Runs no user code: what is no dictionary or list has no keys."""
+        return all(_leads(value, path) for path in self.keys) and all(
+            _leads(value, path) for path in self.variables if _leads(value, path[:-1], dict)
+        )
+
+
+def _of_input(refs: Iterable[Ref]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(ref.path for ref in refs if ref.producer == INPUT and ref.path))
+
+
+def _leads(value: Any, path: Path, to: type[Any] = object) -> bool:
+    """Whether the path leads to something, of that type."""
+    for key in path:
+        if type(value) is dict:
+            there = key in value
+        else:
+            there = type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value)
+        if not there:
+            return False
+        value = value[key]
+    return isinstance(value, to)
+
+
+# ------------------------------------------------------------ what starts sooner
+
+_CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
+_WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
+
+
+def gained(
+    optimised: Optimised, alike: Callable[[str, str], bool], reached: Callable[[Primitive, frozenset[str]], bool]
+) -> frozenset[str]:
+    """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time.
+
+    `alike`: whether the leaves at two sites take as long. `reached`: whether the plain object comes to a call whatever
+    the given primitives, which it stands behind, make of it.
+    """
+    source, graph = optimised.source, optimised.graph
+    if source is None or source is graph:
+        return frozenset()
+    calls = [p for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source]
+    return frozenset(
+        _site(p)
+        for p in calls
+        if any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        and reached(p, freed(p.id, source, graph))
+        and not any(alike(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
+    )
+
+
+def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
+    """Of each site, those that it no longer stands behind, and whose input is known at once: making it may fail."""
+    source, graph = optimised.source, optimised.graph
+    if source is None:
+        return {}
+    calls = {p.id: _site(p) for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source}
+    at_once = {name for name in calls if not any(takes_time(graph[one]) for one in graph.ancestors[name])}
+    return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
+
+
+def predicted(graph: Graph) -> frozenset[str]:
+    """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
+    writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
+    grown = {name for d in writing for name in d.attributes.stream_items}
+    cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
+    mapped = [q for p in graph if p.id in grown for q in held(p)]
+    return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == WRAPPED and q.kind in _CALLS)
+
+
+def _site(p: Primitive) -> str:
+    return p.attributes.wrapped
+
+
+def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bool:
+    """Whether nobody has `p` sooner for its early start: a search that runs beside it in the plain object still waits
+    for all that `p` waited for, and whoever needs `p` needs both."""
+    if {p.kind, q.kind} != {PrimitiveKind.SEARCHING} or p is q:
+        return False
+    beside = p.id not in source.ancestors[q.id] and q.id not in source.ancestors[p.id]
+    users = [r for r in graph if takes_time(r) and p.id in graph.ancestors[r.id]]
+    needed = all(q.id in graph.ancestors[r.id] for r in users)
+    return beside and needed and freed(p.id, source, graph) <= graph.ancestors[q.id]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchPlan:
+    """What is prefetched beside an original whose models and retrievers can start before their place."""
+
+    traced: Traced
+    pool: EnginePool
+    sites: Mapping[str, CallSite]
+    early: frozenset[str]
+    """Sites whose calls may be made ahead; the others are waited for."""
+    batches: bool
+    """Whether a batch makes one call an input at every site, as is usual."""
+    reads: Reads
+    """What the chain reads of its input: without one of them it ends before its end."""
+    careful: bool
+    """Whether only certain calls are prefetched."""
+    behind: Mapping[str, frozenset[str]]
+    """Site -> the sites that must have been asked for before a call is made ahead there."""
+
+    @property
+    def own_calls(self) -> OwnCalls:
+        """For `explain()`."""
+        waits = {
+            key: site.target for key, site in self.sites.items() if site.limit is not None and site.limit.limit == 1
+        }
+        return OwnCalls(self.early, waits)
+
+    def calls(
+        self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
+    ) -> QueryCalls | None:
+        """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
+        most = config.get("max_concurrency")
+        models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in self.early)
+        form = form_of_entry(config, entry, models=models)
+        if most == 1 or form is None or not self.reads.are_in(input) or not wrap_new_classes():
+            return None
+        limit = limit or (ConcurrencyLimit(most) if most else None)
+        return QueryCalls(
+            config, self.sites, self.early, self.behind, limit, form, on_loop=entry.on_loop, learns=self.careful
+        )
+
+
+def form_of_entry(config: RunnableConfig, entry: EntryPoint, *, models: bool) -> EntryForm | None:
+    """Return how models answer that are called with a config; None where nothing may be prefetched.
+
+    A prefetch must not be heard by a listener that cannot be silenced, and a cache may answer the second of two calls.
+    """
+    kinds = shims.streaming_kinds(config.get("callbacks"))
+    if kinds is None or get_debug() or (models and get_llm_cache() is not None) or shims.attached_by_environment():
+        return None
+    return EntryForm(entry.streams, tuple(dict.fromkeys((*kinds, *entry.listeners))))
+
+
+def plan_prefetching(
+    chain: Node,
+    pool: EnginePool | None,
+    *,
+    passes: tuple[Pass, ...] | None,
+    speculate: str,
+    mapped: bool = False,
+    threads: ThreadSafety = NOBODY,
+) -> PrefetchPlan | None:
+    """Return what is prefetched beside a chain; None if nothing of it would start sooner. Runs no user code.
+
+    `mapped`: leaves that are called once for each item of a list are among those that it is about. `threads`: what the
+    user said to take several calls at once.
+    """
+    found = {} if speculate == "off" else sites_of(chain, mapped=mapped, threads=threads)
+    if not found or (pool is not None and WRAPPED in pool.engine_names):
+        return None
+    careful = speculate != "all"
+    traced = _traced(chain, found, careful=careful)
+    pool = pool or shared_pool()
+    chosen = pool.passes if passes is None else passes
+    try:
+        planned = pool.plan(traced.template, {}, passes=chosen, speculate=speculate)
+    except TeolaError:  # what cannot be planned runs as it always did
+        return None
+    intercept()
+    early = gained(
+        planned,
+        lambda one, other: take_as_long(found[one].target, found[other].target),
+        AlwaysReached(planned, traced) if careful else lambda p, passed: True,
+    ) | predicted(planned.graph)
+    if not early:
+        return None
+    reads, behind = (Reads.of(traced), asked_before(planned)) if careful else (Reads(), {})
+    sites = {key: found[key] for key in _lowered_sites(traced.template)}
+    batches = all(batches_by_calls(site.target) for site in sites.values())
+    return PrefetchPlan(traced, pool, sites, early, batches, reads, careful, behind)
+
+
+def maps_own(chain: Node) -> bool:
+    """Whether anything of the user's own is called once for each item of a list."""
+    return any(site.mapped for site in sites_of(chain, mapped=True).values())
+
+
+def lowered(node: Node, *, mapped: bool) -> bool:
+    """Whether all of it is lowered; with `mapped`, the user's own leaves too."""
+    found = sites_of(node, mapped=True) if mapped else {}
+    return all(row.level == "lowered" for row in _traced(node, found).report)
+
+
+def _traced(chain: Node, found: Mapping[str, CallSite], *, careful: bool = True) -> Traced:
+    return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path, careful)) if found else None)
+
+
+def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
+    """Keys of the sites that the template knows of, also inside of what it holds."""
+    for component in template.components:
+        if component.attributes.wrapped:
+            yield component.attributes.wrapped
+        for inner in (component.body, component.otherwise):
+            if inner is not None:
+                yield from _lowered_sites(inner)
+
+
+def _leaf(
+    found: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
+) -> WrappedLeaf | None:
+    site = found.get(path)
+    if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
+        hidden = (s for s in found.values() if s.within and path.startswith(f"{s.within}.") and s.target is node)
+        site = next(hidden, None)
+    if site is None or site.target is not node or dict(kwargs) != site.kwargs:
+        return None
+    key = site.key
+    if isinstance(node, BaseRetriever):
+        effect = Effect(f"store:{id(node)}")
+        return WrappedLeaf(key, "retrieval", lambda value: ProviderRequest(key, value), (effect,))
+    effects = (PERMISSION,) if careful else ()
+    return WrappedLeaf(key, "generation", lambda value: ProviderRequest(key, value), effects)
