@@ -43,6 +43,9 @@ def subclass_of(
         subclass = type(own)(own.__name__, (base, own), {**namespace, **members()})
         if served_by is not None:
             subclass.__teola_served_by__ = served_by
+        if generic := getattr(own, "__pydantic_generic_metadata__", None):
+            # LangChain names objects of a generic class after its origin, and pydantic compares objects of one origin.
+            subclass.__pydantic_generic_metadata__ = {**generic, "origin": generic["origin"] or own}
         _classes[key] = subclass
     return subclass
 

@@ -187,11 +187,12 @@ def _subclass(original_class: type, mixin: type[AcceleratedObject]) -> Any:
 def _entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Create a method that calls `AcceleratedRunnable.<name>`.
 
-    An instance that its class has made, as `configurable_fields` does, has nothing to call: it runs the original's.
+    An instance that its class has made, as `configurable_fields` does, has nothing to call: it runs the original's. So
+    does one on which the method was replaced (`mock.patch.object`): what replaces it stands in the original's, too.
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls = _calls_of(self)
+        calls = None if name in getattr(self, "__dict__", ()) else _calls_of(self)
         return original(self, *args, **kwargs) if calls is None else getattr(calls, name)(*args, **kwargs)
 
     async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:

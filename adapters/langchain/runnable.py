@@ -424,7 +424,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._unplanned(config, asked_in(merged) if asked is None else asked, runs)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        if kwargs.get("version") == "v3":
+        if _version_of_events(self.bound, kwargs) == "v3":
             return self._events_v3(input, config, **kwargs)
         return self._events(input, config, **kwargs)
 
@@ -442,6 +442,13 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         started = self._original(config)
         with started.running():
             return await started.chain.astream_events(input, config, **kwargs)
+
+
+def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the version that `astream_events` is called with, which a binding may say."""
+    while "version" not in kwargs and isinstance(runnable, RunnableBindingBase):
+        runnable, kwargs = runnable.bound, runnable.kwargs
+    return kwargs.get("version")
 
 
 class _Terms(NamedTuple):

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from langchain_classic.agents import AgentExecutor
@@ -559,3 +560,38 @@ def test_a_traceback_shows_the_source_of_entry_points() -> None:
         accelerate(RunnableLambda(fail)).invoke(1)
     text = "".join(traceback.format_exception(caught.value))
     assert "started.chain.invoke(input" in text
+
+
+def test_an_accelerated_object_equals_its_original() -> None:
+    original = RunnablePassthrough[str]()
+    assert accelerate(original) == original
+    assert original == accelerate(original)
+    assert accelerate(original) != RunnablePassthrough(lambda x: x)
+
+
+def test_an_object_of_a_generic_class_has_the_name_of_the_original() -> None:
+    original = RunnableBranch[int, int]((lambda x: x > 0, lambda x: x + 1), lambda x: x - 1)
+    fast = accelerate(original)
+    assert fast.get_name() == original.get_name() == "RunnableBranch"
+    assert fast.get_input_jsonschema() == original.get_input_jsonschema()
+
+
+def test_a_method_that_is_patched_on_an_accelerated_object_is_called_once() -> None:
+    class Length(Runnable[str, int]):
+        def invoke(self, input: str, config: Any = None, **kwargs: Any) -> int:
+            return len(input)
+
+    original = Length()
+    fast = accelerate(original)
+    with mock.patch.object(fast, "invoke", wraps=fast.invoke) as spy:
+        assert fast.invoke("abc") == 3
+        assert fast.batch(["a", "bb"]) == [1, 2]
+        assert spy.call_count == 3
+    assert fast.invoke("abcd") == 4
+    assert vars(original) == {}
+
+
+async def test_the_version_of_events_may_be_bound() -> None:
+    model = FakeListChatModel(responses=["answer"]).bind(version="v3")
+    stream = await accelerate(model).astream_events("question")
+    assert (await stream.output).text == "answer"
