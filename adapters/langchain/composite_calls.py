@@ -146,7 +146,7 @@ class CompositeCalls:
     def running(self) -> Iterator[None]:
         """Prefetch while the body runs; drop what it did not claim."""
         live_scopes.add(id(self))
-        token = calls_scope.set(CallScope(self._table, Party.PLAIN, copied) if self._is_own else calls_scope.get())
+        token = calls_scope.set(CallScope(self._table, Party.PLAIN, copied))
         try:
             if self._on_loop:
                 self._tasks = [self._start(call) for call in self._waiting]

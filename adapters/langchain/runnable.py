@@ -290,7 +290,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     def _rules(self, config: RunnableConfig | None) -> CompositeRules | None:
         """Return the rules for composites, which do not hand on `max_concurrency`; None if the caller says that."""
-        return self._composites if ensure_config(config).get("max_concurrency") is None else None
+        return None if config and config.get("max_concurrency") is not None else self._composites
 
     def _with_own(self, config: RunnableConfig | None) -> RunnableConfig:
         """With the config that is bound to this object, as the framework's bindings merge theirs."""

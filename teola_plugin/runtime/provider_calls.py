@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.observe.waits import OwnCall
+from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.works.identities import Party
@@ -453,7 +454,13 @@ class CallScope:
         return self.table.permit(self.party, invocation.target) if makes else Permit((), early=True)
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
-        key, is_early = invocation.key(), self.party is Party.EARLY
+        is_early = self.party is Party.EARLY
+        try:
+            key = invocation.key()
+        except UnknownValue:  # nobody else can ask for the same
+            if is_early:
+                raise
+            return ProviderCall(object(), self.party, _Progress.NOT_SHARED), True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
         call, is_maker = self.table.join(key, self.party, invocation, may_make=self.may_make, is_offer=self.is_offer)

@@ -21,7 +21,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import Field
 from support.event_order import Order
@@ -36,7 +36,7 @@ from support.own_composites import (
     queries,
     texts,
 )
-from support.own_leaves import Ledger, Notes, SyncChat
+from support.own_leaves import Chat, Ledger, Notes, SyncChat
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules
@@ -348,3 +348,22 @@ def test_a_model_that_fails_in_a_map_reduce_fails_alike() -> None:
 
     chain = load_summarize_chain(Breaks(), chain_type="map_reduce")
     assert failed(accelerate(chain, concurrent=[Breaks])) == failed(chain)
+
+
+def test_composites_beside_models_that_are_prefetched_are_asked_once() -> None:
+    """The chain's own table of provider calls knows nothing of the composite's retriever."""
+
+    def chain(ledger: Ledger) -> Chain:
+        ask = ChatPromptTemplate.from_template
+        return (
+            RunnablePassthrough.assign(a=ask("first {x}") | Chat(ledger=ledger))
+            | RunnablePassthrough.assign(b=ask("second {x}") | Chat(ledger=ledger))
+            | RunnablePassthrough.assign(documents=RunnableLambda(lambda given: given["x"]) | queries(ledger))
+        )
+
+    plain, fast = Ledger(), Ledger(jitter=0.01)
+    expected = chain(plain).invoke({"x": "q"})["documents"]
+    accelerated = accelerate(chain(fast), concurrent=OWN)
+    assert accelerated._prefetch_plan is not None
+    assert accelerated.invoke({"x": "q"})["documents"] == expected
+    assert fast.calls == plain.calls

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from teola_plugin.adapters.snapshots import snapshot
+from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.provider_calls import (
     CallNotShared,
@@ -343,6 +344,18 @@ def test_an_offer_that_is_dropped_is_not_claimed() -> None:
     offer.drop()
     list(original.items(Call(provider)))
     assert provider.calls == 2
+
+
+def test_arguments_of_which_no_key_can_be_formed_are_the_originals_alone() -> None:
+    class Endless(Call):
+        def key(self) -> Any:
+            raise UnknownValue("it contains itself")
+
+    provider, (original, prefetch) = Provider(), scopes()
+    with pytest.raises(UnknownValue):
+        list(prefetch.items(Endless(provider)))
+    assert list(original.items(Endless(provider))) == [["answer"]]
+    assert provider.calls == 1
 
 
 def test_the_target_is_known_where_its_method_runs() -> None:
