@@ -46,7 +46,8 @@ from teola_plugin.shims.langchain_interceptors import live_scopes
 
 open_calls: dict[str, QueryCalls] = {}
 """Provider calls of live queries, by query id."""
-in_child(open_calls.clear)  # prefetches are under way in the parent process alone
+for _live in (open_calls, live_scopes):
+    in_child(_live.clear)  # prefetches are under way in the parent process alone
 
 calls_scope: ContextVar[CallScope | None] = ContextVar("teola_calls_scope", default=None)
 """Set where a composite runs whose calls are prefetched outside of a query's table."""

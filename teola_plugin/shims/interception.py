@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -22,6 +23,11 @@ class MethodInterceptors:
         self.is_installed = False
         self._originals: dict[tuple[type, str], tuple[Any, Any]] = {}
         """By class and method: the original function, and the wrapper that stands for it."""
+        self._renew_lock()
+        if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
         self._lock = threading.Lock()
 
     def install(self, classes: Iterable[type], methods: Mapping[str, Wrap]) -> None:
