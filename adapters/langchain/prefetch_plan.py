@@ -323,7 +323,20 @@ class PrefetchPlan:
         waits = {
             key: site.target for key, site in self.sites.items() if site.limit is not None and site.limit.limit == 1
         }
-        return OwnCalls(self.early, waits)
+        return OwnCalls(self.early - {site.key for site in self._left_alone}, waits)
+
+    @property
+    def _left_alone(self) -> list[CallSite]:
+        return [site for key, site in self.sites.items() if key in self.early and site.keeps_its_place.is_set()]
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Return what `explain()` says of sites where nothing is prefetched any more."""
+        return tuple(
+            f"calls of {type(site.target).__name__} at {site.key} are no longer prefetched, since the original made "
+            "another call there: something above the model changes what it is asked, a handler or the model's own code"
+            for site in self._left_alone
+        )
 
     def calls(
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint

@@ -239,7 +239,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         left = left_for_form(self._last)
         found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more, left=left)
         waits = () if rules is None else advice(self._chain, rules.threads)
-        return replace(found, advice=(*found.advice, *waits), served=served_section(self._serving))
+        left_alone = () if self._prefetch_plan is None else self._prefetch_plan.advice
+        return replace(found, advice=(*found.advice, *waits, *left_alone), served=served_section(self._serving))
 
     @property
     def serving(self) -> Serving | None:

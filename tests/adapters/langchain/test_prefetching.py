@@ -170,6 +170,7 @@ def test_a_site_whose_prefetch_was_for_nothing_is_left_alone_from_then_on() -> N
         fast.invoke(INPUT, config)
     assert server.calls["_generate", "changed"] == 4
     assert server.calls["_generate", "second why"] <= 1
+    assert "no longer prefetched" in fast.explain(details=True)
 
 
 def test_after_uninstall_the_original_just_runs_until_the_next_accelerate() -> None:
