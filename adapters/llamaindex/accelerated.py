@@ -332,10 +332,14 @@ def _attributes(base: Any, mixin: type[Accelerated]) -> dict[str, Any]:
 
 
 def entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Create a method that calls the session's; the original's in an instance that its class has made."""
+    """Create a method that calls the session's.
+
+    It calls the original's in an instance that its class has made, and in one on which the method was replaced
+    (`mock.patch.object`): what replaces it stands in the original's attributes, too.
+    """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = self.__teola_session__
+        session = None if name in vars(self) else self.__teola_session__
         if session is None:
             return getattr(super(Accelerated, self), name)(*args, **kwargs)
         return session.enter(name, args, kwargs)

@@ -595,3 +595,17 @@ async def test_the_version_of_events_may_be_bound() -> None:
     model = FakeListChatModel(responses=["answer"]).bind(version="v3")
     stream = await accelerate(model).astream_events("question")
     assert (await stream.output).text == "answer"
+
+
+def test_a_method_that_is_patched_on_an_accelerated_graph_is_called_once() -> None:
+    class Counter(TypedDict):
+        count: int
+
+    graph = StateGraph(Counter)
+    graph.add_node("increment", lambda state: {"count": state["count"] + 1})
+    graph.add_edge(START, "increment")
+    fast = accelerate(graph.compile())
+    with mock.patch.object(fast, "stream", wraps=fast.stream) as spy:
+        assert fast.invoke({"count": 1}) == {"count": 2}
+        assert spy.call_count == 1
+    assert fast.invoke({"count": 2}) == {"count": 3}

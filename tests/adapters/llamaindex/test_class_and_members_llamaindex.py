@@ -8,6 +8,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from differential.llamaindex.recording import Recorder, recorded
@@ -824,3 +825,13 @@ def test_callbacks_events_and_spans_are_the_originals() -> None:
 def test_content_is_read_as_the_original_reads_it() -> None:
     [found, *_] = accelerate(retriever()).retrieve(QUESTION)
     assert found.node.get_content(metadata_mode=MetadataMode.NONE) in {node.text for node in nodes()}
+
+
+def test_a_method_that_is_patched_on_an_accelerated_engine_is_called_once() -> None:
+    original = RetrieverQueryEngine.from_args(retriever(), llm=MockLLM(max_tokens=4))
+    fast = accelerate(original)
+    expected = str(original.query("question"))
+    with mock.patch.object(fast, "query", wraps=fast.query) as spy:
+        assert str(fast.query("question")) == expected
+        assert spy.call_count == 1
+    assert str(fast.query("question")) == expected
