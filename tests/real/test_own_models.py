@@ -296,7 +296,7 @@ class TestEmbeddings:
         search = itemgetter("question") | made(store).as_retriever(search_kwargs={"k": 3})
         chain = RunnablePassthrough.assign(slow=slow).assign(found=search)
         fast = accelerate(chain)
-        assert fast._routed is not None
+        assert fast._prefetch_plan is not None
         plain = asked(chain, way, {"question": QUESTION})
         assert asked(fast, way, {"question": QUESTION}) == plain and len(plain["found"]) == 3
 

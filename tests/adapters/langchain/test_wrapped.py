@@ -329,7 +329,7 @@ def test_a_local_model_that_asks_itself_does_not_wait_for_itself(way: str) -> No
 
 
 async def test_streamed_events_are_those_of_the_original_and_models_are_prefetched() -> None:
-    ledger = Ledger(jitter=0.004)
+    ledger = Ledger(meet=2)
     chain, fast = three_assigns(Ledger()), accelerate(three_assigns(ledger))
 
     async def events(one: Chain) -> list[str]:
