@@ -71,12 +71,12 @@ class CompositeRules:
         """Return True if several calls of a part may run at once: on threads, or on a loop."""
         if on_loop and type(part)._acall is not LLM._acall:
             return True
-        kept = self._allowed.get(id(part))
-        if kept is None or kept[0] is not part:
+        entry = self._allowed.get(id(part))
+        if entry is None or entry[0] is not part:
             if len(self._allowed) > 256:
                 self._allowed.clear()
-            kept = self._allowed[id(part)] = part, self._threads.allow(part)
-        return kept[1]
+            entry = self._allowed[id(part)] = part, self._threads.allow(part)
+        return entry[1]
 
     @property
     def threads(self) -> Threads:
@@ -134,7 +134,7 @@ class CompositeCalls:
         run = active_run(callbacks)
         table = current_calls(run)
         self._table, self._is_own = table or ProviderCallTable(), table is None
-        self._waiting, self._begun = deque(calls), list[CallScope]()
+        self._waiting, self._scopes = deque(calls), list[CallScope]()
         self._kinds = shims.streaming_kinds(callbacks) or ()
         self._context, self._config = copy_context(), ensure_config()
         self._context.run(current_run.set, run)
@@ -157,10 +157,10 @@ class CompositeCalls:
             calls_scope.reset(token)
             with self._lock:
                 self._waiting.clear()
-                begun = list(self._begun)
+                scopes = list(self._scopes)
             for task in self._tasks:
                 task.cancel()
-            for scope in begun:
+            for scope in scopes:
                 scope.drop()
             if self._is_own:
                 self._table.close()
@@ -192,7 +192,7 @@ class CompositeCalls:
     def _silent(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
         scope = CallScope(self._table, Party.EARLY, copied, is_offer=True)
         with self._lock:
-            self._begun.append(scope)
+            self._scopes.append(scope)
         context = self._context.copy()
         config = context.run(silenced, scope, self._config, self._kinds, manager)
         return scope, context, config
@@ -230,8 +230,8 @@ _ABOVE = ("tags", "metadata", "run_name", "run_id")
 def _of_messages(
     model: Any, messages: Sequence[Any], stop: Any = None, callbacks: Any = None, **kwargs: Any
 ) -> tuple[list[PartCall], Any]:
-    given = {name: one for name, one in kwargs.items() if name not in _ABOVE}
-    return [PartCall(model, list(prompt), {**given, "stop": stop}) for prompt in messages], callbacks
+    arguments = {name: one for name, one in kwargs.items() if name not in _ABOVE}
+    return [PartCall(model, list(prompt), {**arguments, "stop": stop}) for prompt in messages], callbacks
 
 
 def _of_prompts(
@@ -251,7 +251,7 @@ EXPECTED: Mapping[str, Mapping[str, Callable[..., tuple[list[PartCall], Any]]]] 
 """By class and method: the calls that the method makes one after the other, and the callbacks that hear of them."""
 
 
-def _begun(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool) -> CompositeCalls | None:
+def _calls_of(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool) -> CompositeCalls | None:
     rules = composite_rules.get()
     if rules is None:
         return None
@@ -259,8 +259,8 @@ def _begun(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool) -
         calls, callbacks = expected(node, *args, **kwargs)
         if len(calls) < 2 or not (isinstance(node, BaseLanguageModel) or known.name_of(node)):
             return None
-        chosen = rules.prefetched(node, calls, callbacks, on_loop=on_loop)
-        return CompositeCalls(chosen, callbacks, on_loop=on_loop) if chosen else None
+        prefetched_calls = rules.prefetched(node, calls, callbacks, on_loop=on_loop)
+        return CompositeCalls(prefetched_calls, callbacks, on_loop=on_loop) if prefetched_calls else None
     except Exception as error:  # nothing has been called yet
         log_fallback(error, node)
         return None
@@ -270,7 +270,7 @@ def _wrapping(expected: Any, *, on_loop: bool) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls = _begun(expected, self, args, kwargs, on_loop=False)
+            calls = _calls_of(expected, self, args, kwargs, on_loop=False)
             if calls is None:
                 return original(self, *args, **kwargs)
             with calls.running():
@@ -278,7 +278,7 @@ def _wrapping(expected: Any, *, on_loop: bool) -> Callable[[Any], Any]:
 
         @functools.wraps(original)
         async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls = _begun(expected, self, args, kwargs, on_loop=True)
+            calls = _calls_of(expected, self, args, kwargs, on_loop=True)
             if calls is None:
                 return await original(self, *args, **kwargs)
             with calls.running():

@@ -63,9 +63,9 @@ _ASYNC: tuple[tuple[type, str], ...] = (
 
 
 def sites_of(chain: Node, *, mapped: bool, threads: ThreadSafety = NOBODY) -> dict[str, CallSite]:
-    """The user's own leaves, by path. `mapped`: those, too, that are called once for each item of a list.
+    """Return the user's own models and retrievers in a chain, by path.
 
-    `threads`: what the user said to take several calls at once.
+    `mapped`: also those that are called once for each item of a list. `threads`: what takes several calls at once.
     """
     return dict(_Walk(mapped, threads).sites(chain, "chain", {}, {}))
 
@@ -138,19 +138,19 @@ def is_the_frameworks_above(cls: type) -> bool:
 
 
 def batches_by_calls(node: Node) -> bool:
-    """Whether a batch makes one call an input, as is usual."""
+    """Return True if a batch makes one call for each input, as is usual."""
     return type(node).batch is Runnable.batch and type(node).abatch is Runnable.abatch
 
 
 def concurrent(node: Any) -> bool:
-    """Whether it has async code of its own, so that several calls at once are what it was made for."""
+    """Return True for an object with async code of its own, which is made for several calls at once."""
     if any(_own(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
         return True
     return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
 
 
 def take_as_long(one: Any, other: Any) -> bool:
-    """Whether calls of the two last as long, side by side, too: equal ones that wait for others to do the work."""
+    """Return True for two equal objects that wait for others to do the work: their calls last as long, side by side."""
     store = getattr(one, "vectorstore", None)
     waits = concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
     return waits and _equal(one, other)
@@ -164,7 +164,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _own(cls: type[Any], name: str) -> bool:
-    """Whether a class has the method from elsewhere than the framework."""
+    """Return True if a class has a method from elsewhere than the framework."""
     return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
 
 
@@ -173,7 +173,7 @@ PERMISSION = Effect("permission")
 
 
 class AlwaysReached:
-    """Whether the plain object comes to a call, whatever becomes of the steps that the call no longer waits for."""
+    """A predicate: the original comes to a call, whatever becomes of the steps that the call no longer waits for."""
 
     def __init__(self, planned: Optimised, traced: Traced) -> None:
         assert planned.source is not None
@@ -195,7 +195,7 @@ class AlwaysReached:
         return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known)
 
     def _may_lack(self, step: Primitive, ref: Ref) -> bool:
-        """Whether the step reads a key that may not be there, or fills a prompt with what user code made."""
+        """Return True if a step reads a key that may not be there, or fills a prompt with what user code made."""
         made = self._source[ref.producer]
         users = is_impure(made) or raises(self._calls.get(made.call))
         return bool(ref.path) or (users and step.kind is PrimitiveKind.PREFILLING)
@@ -203,7 +203,7 @@ class AlwaysReached:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What a chain reads of its input by key."""
+    """The keys of its input that a chain reads."""
 
     keys: tuple[Path, ...] = ()
     variables: tuple[Path, ...] = ()
