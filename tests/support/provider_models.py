@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import Field
 
-PAUSE_S = 0.15
+PAUSE_S = 0.25
 """How long a call takes, in seconds."""
 
 

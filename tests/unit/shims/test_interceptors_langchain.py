@@ -184,10 +184,13 @@ def test_outside_a_query_a_call_costs_three_microseconds_at_most() -> None:
     def best() -> float:
         return min(timeit.repeat(lambda: model._generate([]), number=2000, repeat=7)) / 2000
 
-    seam.uninstall()
-    without = best()
-    seam.install(find_scope)
+    def added() -> float:
+        seam.uninstall()
+        without = best()
+        seam.install(find_scope)
+        return best() - without
+
     try:
-        assert best() - without < 3e-6
+        assert min(added() for _ in range(4)) < 3e-6, "what runs beside the test slows one of the two"
     finally:
         seam.uninstall()
