@@ -207,7 +207,7 @@ def _every_leaf_ahead() -> None:
         q.attributes.wrapped
         for p in optimised.graph
         for q in plan.held(p)
-        if q.engine == plan.WRAPPED and q.attributes.wrapped
+        if q.engine == plan.PROVIDER and q.attributes.wrapped
     )
 
 

@@ -35,6 +35,7 @@ from teola_plugin.adapters.langchain.prefetching import (
     copied,
     current_calls,
     intercept,
+    live,
     silenced,
     untraced,
 )
@@ -176,7 +177,7 @@ class CompositeCalls:
             context.run(self._call, call, config)
 
     def _call(self, call: PartCall, config: RunnableConfig) -> None:
-        with _live(config), untraced(), contextlib.suppress(BaseException):  # the original gets it where it claims
+        with live(config), untraced(), contextlib.suppress(BaseException):  # the original gets it where it claims
             call.part.invoke(call.input, config, **call.kwargs)
 
     def _start(self, call: PartCall) -> asyncio.Task[None]:
@@ -186,7 +187,7 @@ class CompositeCalls:
         return task
 
     async def _acall(self, call: PartCall, config: RunnableConfig) -> None:
-        with _live(config), untraced(), contextlib.suppress(BaseException):
+        with live(config), untraced(), contextlib.suppress(BaseException):
             await call.part.ainvoke(call.input, config, **call.kwargs)
 
     def _silent(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
@@ -196,15 +197,6 @@ class CompositeCalls:
         context = self._context.copy()
         config = context.run(silenced, scope, self._config, self._kinds, manager)
         return scope, context, config
-
-
-@contextmanager
-def _live(config: RunnableConfig) -> Iterator[None]:
-    live_scopes.add(id(config))
-    try:
-        yield
-    finally:
-        live_scopes.discard(id(config))
 
 
 # ------------------------------------------------------------ what each composite is about to call

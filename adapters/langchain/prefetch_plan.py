@@ -24,7 +24,6 @@ from teola_plugin.adapters.early_words import OwnCalls
 from teola_plugin.adapters.early_work import freed, takes_time
 from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import (
-    WRAPPED,
     CallSite,
     EntryForm,
     EntryPoint,
@@ -40,6 +39,7 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
+from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
@@ -215,7 +215,7 @@ class Reads:
         return Reads(_of_input((*refs, *traced.looked_up)), _of_input(traced.filled_in))
 
     def are_in(self, value: Any) -> bool:
-        """Whether all of it is there. Runs no user code: what is no dictionary or list has no keys."""
+        """Return True if an input has all of it. Runs no user code: what is no dictionary or list has no keys."""
         return all(_leads(value, path) for path in self.keys) and all(
             _leads(value, path) for path in self.variables if _leads(value, path[:-1], dict)
         )
@@ -226,7 +226,7 @@ def _of_input(refs: Iterable[Ref]) -> tuple[Path, ...]:
 
 
 def _leads(value: Any, path: Path, to: type[Any] = object) -> bool:
-    """Whether the path leads to something, of that type."""
+    """Return True if a path leads to a value of a type."""
     for key in path:
         if type(value) is dict:
             there = key in value
@@ -255,7 +255,7 @@ def gained(
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
         return frozenset()
-    calls = [p for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source]
+    calls = [p for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id in source]
     return frozenset(
         _site(p)
         for p in calls
@@ -270,18 +270,18 @@ def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
     source, graph = optimised.source, optimised.graph
     if source is None:
         return {}
-    calls = {p.id: _site(p) for p in graph if p.engine == WRAPPED and p.kind in _CALLS and p.id in source}
+    calls = {p.id: _site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id in source}
     at_once = {name for name in calls if not any(takes_time(graph[one]) for one in graph.ancestors[name])}
     return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
 
 
 def predicted(graph: Graph) -> frozenset[str]:
     """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
-    writing = [d for d in graph if d.kind in _WRITING and d.engine != WRAPPED]
+    writing = [d for d in graph if d.kind in _WRITING and d.engine != PROVIDER]
     grown = {name for d in writing for name in d.attributes.stream_items}
     cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
     mapped = [q for p in graph if p.id in grown for q in held(p)]
-    return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == WRAPPED and q.kind in _CALLS)
+    return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == PROVIDER and q.kind in _CALLS)
 
 
 def _site(p: Primitive) -> str:
@@ -379,7 +379,7 @@ def plan_prefetching(
     user said to take several calls at once.
     """
     found = {} if speculate == "off" else sites_of(chain, mapped=mapped, threads=threads)
-    if not found or (pool is not None and WRAPPED in pool.engine_names):
+    if not found or (pool is not None and PROVIDER in pool.engine_names):
         return None
     careful = speculate != "all"
     traced = _traced(chain, found, careful=careful)

@@ -37,7 +37,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.forks import ForkedLock, in_child
 from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
+from teola_plugin.runtime.provider_calls import PROVIDER, CallScope, Parked, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims
@@ -261,7 +261,6 @@ class QueryCalls:
             self._start(prefetch)
 
     def _start(self, prefetch: Prefetch) -> None:
-        live_scopes.add(id(prefetch.scope))
         if self._loop is None:
             context, config = self._silent(prefetch, CallbackManager)
             threading.Thread(
@@ -275,14 +274,12 @@ class QueryCalls:
 
     def _run_here(self, prefetch: Prefetch, config: RunnableConfig) -> None:
         try:
-            with untraced():
+            with live(config), untraced():
                 value = _called(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
         except BaseException as error:
             self._failed(prefetch, error)
         else:
             prefetch.end(Outcome(value))
-        finally:
-            live_scopes.discard(id(prefetch.scope))
 
     def _launch(self, prefetch: Prefetch) -> None:
         if prefetch.scope.is_dropped:
@@ -301,14 +298,12 @@ class QueryCalls:
 
     async def _run_on_loop(self, prefetch: Prefetch, config: RunnableConfig) -> None:
         try:
-            with untraced():
+            with live(config), untraced():
                 value = await _acalled(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
         except BaseException as error:
             self._failed(prefetch, error)
         else:
             prefetch.end(Outcome(value))
-        finally:
-            live_scopes.discard(id(prefetch.scope))
 
     def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
         if not isinstance(error, Parked):
@@ -478,6 +473,16 @@ def _output(self: PrefetchListener, run_id: Any, output: Any) -> Any:
 
 
 @contextlib.contextmanager
+def live(config: RunnableConfig) -> Iterator[None]:
+    """Let provider calls in the body look for the prefetch that runs there with this config."""
+    live_scopes.add(id(config))
+    try:
+        yield
+    finally:
+        live_scopes.discard(id(config))
+
+
+@contextlib.contextmanager
 def untraced() -> Iterator[None]:
     """Keep LangSmith's own tracer away from the body."""
     from langsmith.run_helpers import get_tracing_context, tracing_context
@@ -492,13 +497,10 @@ def untraced() -> Iterator[None]:
 
 # ------------------------------------------------------------ the engine that makes provider calls
 
-WRAPPED = "wrapped"
-"""Name of the engine."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProviderRequest:
-    """Payload: call the leaf that stands at `site` with this input of the framework. Value: what the leaf returns."""
+    """Payload: call the model or retriever at `site` with this input of the framework. Value: what it returns."""
 
     site: str
     input: Any
@@ -511,7 +513,7 @@ class ProviderExecutor:
     edges that nothing asks for. What a call raises is the plain object's to show: here the request just failed.
     """
 
-    name = WRAPPED
+    name = PROVIDER
     kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING, PrimitiveKind.SEARCHING})
     profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1 << 30, max_requests=1 << 30)
 
@@ -572,18 +574,18 @@ _lock = ForkedLock()
 
 
 def shared_pool() -> ProviderPool:
-    """The process's pool of wrapped objects; its loop runs from the first query on, until the process ends."""
+    """Return the process's pool for chains without one. Its loop runs from the first query until the process ends."""
     with _lock.here:
         if not _shared:
             engine = ProviderExecutor()
             _shared.append(
-                ProviderPool(LocalRuntime({WRAPPED: [engine]}), {WRAPPED: [engine]}, ("prune-dependencies",))
+                ProviderPool(LocalRuntime({PROVIDER: [engine]}), {PROVIDER: [engine]}, ("prune-dependencies",))
             )
         return _shared[0]
 
 
 def ensure_engine(pool: EnginePool) -> None:
-    """Make sure that the pool's runtime has the engine of wrapped objects. Raises `EngineUnavailable`."""
+    """Make sure that the pool's runtime has a `ProviderExecutor`. Raises `EngineUnavailable`."""
     if isinstance(pool, ProviderPool):
         pool.running_now()
     else:

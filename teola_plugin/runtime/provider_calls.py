@@ -69,7 +69,7 @@ class ProviderCall:
     """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
 
     def __init__(self, key: Hashable, made_by: Party, state: _Progress) -> None:
-        self.key, self.made_by, self.state = key, made_by, state
+        self.key, self.state = key, state
         self.claimed_by = {made_by}
         self.run_id: Any = None
         """Of the framework's run in which the provider method is called; None if that is not known."""
@@ -227,7 +227,7 @@ class ProviderCallTable:
                     call.claimed_by.add(party)
                     is_maker = call.state is _Progress.EXPECTED
                     if is_maker:
-                        call.made_by, call.state = party, _Progress.RUNNING
+                        call.state = _Progress.RUNNING
                     break
             else:
                 call = ProviderCall(key, party, _Progress.RUNNING if may_make else _Progress.EXPECTED)

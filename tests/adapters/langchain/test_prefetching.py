@@ -17,6 +17,7 @@ from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from support.provider_models import Model, Server
 
 from teola_plugin import accelerate, uninstall
+from teola_plugin.shims.langchain_interceptors import live_scopes
 
 INPUT = {"q": "why"}
 
@@ -183,3 +184,16 @@ def test_after_uninstall_the_original_just_runs_until_the_next_accelerate() -> N
     accelerate(chain)
     fast.invoke(INPUT)
     assert server.most == 2
+
+
+async def test_no_scope_is_left_live_by_queries_that_end_or_are_given_up() -> None:
+    fast = accelerate(three_questions(Server()))
+    await fast.ainvoke(INPUT)
+    task = asyncio.create_task(fast.ainvoke(INPUT))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(5):
+        while live_scopes:
+            await asyncio.sleep(0.01)
