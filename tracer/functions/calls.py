@@ -43,8 +43,12 @@ from teola_plugin.tracer.symbols import NotUnderstood
 _HARMLESS = words(
     "base64 builtins collections copy datetime hashlib html itertools json logging math operator pprint random re",
     "statistics string textwrap time uuid",
+    "ray.experimental.tqdm_ray ray.serve._private.logging_utils ray.train.v2._internal.logging.patch_print",
 )
-"""Modules of the standard library whose functions write nothing that an engine reads."""
+"""Modules whose functions write nothing that an engine reads.
+
+They are modules of the standard library, and those of Ray that replace `builtins.print` by a print of their own.
+"""
 
 
 def call(walk: Walker, node: ast.expr) -> Symbol:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import collections
 import linecache
 import sys
@@ -388,6 +389,19 @@ def test_unknown_code_stands_in_the_order() -> None:
     assert {(first, code), (code, found)} <= set(draft.order)
     assert made.reached_end and made.runs_user_code
     assert not walked(harmless_in_between).runs_user_code and "OPAQUE" not in roles(harmless_in_between)
+
+
+def test_print_is_harmless_after_ray_has_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "print", pytest.importorskip("ray.experimental.tqdm_ray").safe_print)
+    assert not walked(harmless_in_between).runs_user_code
+
+
+def test_print_that_the_app_has_replaced_is_user_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def print_and_write(*values: object) -> None:
+        Path(str(values[0])).touch()
+
+    monkeypatch.setattr(builtins, "print", print_and_write)
+    assert walked(harmless_in_between).runs_user_code
 
 
 @tool
