@@ -10,7 +10,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.runnables import Runnable
 
 from teola_plugin.adapters.held import Reach, below
-from teola_plugin.adapters.langchain.prefetching import ProviderPool
+from teola_plugin.adapters.provider_executor import ProviderPool
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.langchain.classes import is_pool_backed

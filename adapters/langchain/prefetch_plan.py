@@ -27,11 +27,10 @@ from teola_plugin.adapters.langchain.prefetching import (
     CallSite,
     EntryForm,
     EntryPoint,
-    ProviderRequest,
     QueryCalls,
     intercept,
-    shared_pool,
 )
+from teola_plugin.adapters.provider_executor import ProviderRequest, shared_pool
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -25,19 +25,12 @@ from langchain_core.runnables.config import merge_configs, var_child_runnable_co
 
 from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.own_calls import Outcome
-from teola_plugin.adapters.own_pool import OwnPool
+from teola_plugin.adapters.provider_executor import prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
-from teola_plugin.engines.base import EngineLoad
-from teola_plugin.errors import EngineError
-from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.pool import EnginePool
-from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.forks import ForkedLock, in_child
-from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.provider_calls import PROVIDER, CallScope, Parked, ProviderCallTable, executing
+from teola_plugin.runtime.forks import in_child
+from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims
@@ -200,7 +193,7 @@ class QueryCalls:
     def open(self, query_id: str) -> None:
         """Let provider calls find the query from now on."""
         self._query_id = query_id
-        open_calls[query_id] = self
+        open_calls[query_id] = prefetchers[query_id] = self
         live_scopes.add(id(self))
 
     def begin(self, run: QueryRun | PartRun) -> None:
@@ -213,6 +206,7 @@ class QueryCalls:
     def close(self, *, succeeded: bool = False) -> None:
         """End the query: cancel what the original did not claim, and remember where that was if it `succeeded`."""
         open_calls.pop(self._query_id, None)
+        prefetchers.pop(self._query_id, None)
         self.table.close()
         live_scopes.discard(id(self))
         with self._lock:
@@ -493,100 +487,3 @@ def untraced() -> Iterator[None]:
         return
     with tracing_context(enabled=False, parent=False):
         yield
-
-
-# ------------------------------------------------------------ the engine that makes provider calls
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ProviderRequest:
-    """Payload: call the model or retriever at `site` with this input of the framework. Value: what it returns."""
-
-    site: str
-    input: Any
-
-
-class ProviderExecutor:
-    """Calls the user's own objects by the query's `QueryCalls`: on the caller's loop, or a thread beside the caller's.
-
-    It has no latencies to know and no limit of its own; passes leave its primitives where they are, but for the order
-    edges that nothing asks for. What a call raises is the plain object's to show: here the request just failed.
-    """
-
-    name = PROVIDER
-    kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING, PrimitiveKind.SEARCHING})
-    profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1 << 30, max_requests=1 << 30)
-
-    def __init__(self) -> None:
-        self._stopped: dict[str, asyncio.Future[None]] = {}
-
-    async def start(self) -> None:
-        self._stopped.clear()
-
-    async def stop(self) -> None: ...
-
-    async def reset(self) -> None: ...
-
-    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        for ended in asyncio.as_completed([self._one(request) for request in batch]):
-            yield await ended
-
-    async def _one(self, request: Request) -> Result:
-        calls = open_calls.get(request.query)
-        if calls is None:
-            return self._failed(request, "its query is over")
-        stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
-        try:
-            outcome = asyncio.wrap_future(calls.prefetch(request.payload.site, request.payload.input, request.id))
-            await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            del self._stopped[request.id]
-        if not outcome.done():
-            return self._failed(request, "it was cancelled")
-        if outcome.result().error is not None:
-            return self._failed(request, f"it raised {type(outcome.result().error).__name__}")
-        return Done(request.id, outcome.result().value)
-
-    def _failed(self, request: Request, why: str) -> Failed:
-        return Failed(request.id, EngineError(f"the call ahead of its place gave nothing: {why}.", engine=self.name))
-
-    async def cancel(self, request_id: str) -> None:
-        stopped = self._stopped.get(request_id)
-        if stopped is not None and not stopped.done():
-            stopped.set_result(None)
-
-    def size(self, request: Request) -> int:
-        return 1
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(requests=len(self._stopped))
-
-    def versions(self) -> Mapping[str, str]:
-        return {}
-
-
-class ProviderPool(OwnPool):
-    """One serves all chains of the process that have no pool."""
-
-
-_shared: list[ProviderPool] = []
-_lock = ForkedLock()
-
-
-def shared_pool() -> ProviderPool:
-    """Return the process's pool for chains without one. Its loop runs from the first query until the process ends."""
-    with _lock.here:
-        if not _shared:
-            engine = ProviderExecutor()
-            _shared.append(
-                ProviderPool(LocalRuntime({PROVIDER: [engine]}), {PROVIDER: [engine]}, ("prune-dependencies",))
-            )
-        return _shared[0]
-
-
-def ensure_engine(pool: EnginePool) -> None:
-    """Make sure that the pool's runtime has a `ProviderExecutor`. Raises `EngineUnavailable`."""
-    if isinstance(pool, ProviderPool):
-        pool.running_now()
-    else:
-        pool.runtime.attach(ProviderExecutor())

@@ -31,8 +31,9 @@ from teola_plugin.adapters.langchain.current_query import active_runs, asked_in,
 from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
-from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, ensure_engine
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.own_class import FieldSnapshot
+from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
