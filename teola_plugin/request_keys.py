@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 _KEY_OF_PROCESS = os.urandom(16)
@@ -81,3 +82,62 @@ def _frozen(value: Any, special: Freezer | None, depth: int) -> Hashable:
 def _digest(secret: Any) -> bytes:
     data = secret if isinstance(secret, bytes) else str(secret).encode()
     return hashlib.blake2b(data, key=_KEY_OF_PROCESS, digest_size=16).digest()
+
+
+# ------------------------------------------------------------ the object that is called
+
+_ABOVE_SEAM = frozenset(
+    (
+        *("callbacks", "callback_manager", "tags", "metadata", "verbose", "name"),
+        *("cache", "rate_limiter", "custom_get_token_ids", "profile"),
+    )
+)
+"""Fields that the frameworks read above the provider methods: they decide nothing of a result."""
+_DERIVED_CLIENTS = frozenset(["client", "async_client", "root_client", "root_async_client"])
+"""Fields of OpenAI's classes that are made of the other fields, as clients in their private attributes are."""
+
+
+class TargetKey:
+    """A model or retriever in a request key: equal to the same object, and to one of equal class and configuration.
+
+    An object is not compared with itself: what it keeps of its calls (a counter, a log) is no configuration.
+    """
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TargetKey):
+            return False
+        if other.target is self.target:
+            return True
+        return type(other.target) is type(self.target) and configuration(other.target) == configuration(self.target)
+
+    def __hash__(self) -> int:
+        return hash(type(self.target))
+
+
+def configuration(target: Any) -> Hashable:
+    """Return the attributes of a model or retriever that decide its results: declared fields and private attributes.
+
+    Not read from `__dict__`, which holds cached values, too, that come and go. An object that is no pydantic model has
+    no declared fields: its configuration equals that of the same object only.
+    """
+    cls: Any = type(target)
+    if not hasattr(cls, "model_fields"):
+        return _SameObject(target)
+    values = {name: getattr(target, name) for name in _deciding_fields(cls)}
+    values |= getattr(target, "__pydantic_private__", None) or {}
+    return freeze({name: one for name, one in values.items() if not _is_derived(name, one)})
+
+
+@lru_cache(maxsize=512)
+def _deciding_fields(cls: type) -> tuple[str, ...]:
+    return tuple(name for name in getattr(cls, "model_fields", ()) if name not in _ABOVE_SEAM)
+
+
+def _is_derived(name: str, value: object) -> bool:
+    is_derived = name in _DERIVED_CLIENTS or name.startswith("_")
+    return is_derived and type(value).__module__.partition(".")[0] == "openai"

@@ -21,7 +21,7 @@ from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 
-from teola_plugin.request_keys import freeze
+from teola_plugin.request_keys import TargetKey, freeze
 from teola_plugin.shims.interception import MethodInterceptors, Wrap
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -48,15 +48,6 @@ _UNWRAPPED_MODULES = tuple(
 """Where the framework defines the defaults of these methods, which call each other."""
 _COMPOSITES = "langchain_classic.retrievers."
 """Retrievers and compressors that call other objects. The provider methods of those objects are wrapped instead."""
-_ABOVE_SEAM = frozenset(
-    (
-        *("callbacks", "callback_manager", "tags", "metadata", "verbose", "name"),
-        *("cache", "rate_limiter", "custom_get_token_ids", "profile"),
-    )
-)
-"""Fields that the framework reads above these methods: they decide nothing of a result."""
-_DERIVED_CLIENTS = frozenset(["client", "async_client", "root_client", "root_async_client"])
-"""Fields of OpenAI's classes that are made of the other fields."""
 _PREFIX_OF_RUN_IDS = ("lc_run-", "run-")
 """How ids of messages begin that the framework makes of the run's id."""
 
@@ -128,47 +119,6 @@ def run_manager_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the run manager among the arguments of a provider method; None if there is none."""
     manager = args[2] if len(args) > 2 else kwargs.get("run_manager")
     return kwargs.get("callbacks") if manager is None else manager
-
-
-class TargetKey:
-    """A model or retriever in a request key: equal to the same object, and to one of equal class and configuration.
-
-    An object is not compared with itself: what it keeps of its calls (a counter, a log) is no configuration.
-    """
-
-    __slots__ = ("target",)
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TargetKey):
-            return False
-        if other.target is self.target:
-            return True
-        return type(other.target) is type(self.target) and configuration(other.target) == configuration(self.target)
-
-    def __hash__(self) -> int:
-        return hash(type(self.target))
-
-
-def configuration(target: Any) -> Hashable:
-    """Return the fields of a model or retriever that decide its results.
-
-    Read from the declared fields: `__dict__` holds cached values, too, which come and go.
-    """
-    cls: Any = type(target)
-    values = {name: getattr(target, name) for name in _deciding_fields(cls)}
-    return freeze({name: one for name, one in values.items() if not _is_derived(name, one)})
-
-
-@lru_cache(maxsize=512)
-def _deciding_fields(cls: type) -> tuple[str, ...]:
-    return tuple(name for name in getattr(cls, "model_fields", ()) if name not in _ABOVE_SEAM)
-
-
-def _is_derived(name: str, value: object) -> bool:
-    return name in _DERIVED_CLIENTS and type(value).__module__.partition(".")[0] == "openai"
 
 
 def message_key(value: Any) -> Hashable | None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, PrivateAttr, SecretStr
 
 from teola_plugin.adapters.snapshots import exactly, snapshot
-from teola_plugin.request_keys import UnknownValue, freeze
+from teola_plugin.request_keys import TargetKey, UnknownValue, freeze
 
 _SCALARS = (
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, -0.0, 1.0, float("nan")]) | st.text("ab")
@@ -80,3 +80,31 @@ def test_a_value_that_contains_itself_has_no_key() -> None:
 def test_a_value_of_a_class_of_its_own_may_have_a_special_key() -> None:
     special = lambda value: ("set", len(value)) if isinstance(value, set) else None  # noqa: E731
     assert freeze([{1, 2}], special) == freeze([{3, 4}], special)
+
+
+class Model(BaseModel):
+    temperature: float = 0.0
+    callbacks: Any = None
+    _answers: list[str] = PrivateAttr(default_factory=list)
+
+
+class Store:
+    """No pydantic model: what its attributes decide is unknown."""
+
+
+def test_objects_of_equal_configuration_have_equal_keys() -> None:
+    assert TargetKey(Model(temperature=0.5)) == TargetKey(Model(temperature=0.5, callbacks=["mine"]))
+    assert TargetKey(Model(temperature=0.5)) != TargetKey(Model(temperature=0.6))
+
+
+def test_private_attributes_belong_to_the_configuration() -> None:
+    one, other = Model(), Model()
+    one._answers.append("one")
+    assert TargetKey(one) == TargetKey(one)
+    assert TargetKey(one) != TargetKey(other)
+
+
+def test_an_object_without_declared_fields_equals_itself_only() -> None:
+    store = Store()
+    assert TargetKey(store) == TargetKey(store)
+    assert TargetKey(store) != TargetKey(Store())
