@@ -11,7 +11,7 @@ from typing import Any
 from teola_plugin.graph import INPUT, ClientCalls, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
 from teola_plugin.tracer.label_outputs import Labels, with_labels
 from teola_plugin.tracer.list_outputs import with_splits
-from teola_plugin.tracer.purity.purity import size
+from teola_plugin.tracer.purity.purity import plain_size
 from teola_plugin.tracer.report import TraceNode, TraceReport
 from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
 
@@ -129,7 +129,7 @@ class Draft:
         if value not in self.formatted:
             inputs = tuple((key, self.real(inner, name, scope)) for key, inner in value.inputs)
             component = Component(self.name(f"{name}.prompt"), Role.CALL, inputs, scope=scope)
-            self.formatted[value] = self.add(component, simple(size)(lambda **given: value.render(given)))
+            self.formatted[value] = self.add(component, simple(plain_size)(lambda **given: value.render(given)))
         return self.formatted[value]
 
     def span(self, names: Names) -> Span:

@@ -37,7 +37,7 @@ from teola_plugin.tracer.functions.values import (
     words,
 )
 from teola_plugin.tracer.purity.calls import CALLABLES, METHODS
-from teola_plugin.tracer.purity.purity import known_purity
+from teola_plugin.tracer.purity.purity import cached_purity
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _HARMLESS = words(
@@ -277,7 +277,7 @@ def _read_in_part(walk: Walker, func: FunctionType, arguments: Arguments) -> Sym
     given = arguments.single if arguments.whole else None
     if given is None or not any(_is_record(one) for one in (*given, *arguments.named.values())):
         return None
-    if known_purity(func) is None:
+    if cached_purity(func) is None:
         return walk.call_function(func, given, arguments.named)  # no expression holds a call of it
     trial = walk.trial(set(walk.draft.names))
     made = trial.call_function(func, given, arguments.named)

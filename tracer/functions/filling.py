@@ -16,7 +16,7 @@ from teola_plugin.graph import PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.functions.reading import is_a
 from teola_plugin.tracer.functions.values import Built, Fields, Known, Series, Spread, Symbol, Text
-from teola_plugin.tracer.purity.purity import plain
+from teola_plugin.tracer.purity.purity import is_plain
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted
 
 Made = tuple[Any, bool]
@@ -61,7 +61,7 @@ class Filling:
     def _known(self, value: Any) -> Fill:
         if type(value) is str:
             self._literal(value)
-        elif not plain(value):
+        elif not is_plain(value):
             raise NotUnderstood("an object of the user's own")
         return lambda given: (list(value) if type(value) is list else value, True)
 
@@ -131,7 +131,7 @@ class Filling:
 
         def fill(given: Mapping[str, Any]) -> Made:
             made = {key: one(given) for key, one in fills.items()}
-            if not all(plain(value) for value, _ in made.values()):
+            if not all(is_plain(value) for value, _ in made.values()):
                 raise UnfitValue("a message is made of objects whose methods are not known")
             return symbol.kind(**{key: value for key, (value, _) in made.items()}), all(w for _, w in made.values())
 
@@ -214,7 +214,7 @@ def _written(value: Any) -> str:
     """As an f-string writes it. Raises `TypeError` for a value whose methods are not known."""
     if type(value) is str:
         return value
-    if not plain(value):
+    if not is_plain(value):
         raise UnfitValue("a text is made of an object whose methods are not known")
     return format(value)
 

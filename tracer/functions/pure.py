@@ -14,7 +14,7 @@ from langchain_core.messages import BaseMessage
 from teola_plugin.graph import Ref, UnfitValue
 from teola_plugin.tracer.functions.reading import derives_from, of_framework
 from teola_plugin.tracer.functions.values import Computed, is_constant
-from teola_plugin.tracer.purity.purity import Purity, known_purity, on_plain
+from teola_plugin.tracer.purity.purity import Purity, cached_purity, call_on_plain
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _LARGEST = 400
@@ -30,7 +30,7 @@ class Proven:
     inputs: Mapping[str, Ref]
 
     def __call__(self, **given: Any) -> Any:
-        return on_plain(self.func, given, self.reads.degree)
+        return call_on_plain(self.func, given, self.reads.degree)
 
 
 def proven(computed: Computed) -> Proven:
@@ -43,7 +43,7 @@ def proven(computed: Computed) -> Proven:
     inputs = {order.names[name]: ref for name, ref in computed.refs.items() if name in order.names}
     objects = {order.names[name]: one for name, one in computed.objects.items() if name in order.names}
     func = _maker(text, tuple(inputs), tuple(objects))(*objects.values())
-    reads = known_purity(func)
+    reads = cached_purity(func)
     if reads is None:
         raise NotUnderstood("an expression that is not certain to be pure")
     return Proven(func, reads, inputs)

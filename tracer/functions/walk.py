@@ -44,7 +44,7 @@ from teola_plugin.tracer.langchain.classes import planned
 from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import walk_into
 from teola_plugin.tracer.leaf import EmbeddingLeaf
-from teola_plugin.tracer.purity.purity import plain, size
+from teola_plugin.tracer.purity.purity import is_plain, plain_size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
 DEPTH = 3
@@ -223,13 +223,13 @@ class Walk:
                 found = self._computed(symbol)
                 symbol.made.append((self.draft, found))
             return found
-        if isinstance(symbol, Known) and not plain(symbol.value):
+        if isinstance(symbol, Known) and not is_plain(symbol.value):
             raise NotUnderstood("an object of the user's own")
         filling = Filling(self.ref)
         fill = filling.of(symbol)
         word = "constant" if isinstance(symbol, Known) else "made"
         call = (lambda **given: fill(given)[0]) if filling.inputs else on_loop(lambda **given: fill(given)[0])
-        return self._call(word, simple(size)(call), filling.inputs)
+        return self._call(word, simple(plain_size)(call), filling.inputs)
 
     def _computed(self, symbol: Computed) -> Ref:
         code = symbol.code
@@ -244,7 +244,7 @@ class Walk:
         func = proven(symbol)
         keys = {name: f"value{number + 1 if number else ''}" for number, name in enumerate(func.inputs)}
         call = may_raise(lambda **given: func(**{name: given[key] for name, key in keys.items()}))
-        call = simple(size)(call) if func.reads.degree == 1 else call
+        call = simple(plain_size)(call) if func.reads.degree == 1 else call
         return self._call("value", call, {keys[name]: ref for name, ref in func.inputs.items()}, may_be_list=True)
 
     def _call(

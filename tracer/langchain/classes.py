@@ -32,8 +32,7 @@ from langchain_core.tools import BaseTool
 
 from teola_plugin.errors import TraceError
 from teola_plugin.tracer.leaf import Leaf
-from teola_plugin.tracer.purity.callables import understood
-from teola_plugin.tracer.purity.purity import Purity
+from teola_plugin.tracer.purity.purity import Purity, analyze_callable
 
 # Methods that may be overridden without a change of what a call computes.
 _HARMLESS = re.compile(
@@ -108,7 +107,7 @@ def silent(node: Runnable[Any, Any]) -> bool:
     if isinstance(node, RunnableBindingBase):
         return silent(node.bound)
     if isinstance(node, RunnableLambda):
-        reads = understood(getattr(node, "func", None))
+        reads = analyze_callable(getattr(node, "func", None))
         return reads is not None and not (isinstance(reads, Purity) and reads.path is None)
     if isinstance(node, RunnablePassthrough):
         return node.func is None and node.afunc is None

@@ -32,7 +32,7 @@ from teola_plugin.tracer.leaf import (
     TextSearchLeaf,
     WrappedLeaf,
 )
-from teola_plugin.tracer.purity.purity import size
+from teola_plugin.tracer.purity.purity import plain_size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplest
 
 PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
@@ -96,7 +96,7 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         return leaf.payload(render(given))
 
     if leaf.simple:
-        simple(size)(payload)
+        simple(plain_size)(payload)
 
     component = Component(
         name,
@@ -251,7 +251,7 @@ def lower_parser(
 
     call = parse if isinstance(parser, _TAKE_ALL) else may_raise(parse)
     if type(parser) is StrOutputParser:
-        simple(size)(call)
+        simple(plain_size)(call)
     return draft.call(wanted, call, scope, value=value)
 
 

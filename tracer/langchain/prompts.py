@@ -30,7 +30,7 @@ from teola_plugin.graph import MissingValue, PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.few_shot import messages_of, template_of
-from teola_plugin.tracer.purity.purity import plain
+from teola_plugin.tracer.purity.purity import is_plain
 from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record, Value
 
 _ROLES: tuple[tuple[type, str], ...] = (
@@ -265,7 +265,7 @@ def _formatted(template: BasePromptTemplate[Any], value: Any) -> Any:
     if missing:
         raise MissingValue(missing[0])
     for name in (*template.input_variables, *template.optional_variables, *template.partial_variables):
-        if name in given and not plain(given[name]):
+        if name in given and not is_plain(given[name]):
             raise UnfitValue(f"the prompt's {name} is an object whose methods are not known")
     return template.format_prompt(**given)
 

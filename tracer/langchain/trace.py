@@ -49,8 +49,7 @@ from teola_plugin.tracer.langchain.lookahead import begun_early, choice
 from teola_plugin.tracer.langchain.prompts import bind, understand
 from teola_plugin.tracer.langchain.stores import written
 from teola_plugin.tracer.leaf import GenerationLeaf, WrappedLeaf
-from teola_plugin.tracer.purity.callables import AttributeGetter, understood
-from teola_plugin.tracer.purity.purity import Purity, on_plain, size
+from teola_plugin.tracer.purity.purity import AttributeGetter, Purity, analyze_callable, call_on_plain, plain_size
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
 
@@ -292,7 +291,7 @@ class _Walk:
     def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: _Place) -> Lowered:
         if isinstance(node, AsDict) and isinstance(value, Record):
             return self._silently(node, place, value)
-        reads = Purity(None) if isinstance(node, Computed) else understood(vars(node).get("func"))
+        reads = Purity(None) if isinstance(node, Computed) else analyze_callable(vars(node).get("func"))
         if reads is None or "afunc" in vars(node):
             raise NotUnderstood(reason(node))
         if isinstance(reads, Purity):
@@ -333,9 +332,9 @@ class _Walk:
         component = Component(name, Role.CALL, inputs, scope=place.tags)
 
         def call(**given: Any) -> Any:
-            return on_plain(func, given["value"] if keys is None else given, reads.degree)
+            return call_on_plain(func, given["value"] if keys is None else given, reads.degree)
 
-        marked = simple(size)(call) if reads.degree == 1 else call
+        marked = simple(plain_size)(call) if reads.degree == 1 else call
         return self._draft.add(component, marked if isinstance(node, Computed) else may_raise(marked))
 
     def _tuple(self, read: list[Value], place: _Place) -> Ref:

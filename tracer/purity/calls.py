@@ -1,4 +1,4 @@
-"""Builtins, methods of texts and containers, `json`, `math`: how long they take, how large what they give can be."""
+"""Bounds of calls: how long builtins, methods, `json` and `math` take, and how large their results can be."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ import math
 import operator
 import string
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from teola_plugin.tracer.purity.machine import Machine
-from teola_plugin.tracer.purity.size_bounds import Size, constant, either, plus, scaled
-from teola_plugin.tracer.purity.values import (
-    REPR,
+from teola_plugin.tracer.purity.abstract_values import (
+    REPR_FACTOR,
     SMALL,
-    Data,
-    Inner,
-    Known,
+    AbstractValue,
+    Constant,
+    Machine,
     Method,
+    NestedFunction,
+    Size,
+    SizedValue,
     Unbounded,
-    Value,
-    is_plain,
-    quoted,
+    add,
+    constant_size,
+    is_plain_constant,
+    maximum,
+    printed_size,
+    scale,
     size_of,
 )
 
-Arguments = list[Value]
-Named = Mapping[str, Value]
-MOST = 1000
+Args = list[AbstractValue]
+Kwargs = dict[str, AbstractValue]
+LARGEST_CONSTANT = 1000
 """The longest range, the widest field, the highest factor that a function may name."""
 
 
@@ -46,159 +50,156 @@ BUILTINS = _words(
 )
 CALLABLES: tuple[Any, ...] = (json.loads, json.dumps, *_MATH, *(getattr(builtins, name) for name in sorted(BUILTINS)))
 FIELDS = _words("additional_kwargs content id metadata name page_content role tool_calls type")
-"""Of the framework's documents and messages."""
-_NUMBERS = _words(
+"""Fields of the framework's documents and messages."""
+_NUMBER_METHODS = _words(
     "count endswith find index isalpha isdigit isspace isupper rfind rindex startswith",
 )
-_SAME = _words("copy keys removeprefix removesuffix values")
-_TEXTS = _words("capitalize casefold lower title upper")
-_STRIPS = _words("lstrip rstrip strip")
-_PARTS = _words("items partition rpartition rsplit split splitlines")
-_SLOW = _STRIPS | _words("rfind rindex rpartition rsplit")
-"""Those that may look at each character for each of the argument."""
-METHODS = _NUMBERS | _SAME | _TEXTS | _STRIPS | _PARTS | _words("format get join replace zfill")
+_COPY_METHODS = _words("copy keys removeprefix removesuffix values")
+_CASE_METHODS = _words("capitalize casefold lower title upper")
+_STRIP_METHODS = _words("lstrip rstrip strip")
+_SPLIT_METHODS = _words("items partition rpartition rsplit split splitlines")
+_QUADRATIC_METHODS = _STRIP_METHODS | _words("rfind rindex rpartition rsplit")
+"""Methods that may look at each character of the text once for each character of the argument."""
+METHODS = (
+    _NUMBER_METHODS
+    | _COPY_METHODS
+    | _CASE_METHODS
+    | _STRIP_METHODS
+    | _SPLIT_METHODS
+    | _words("format get join replace zfill")
+)
 
 
 def is_getter(value: object) -> bool:
-    """`itemgetter`, and `attrgetter` of one field."""
+    """Return True for an `itemgetter`, and for an `attrgetter` of one known field."""
     if type(value) is operator.attrgetter:
         return value.__reduce__()[1][0] in FIELDS  # type: ignore[index]
     return type(value) is operator.itemgetter
 
 
-def trusted(value: Any) -> Value:
-    """A global, or what a closure holds. Raises `Unbounded` for what user code may change, or has made."""
-    if is_plain(value) or type(value) is FunctionType or is_getter(value):
-        return Known(value)
-    if any(value is known for known in (*MODULES, *CALLABLES)):
-        return Known(value)
+def trusted_constant(value: Any) -> AbstractValue:
+    """Return a global, or a closure's value. Raise `Unbounded` for what user code may have made or may change."""
+    if is_plain_constant(value) or type(value) is FunctionType or is_getter(value):
+        return Constant(value)
+    if any(value is trusted for trusted in (*MODULES, *CALLABLES)):
+        return Constant(value)
     raise Unbounded("it reads a value of your own")
 
 
-def attribute(of: Value, name: str) -> Value:
-    """`of.name`, where that is no call."""
-    if isinstance(of, Known) and of.value in (str, dict) and name in METHODS:
+def read_attribute(receiver: AbstractValue, name: str) -> AbstractValue:
+    """Return `receiver.name`. Raise `Unbounded` for an attribute whose cost is not known."""
+    if isinstance(receiver, Constant) and receiver.value in (str, dict) and name in METHODS:
         return Method(None, name)
-    if isinstance(of, Known) and any(of.value is module for module in MODULES):
-        found = getattr(of.value, name, None)
-        if any(found is known for known in CALLABLES):
-            return Known(found)
-    elif name in FIELDS and isinstance(of, Data):
-        return Data(of.size)
+    if isinstance(receiver, Constant) and any(receiver.value is module for module in MODULES):
+        member = getattr(receiver.value, name, None)
+        if any(member is trusted for trusted in CALLABLES):
+            return Constant(member)
+    elif name in FIELDS and isinstance(receiver, SizedValue):
+        return SizedValue(receiver.size)
     elif name in METHODS:
-        size_of(of)
-        return Method(of, name)
+        size_of(receiver)
+        return Method(receiver, name)
     raise Unbounded(f"the attribute {name}")
 
 
-def called(machine: Machine, what: Value, given: Arguments, named: Named) -> Value:
-    """What a call gives. Raises `Unbounded`."""
-    if isinstance(what, Inner):
-        return machine.run(what.code, what.names, what.cells, given, named)
-    if isinstance(what, Method):
-        of, *rest = given if what.of is None else [what.of, *given]
-        return _method(machine, of, what.name, rest, named)
-    if isinstance(what, Known):
-        value = what.value
+def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
+    """Return what a call returns. Raise `Unbounded` if the callee is not known."""
+    if isinstance(callee, NestedFunction):
+        return machine.run(callee.code, callee.globals, callee.cells, args, kwargs)
+    if isinstance(callee, Method):
+        receiver, *rest = args if callee.receiver is None else [callee.receiver, *args]
+        return _call_method(machine, receiver, callee.name, rest, kwargs)
+    if isinstance(callee, Constant):
+        value = callee.value
         if type(value) is FunctionType and value not in (json.loads, json.dumps):
-            return machine.function(value, given, named)
+            return machine.call(value, args, kwargs)
         if is_getter(value):
-            return machine.made(plus(*map(size_of, given)))
-        known = next((make for one, make in _KNOWN if one is value), None)
-        if known is not None:
-            return known(machine, given, dict(named))
+            return machine.make(add(*map(size_of, args)))
+        bound_call = next((bound_call for trusted, bound_call in _CALL_BOUNDS if trusted is value), None)
+        if bound_call is not None:
+            return bound_call(machine, args, dict(kwargs))
     raise Unbounded("it calls what is not known")
 
 
 # ------------------------------------------------------------ methods
 
 
-def _method(machine: Machine, of: Value, name: str, given: Arguments, named: Named) -> Value:
-    own, others = size_of(of), plus(*map(size_of, (*given, *named.values())))
-    text = isinstance(of, (Data, Known)) and (not isinstance(of, Data) or of.text)
-    machine.spend(plus(own, others))
-    if name in _SLOW and given and not isinstance(given[0], Known):
-        machine.spend(machine.loops.times(own, others))
-    if name in _NUMBERS:
-        return SMALL
-    if name in _TEXTS:
-        return machine.made(scaled(own, 3), text=text)
-    if name in _STRIPS:
-        return machine.made(own, text=text)
-    if name in _SAME:
-        return machine.made(scaled(own, 2), text=text and name.startswith("remove"))
-    if name in _PARTS:
-        return machine.made(plus(scaled(own, 3), constant(3)))
-    return _GROWING[name](machine, of, given, named)
-
-
-def _get(machine: Machine, of: Value, given: Arguments, named: Named) -> Value:
-    others = size_of(given[1]) if len(given) > 1 else constant(1)
-    return Data(either(size_of(of), others))
-
-
-def _join(machine: Machine, of: Value, given: Arguments, named: Named) -> Value:
-    """The separator comes between items: once for each."""
-    (items,) = given
-    each = 1 + len(of.value) if isinstance(of, Known) and isinstance(of.value, (str, bytes)) else 0
-    size = scaled(size_of(items), each) if each else machine.loops.times(plus(size_of(of), constant(1)), size_of(items))
-    return machine.made(plus(constant(1), size), text=True)
-
-
-def _replace(machine: Machine, of: Value, given: Arguments, named: Named) -> Value:
-    old, new = given[:2]
-    own = size_of(of)
-    if isinstance(old, Known) and isinstance(new, Known) and isinstance(old.value, str) and isinstance(new.value, str):
-        grows = -(-len(new.value) // len(old.value)) if old.value else 1 + len(new.value)
-        return machine.made(plus(scaled(own, max(1, grows)), constant(1 + len(new.value))), text=True)
-    return machine.made(
-        plus(own, machine.loops.times(plus(own, constant(1)), plus(size_of(new), constant(1)))), text=True
+def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Args, kwargs: Kwargs) -> AbstractValue:
+    receiver_size, argument_size = size_of(receiver), add(*map(size_of, (*args, *kwargs.values())))
+    is_text = isinstance(receiver, (SizedValue, Constant)) and (
+        not isinstance(receiver, SizedValue) or receiver.is_text
     )
+    machine.spend(add(receiver_size, argument_size))
+    if name in _QUADRATIC_METHODS and args and not isinstance(args[0], Constant):
+        machine.spend(machine.loops.multiply(receiver_size, argument_size))
+    if name in _NUMBER_METHODS:
+        return SMALL
+    if name in _CASE_METHODS:
+        return machine.make(scale(receiver_size, 3), is_text=is_text)
+    if name in _STRIP_METHODS:
+        return machine.make(receiver_size, is_text=is_text)
+    if name in _COPY_METHODS:
+        return machine.make(scale(receiver_size, 2), is_text=is_text and name.startswith("remove"))
+    if name in _SPLIT_METHODS:
+        return machine.make(add(scale(receiver_size, 3), constant_size(3)))
+    if name == "get":
+        return SizedValue(maximum(receiver_size, size_of(args[1]) if len(args) > 1 else constant_size(1)))
+    if name == "zfill":
+        return machine.make(add(receiver_size, _size_of_count(args[0])), is_text=True)
+    return {"join": _join, "replace": _replace, "format": _format}[name](machine, receiver, args, kwargs)
 
 
-def _format(machine: Machine, of: Value, given: Arguments, named: Named) -> Value:
-    if not isinstance(of, Known) or not isinstance(of.value, str):
+def _join(machine: Machine, separator: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
+    (items,) = args
+    if isinstance(separator, Constant) and isinstance(separator.value, (str, bytes)):
+        size = scale(size_of(items), 1 + len(separator.value))
+    else:
+        size = machine.loops.multiply(add(size_of(separator), constant_size(1)), size_of(items))
+    return machine.make(add(constant_size(1), size), is_text=True)
+
+
+def _replace(machine: Machine, text: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
+    old, new = args[:2]
+    size = size_of(text)
+    constants = [arg.value for arg in (old, new) if isinstance(arg, Constant) and isinstance(arg.value, str)]
+    if len(constants) == 2:
+        old_length, new_length = map(len, constants)
+        growth = -(-new_length // old_length) if old_length else 1 + new_length
+        return machine.make(add(scale(size, max(1, growth)), constant_size(1 + new_length)), is_text=True)
+    inserted = machine.loops.multiply(add(size, constant_size(1)), add(size_of(new), constant_size(1)))
+    return machine.make(add(size, inserted), is_text=True)
+
+
+def _format(machine: Machine, template: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
+    if not isinstance(template, Constant) or not isinstance(template.value, str):
         raise Unbounded("the template comes from elsewhere")
-    fields = list(string.Formatter().parse(of.value))
-    wide, quotes = 0, 1
-    for _, name, spec, conversion in fields:
+    total_width, growth, filled = 0, 1, 0
+    for _, name, spec, conversion in string.Formatter().parse(template.value):
         if name and not name.isidentifier() and not name.isdigit():
             raise Unbounded("a field that looks into a value")
-        wide += width(Known(spec or ""))
-        quotes = REPR if conversion in ("r", "a") else quotes
-    filled = sum(name is not None for _, name, _, _ in fields)
-    sizes = plus(constant(1), *map(quoted, (*given, *named.values())))
-    return machine.made(plus(constant(len(of.value) + wide), scaled(sizes, quotes * max(1, filled))), text=True)
+        total_width += field_width(Constant(spec or ""))
+        growth = REPR_FACTOR if conversion in ("r", "a") else growth
+        filled += name is not None
+    sizes = add(constant_size(1), *map(printed_size, (*args, *kwargs.values())))
+    literal_size = constant_size(len(template.value) + total_width)
+    return machine.make(add(literal_size, scale(sizes, growth * max(1, filled))), is_text=True)
 
 
-def _zfill(machine: Machine, of: Value, given: Arguments, named: Named) -> Value:
-    return machine.made(plus(size_of(of), _at_most(given[0])), text=True)
-
-
-_GROWING: Mapping[str, Callable[[Machine, Value, Arguments, Named], Value]] = {
-    "get": _get,
-    "join": _join,
-    "replace": _replace,
-    "format": _format,
-    "zfill": _zfill,
-}
-
-
-def width(spec: Value) -> int:
-    """Of a field that is formatted so. Raises `Unbounded` for one that is wide, or not known."""
-    if not isinstance(spec, Known) or not isinstance(spec.value, str) or "{" in spec.value:
+def field_width(spec: AbstractValue) -> int:
+    """Return the width that a format specification names. Raise `Unbounded` if it is large or not known."""
+    if not isinstance(spec, Constant) or not isinstance(spec.value, str) or "{" in spec.value:
         raise Unbounded("a width that is not known")
     numbers = "".join(c if c.isdigit() else " " for c in spec.value).split()
-    if any(int(number) > MOST for number in numbers):
+    if any(int(number) > LARGEST_CONSTANT for number in numbers):
         raise Unbounded("a wide field")
     return sum(map(int, numbers))
 
 
-def _at_most(number: Value) -> Size:
-    """A bound for a number. Raises `Unbounded`."""
-    if isinstance(number, Known) and isinstance(number.value, int) and abs(number.value) <= MOST:
-        return constant(abs(number.value))
-    if isinstance(number, Data) and number.count:
+def _size_of_count(number: AbstractValue) -> Size:
+    """Return a bound for a number itself. Raise `Unbounded` if there is none."""
+    if isinstance(number, Constant) and isinstance(number.value, int) and abs(number.value) <= LARGEST_CONSTANT:
+        return constant_size(abs(number.value))
+    if isinstance(number, SizedValue) and number.is_count:
         return number.size
     raise Unbounded("a number that is not known, or large")
 
@@ -206,126 +207,133 @@ def _at_most(number: Value) -> Size:
 # ------------------------------------------------------------ functions
 
 
-def _number(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
+def _to_number(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    size = add(*map(size_of, args))
     if not sys.get_int_max_str_digits():  # else long texts are refused, which would take their length squared
-        machine.spend(machine.loops.times(plus(*map(size_of, given)), plus(*map(size_of, given))))
-    return machine.made(plus(constant(400), *map(size_of, given)))
+        machine.spend(machine.loops.multiply(size, size))
+    return machine.make(add(constant_size(400), size))
 
 
-def _same(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    """A container of the items of all that is given."""
-    sizes = map(size_of, (*given, *named.values()))
-    return machine.made(plus(constant(1 + len(named)), *(scaled(size, 3) for size in sizes)))
+def _to_container(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    sizes = map(size_of, (*args, *kwargs.values()))
+    return machine.make(add(constant_size(1 + len(kwargs)), *(scale(size, 3) for size in sizes)))
 
 
-def _truth(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    machine.spend(plus(*map(size_of, given)))
+def _to_bool(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    machine.spend(add(*map(size_of, args)))
     return SMALL
 
 
-def _is_instance(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    size_of(given[0])
+def _isinstance(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    size_of(args[0])
     return SMALL
 
 
-def _len(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    return Data(plus(*map(size_of, given)), count=True)
+def _len(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    return SizedValue(add(*map(size_of, args)), is_count=True)
 
 
-def _text(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    return machine.made(plus(constant(30), *map(quoted, given)), text=True)
+def _str(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    return machine.make(add(constant_size(30), *map(printed_size, args)), is_text=True)
 
 
-def _repr(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    return machine.made(plus(constant(30), *(scaled(size_of(one), REPR) for one in given)), text=True)
+def _repr(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    return machine.make(add(constant_size(30), *(scale(size_of(arg), REPR_FACTOR) for arg in args)), is_text=True)
 
 
-def _round(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    for digits in (*given[1:], *named.values()):
-        if not (isinstance(digits, Known) and digits.value is None):
-            _at_most(digits)
-    return machine.made(plus(constant(MOST), size_of(given[0])))
+def _round(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    for digits in (*args[1:], *kwargs.values()):
+        if not (isinstance(digits, Constant) and digits.value is None):
+            _size_of_count(digits)
+    return machine.make(add(constant_size(LARGEST_CONSTANT), size_of(args[0])))
 
 
-def _sum(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    size = plus(*map(size_of, (*given, *named.values())))
-    if len(given) + len(named) > 1:  # lists, maybe: each is copied for each that follows
-        machine.spend(machine.loops.times(size, size))
-    return machine.made(plus(constant(30), size))
+def _sum(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    size = add(*map(size_of, (*args, *kwargs.values())))
+    if len(args) + len(kwargs) > 1:  # lists, maybe: each is copied for each that follows
+        machine.spend(machine.loops.multiply(size, size))
+    return machine.make(add(constant_size(30), size))
 
 
-def _range(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    return machine.made(plus(constant(1), *map(_at_most, given)))
+def _range(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    return machine.make(add(constant_size(1), *map(_size_of_count, args)))
 
 
-def _by_key(machine: Machine, given: Arguments, named: dict[str, Value], factor: int) -> Size:
-    key = named.pop("key", Known(None))
-    if key != Known(None):
-        for items in given:
-            machine.spend(machine.each(items, lambda one: size_of(called(machine, key, [one], {}))))
-    size = plus(*map(size_of, (*given, *named.values())))
-    machine.spend(scaled(size, factor))
+def _compare_items(machine: Machine, args: Args, kwargs: Kwargs, comparisons: int) -> Size:
+    """Count the steps of comparing items, by `key=` if there is one, and return the size of all arguments."""
+    key = kwargs.pop("key", Constant(None))
+    if key != Constant(None):
+        for items in args:
+            machine.spend(machine.sum_over_items(items, lambda item: size_of(call_value(machine, key, [item], {}))))
+    size = add(*map(size_of, (*args, *kwargs.values())))
+    machine.spend(scale(size, comparisons))
     return size
 
 
-def _sorted(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    return machine.made(scaled(_by_key(machine, given, named, 40), 2))
+def _sorted(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    return machine.make(scale(_compare_items(machine, args, kwargs, 40), 2))
 
 
-def _most(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    return Data(_by_key(machine, given, named, 1))
+def _max(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    return SizedValue(_compare_items(machine, args, kwargs, 1))
 
 
-def _map(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    func, *several = given
-    if len(several) != 1 or named:
+def _map(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    func, *iterables = args
+    if len(iterables) != 1 or kwargs:
         raise Unbounded("a map over several")
-    made = machine.each(several[0], lambda one: plus(constant(1), size_of(called(machine, func, [one], {}))))
-    return machine.made(made)
+
+    def result_size(item: AbstractValue) -> Size:
+        return add(constant_size(1), size_of(call_value(machine, func, [item], {})))
+
+    return machine.make(machine.sum_over_items(iterables[0], result_size))
 
 
-def _filter(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    func, items = given
-    if func != Known(None):
-        machine.spend(machine.each(items, lambda one: size_of(called(machine, func, [one], {}))))
-    return machine.made(size_of(items))
+def _filter(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    func, items = args
+    if func != Constant(None):
+        machine.spend(machine.sum_over_items(items, lambda item: size_of(call_value(machine, func, [item], {}))))
+    return machine.make(size_of(items))
 
 
-def _loads(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    if named:
+def _json_loads(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    if kwargs:
         raise Unbounded("hooks of json")
-    return machine.made(plus(constant(1), *(scaled(size_of(one), 2) for one in given)))
+    return machine.make(add(constant_size(1), *(scale(size_of(arg), 2) for arg in args)))
 
 
-def _dumps(machine: Machine, given: Arguments, named: dict[str, Value]) -> Value:
-    (value,) = given
-    size = plus(constant(2), scaled(size_of(value), 2 * REPR))
-    indent = named.pop("indent", Known(None))
-    if indent != Known(None):
-        if not isinstance(indent, Known) or not isinstance(indent.value, int) or indent.value > 16:
+def _json_dumps(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    (value,) = args
+    size = add(constant_size(2), scale(size_of(value), 2 * REPR_FACTOR))
+    indent = kwargs.pop("indent", Constant(None))
+    if indent != Constant(None):
+        if not isinstance(indent, Constant) or not isinstance(indent.value, int) or indent.value > 16:
             raise Unbounded("a wide indent")
-        size = plus(size, scaled(machine.loops.times(size_of(value), size_of(value)), 17))
-    for name, one in named.items():
-        if name not in ("ensure_ascii", "sort_keys") or not isinstance(one, Known) or not isinstance(one.value, bool):
+        size = add(size, scale(machine.loops.multiply(size_of(value), size_of(value)), 17))
+    for name, option in kwargs.items():
+        is_flag = isinstance(option, Constant) and isinstance(option.value, bool)
+        if name not in ("ensure_ascii", "sort_keys") or not is_flag:
             raise Unbounded("hooks of json")
-    return machine.made(size, text=True)
+    return machine.make(size, is_text=True)
 
 
-_KNOWN: tuple[tuple[Any, Callable[[Machine, Arguments, dict[str, Value]], Value]], ...] = (
-    *((one, _number) for one in (abs, float, int, *_MATH)),
-    *((one, _same) for one in (dict, enumerate, frozenset, list, reversed, set, tuple, zip)),
-    *((one, _truth) for one in (all, any, bool)),
-    (isinstance, _is_instance),
+CallBound = Callable[[Machine, Args, Kwargs], AbstractValue]
+"""Counts the steps of a call and returns its result. It may change the keyword arguments."""
+_CALL_BOUNDS: tuple[tuple[Any, CallBound], ...] = (
+    *((func, _to_number) for func in (abs, float, int, *_MATH)),
+    *((func, _to_container) for func in (dict, enumerate, frozenset, list, reversed, set, tuple, zip)),
+    *((func, _to_bool) for func in (all, any, bool)),
+    (isinstance, _isinstance),
     (len, _len),
-    (str, _text),
+    (str, _str),
     (repr, _repr),
     (round, _round),
     (sum, _sum),
     (range, _range),
     (sorted, _sorted),
-    *((one, _most) for one in (max, min)),
+    *((func, _max) for func in (max, min)),
     (map, _map),
     (filter, _filter),
-    (json.loads, _loads),
-    (json.dumps, _dumps),
+    (json.loads, _json_loads),
+    (json.dumps, _json_dumps),
 )

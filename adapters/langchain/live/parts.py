@@ -29,7 +29,7 @@ from teola_plugin.adapters.langchain.composites import with_parts as with_struct
 from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import equivalent
 from teola_plugin.tracer.langchain.stores import written
-from teola_plugin.tracer.purity.callables import understood
+from teola_plugin.tracer.purity.purity import analyze_callable
 
 Node = Runnable[Any, Any]
 
@@ -124,7 +124,7 @@ def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
     wrapped = {
         name: made
         for name, one in (("func", func), ("afunc", afunc))
-        if one is not None and understood(one) is None and (made := _returning(one, _Remembered(accelerate)))
+        if one is not None and analyze_callable(one) is None and (made := _returning(one, _Remembered(accelerate)))
     }
     if not wrapped:
         return node

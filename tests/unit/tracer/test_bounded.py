@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teola_plugin.tracer.purity.bounded import bound
-from teola_plugin.tracer.purity.purity import purity, size
+from teola_plugin.tracer.purity.interpreter import step_bound
+from teola_plugin.tracer.purity.purity import analyze_purity, plain_size
 
 SEPARATOR = "\n"
 
@@ -128,7 +128,7 @@ UNBOUNDED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_what_has_no_bound_is_user_code(name: str) -> None:
-    assert purity(UNBOUNDED[name]) is None
+    assert analyze_purity(UNBOUNDED[name]) is None
 
 
 def first_with_text(x: Any) -> Any:
@@ -186,9 +186,9 @@ BOUNDED: dict[str, Callable[[Any], Any]] = {
 @given(texts=st.lists(st.text(max_size=12), max_size=12))
 def test_what_is_made_is_no_larger_than_the_bound(name: str, texts: list[str]) -> None:
     most = 10**9
-    found = bound(BOUNDED[name])  # type: ignore[arg-type]
+    found = step_bound(BOUNDED[name])  # type: ignore[arg-type]
     assert found is not None and found.degree <= 2
-    assert size(BOUNDED[name](texts), most) <= found.factor * size(texts, most) ** found.degree
+    assert plain_size(BOUNDED[name](texts), most) <= found.factor * plain_size(texts, most) ** found.degree
 
 
 def test_to_look_for_a_bound_takes_no_long_time_itself() -> None:
@@ -197,5 +197,5 @@ def test_to_look_for_a_bound_takes_no_long_time_itself() -> None:
     made: dict[str, Any] = {}
     exec("\n".join(source), made)
     begun = time.process_time()
-    assert purity(made["f18"]) is None
+    assert analyze_purity(made["f18"]) is None
     assert time.process_time() - begun < 10

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 
-from teola_plugin.tracer.purity.purity import Purity, known_purity, on_plain, plain, purity
+from teola_plugin.tracer.purity.purity import Purity, analyze_purity, cached_purity, call_on_plain, is_plain
 
 SEPARATOR, SHARED = "\n", [1]
 
@@ -78,7 +78,7 @@ class Callable_:
     ],
 )
 def test_pure(function: Any, reads: Purity) -> None:
-    assert purity(function) == reads
+    assert analyze_purity(function) == reads
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_pure(function: Any, reads: Purity) -> None:
     ],
 )  # fmt: skip
 def test_not_certainly_pure(function: Any) -> None:
-    assert purity(function) is None
+    assert analyze_purity(function) is None
 
 
 def test_plain_values() -> None:
     class Own(dict[str, Any]):
         pass
 
-    assert plain({"a": [1, "b", (None, 2.0)], "d": Document("x")})
-    assert not plain({"a": [Own()]})
-    assert not plain(object())
-    assert not plain(Document("x", metadata={"a": Own()}))
+    assert is_plain({"a": [1, "b", (None, 2.0)], "d": Document("x")})
+    assert not is_plain({"a": [Own()]})
+    assert not is_plain(object())
+    assert not is_plain(Document("x", metadata={"a": Own()}))
 
 
 def test_a_value_that_takes_long_to_look_at_is_not_plain() -> None:
@@ -112,33 +112,33 @@ def test_a_value_that_takes_long_to_look_at_is_not_plain() -> None:
     endless: list[Any] = []
     endless.append(endless)
     for value in (shared, "x" * 2_000_000, 1 << 100_000):
-        assert not plain(value)
+        assert not is_plain(value)
     with pytest.raises((TypeError, RecursionError)):
-        on_plain(len, endless)
+        call_on_plain(len, endless)
 
 
 def test_a_function_of_higher_degree_is_computed_on_small_values_only() -> None:
     def pairs(x: Any) -> Any:
         return [(a, b) for a in x for b in x]
 
-    found = purity(pairs)
+    found = analyze_purity(pairs)
     assert found is not None and found.degree == 2
-    assert on_plain(pairs, ["a", "b"], found.degree) == [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]
+    assert call_on_plain(pairs, ["a", "b"], found.degree) == [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]
     with pytest.raises(TypeError, match="too large"):
-        on_plain(pairs, ["x"] * 100_000, found.degree)
+        call_on_plain(pairs, ["x"] * 100_000, found.degree)
 
 
 def test_functions_made_anew_are_told_apart_by_what_they_close_over() -> None:
     def reader(key: Any) -> Callable[[Any], Any]:
         return lambda x: x[key] * key
 
-    assert known_purity(reader(2)) == known_purity(reader(2)) == Purity(None)  # type: ignore[arg-type]
-    assert known_purity(reader(10**9)) is None  # type: ignore[arg-type]
-    assert known_purity(reader([1])) is None  # type: ignore[arg-type]
-    assert known_purity(reader(True)) is not None  # type: ignore[arg-type]
+    assert cached_purity(reader(2)) == cached_purity(reader(2)) == Purity(None)  # type: ignore[arg-type]
+    assert cached_purity(reader(10**9)) is None  # type: ignore[arg-type]
+    assert cached_purity(reader([1])) is None  # type: ignore[arg-type]
+    assert cached_purity(reader(True)) is not None  # type: ignore[arg-type]
 
 
 def test_a_shadowed_builtin_is_no_builtin() -> None:
     made: dict[str, Any] = {"len": os.remove}
     exec("f = lambda x: len(x)", made)
-    assert purity(made["f"]) is None
+    assert analyze_purity(made["f"]) is None

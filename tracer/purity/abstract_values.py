@@ -1,0 +1,325 @@
+"""Abstract values: bounds of sizes, in place of the values that a function computes.
+
+The size of a value is its characters, digits and items, counted wherever they are held. A bound is a polynomial in the
+size of the function's argument. Inside a loop it may be expressed in the size of the loop's item. So what is made of
+each item alone is known to be no larger, all together, than what is made of the whole:
+`[text.strip() for text in texts]` is linear, `[text + question for text in texts]` is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, Protocol
+
+
+class Unbounded(Exception):
+    """An error that is raised with the reason why a function has no bound."""
+
+
+# ------------------------------------------------------------ sizes
+
+
+class Term(NamedTuple):
+    """The monomial `factor * n ** degree`, times the size of a loop's item if it stands under that loop's level."""
+
+    degree: int
+    factor: int
+
+
+Size = Mapping[int, Term]
+"""A sum of terms: under 0 the one in the argument alone, under k the one with the item of the k-th open loop."""
+
+ARGUMENT_SIZE: Size = {0: Term(1, 1)}
+
+
+def constant_size(size: int) -> Size:
+    return {0: Term(0, size)}
+
+
+def add(*sizes: Size) -> Size:
+    """Return the sum of the sizes. Of terms at the same level, the higher degree counts for both."""
+    total: dict[int, Term] = {}
+    for size in sizes:
+        for level, term in size.items():
+            old = total.get(level, Term(0, 0))
+            total[level] = Term(max(old.degree, term.degree), old.factor + term.factor)
+    return total
+
+
+def maximum(left: Size, right: Size) -> Size:
+    """Return a bound for a value that has either of two sizes."""
+    larger = dict(left)
+    for level, term in right.items():
+        old = larger.get(level, Term(0, 0))
+        larger[level] = Term(max(old.degree, term.degree), max(old.factor, term.factor))
+    return larger
+
+
+def scale(size: Size, factor: int) -> Size:
+    return {level: Term(term.degree, term.factor * factor) for level, term in size.items()}
+
+
+def size_of_constants(values: Sequence[object]) -> int:
+    """Return the total size of plain constants."""
+    return sum(map(_size_of_constant, values))
+
+
+def _size_of_constant(value: object) -> int:
+    if isinstance(value, (str, bytes)):
+        return 1 + len(value)
+    if isinstance(value, (tuple, frozenset)):
+        return 1 + size_of_constants(tuple(value))
+    return 1 + value.bit_length() if isinstance(value, int) else 30
+
+
+class Loops:
+    """The loops that are open at an instruction, outermost first, each with the size of what it iterates over."""
+
+    def __init__(self) -> None:
+        self._iterable_sizes: list[Size] = []
+        self._iterations = [Term(0, 1)]
+
+    @property
+    def depth(self) -> int:
+        return len(self._iterable_sizes)
+
+    @property
+    def iterations(self) -> Term:
+        """Return how often an instruction in the innermost loop is executed, in terms of the argument."""
+        return self._iterations[-1]
+
+    def enter(self, iterable_size: Size) -> Size:
+        """Open a loop over an iterable of this size. Return the size of its item."""
+        self._iterable_sizes.append(iterable_size)
+        self._iterations.append(self.in_argument(self.sum_over_loops(constant_size(1))))
+        return {self.depth: Term(0, 1)}
+
+    def leave(self) -> None:
+        """Close the innermost loop."""
+        self._iterations.pop()
+        self._iterable_sizes.pop()
+
+    def multiply(self, left: Size, right: Size) -> Size:
+        total: Size = {}
+        for left_level, left_term in left.items():
+            for right_level, right_term in right.items():
+                product = Term(left_term.degree + right_term.degree, left_term.factor * right_term.factor)
+                if left_level and right_level:  # of two items, one is bounded by all that its loop iterates over
+                    item = self.in_argument({left_level: Term(0, 1)})
+                    product = Term(product.degree + item.degree, product.factor * item.factor)
+                total = add(total, {right_level or left_level: product})
+        return total
+
+    def in_argument(self, size: Size) -> Term:
+        """Return the size in terms of the argument alone."""
+        total = Term(0, 0)
+        for level, term in size.items():
+            item = self.in_argument(self._iterable_sizes[level - 1]) if level else Term(0, 1)
+            degree = max(total.degree, term.degree + item.degree)
+            total = Term(degree, total.factor + term.factor * item.factor)
+        return total
+
+    def sum_over_loop(self, size: Size, level: int) -> Size:
+        """Return the total size of what is made in all iterations of the loop at `level`, seen from outside of it."""
+        return self._outside(size, level, every_iteration=True)
+
+    def after_loop(self, size: Size, level: int) -> Size:
+        """Return the size of what is made in one iteration of the loop at `level`, seen from outside of it."""
+        return self._outside(size, level, every_iteration=False)
+
+    def _outside(self, size: Size, level: int, *, every_iteration: bool) -> Size:
+        iterable_size = self._iterable_sizes[level - 1]
+        terms: list[Size] = []
+        for term_level, term in size.items():
+            if term_level == level:
+                terms.append(self.multiply(iterable_size, {0: term}))
+            elif every_iteration:
+                terms.append(self.multiply(iterable_size, {term_level: term}))
+            else:
+                terms.append({term_level: term})
+        return add(*terms)
+
+    def sum_over_loops(self, size: Size, outermost: int = 0) -> Size:
+        """Return the total size of what is made here in all iterations of the open loops above level `outermost`."""
+        for level in range(self.depth, outermost, -1):
+            size = self.sum_over_loop(size, level)
+        return size
+
+
+# ------------------------------------------------------------ values
+
+
+@dataclass(frozen=True, slots=True)
+class SizedValue:
+    """A plain value that is not known, but no larger than `size`."""
+
+    size: Size
+    is_text: bool = False
+    """True if it is certainly a text."""
+    is_count: bool = False
+    """True if it is a number that is itself no larger than `size`."""
+    level: int = 0
+    """Number of loops that were open where it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that is known: a constant, a builtin, a function, a module."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NestedFunction:
+    """A function, lambda or comprehension that is defined inside the function."""
+
+    code: CodeType
+    cells: Mapping[str, AbstractValue]
+    globals: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a plain value that has not been called yet."""
+
+    receiver: AbstractValue | None
+    """The object; None for a method that is taken from its class (`str.strip`)."""
+    name: str
+
+
+AbstractValue = SizedValue | Constant | NestedFunction | Method
+NULL = Constant(object())
+CELL = Constant(object())
+"""A cell that a nested function is about to close over."""
+SMALL = SizedValue(constant_size(30))
+"""A number, a truth value."""
+REPR_FACTOR = 12
+"""Characters that one character of a text may become where the text is quoted."""
+_PLAIN = (str, int, float, bool, type(None), bytes)
+
+
+def is_plain_constant(value: object) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain_constant, value)))
+
+
+def size_of(value: AbstractValue) -> Size:
+    """Return the size of a plain value. Raise `Unbounded` for a function, a method or a module."""
+    if isinstance(value, SizedValue):
+        return value.size
+    if isinstance(value, Constant) and is_plain_constant(value.value):
+        return constant_size(size_of_constants([value.value]))
+    raise Unbounded("a function is used as a value")
+
+
+def printed_size(value: AbstractValue) -> Size:
+    """Return the size of `str(value)`."""
+    if isinstance(value, SizedValue) and value.is_text:
+        return value.size
+    if isinstance(value, Constant) and isinstance(value.value, str):
+        return size_of(value)
+    return scale(size_of(value), REPR_FACTOR)
+
+
+def join_values(left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    """Return an abstract value that covers both, for two paths of control flow that meet."""
+    if left == right:
+        return left
+    is_text = all(isinstance(value, SizedValue) and value.is_text for value in (left, right))
+    return SizedValue(maximum(size_of(left), size_of(right)), is_text)
+
+
+# ------------------------------------------------------------ frames
+
+
+@dataclass(slots=True)
+class FrameState:
+    """The stack and the local variables before an instruction."""
+
+    stack: list[AbstractValue]
+    variables: dict[str, AbstractValue]
+
+    def copy(self) -> FrameState:
+        return FrameState(list(self.stack), dict(self.variables))
+
+    def pop(self, count: int) -> list[AbstractValue]:
+        """Take values off the stack, in the order in which they were pushed. Raise `Unbounded` if there are fewer."""
+        if count > len(self.stack):
+            raise Unbounded("a stack that is not understood")
+        start = len(self.stack) - count
+        values, self.stack[start:] = self.stack[start:], []
+        return values
+
+    def join(self, other: FrameState) -> FrameState:
+        """Return the state where two paths of control flow meet."""
+        stack = [join_values(a, b) for a, b in zip(self.stack, other.stack, strict=True)]
+        variables = {**self.variables, **other.variables}
+        for name in self.variables.keys() & other.variables.keys():
+            variables[name] = join_values(self.variables[name], other.variables[name])
+        return FrameState(stack, variables)
+
+    def map(self, change: Callable[[AbstractValue], AbstractValue]) -> FrameState:
+        return FrameState([change(v) for v in self.stack], {name: change(v) for name, v in self.variables.items()})
+
+
+class ForLoop(NamedTuple):
+    """The instructions of a loop over items."""
+
+    start: int
+    end: int
+    outer_variables: frozenset[str]
+    """Variables set before the loop: setting one of them inside carries a value from iteration to iteration."""
+
+
+@dataclass(slots=True)
+class CodeFrame:
+    """A call of a function that is being interpreted."""
+
+    code: CodeType
+    globals: Mapping[str, Any]
+    cells: Mapping[str, AbstractValue]
+    outer_loops: int
+    """Number of loops that were open when the call began."""
+    jump_states: dict[int, FrameState] = field(default_factory=dict)
+    """States in which instructions are jumped to, by the target's offset."""
+    loops: list[ForLoop] = field(default_factory=list)
+    return_values: list[AbstractValue] = field(default_factory=list)
+    """One value for each return statement."""
+    yielded_size: Size | None = None
+    keywords: tuple[str, ...] = ()
+    """Names of the last arguments of the next call."""
+    loop_end_offset: int | None = None
+    """Offset of the last `END_FOR`, from Python 3.13 on."""
+
+
+class Machine(Protocol):
+    """The abstract machine that interprets a function, and what it calls, on sizes in place of values."""
+
+    loops: Loops
+
+    def spend(self, size: Size) -> None:
+        """Count this many steps at the current instruction. Raise `Unbounded` if these are too many."""
+
+    def tick(self) -> None:
+        """Count one step at the current instruction."""
+
+    def make(self, size: Size, *, is_text: bool = ..., is_count: bool = ...) -> SizedValue:
+        """Return a value that is made at the current instruction, and count the steps that making it takes."""
+
+    def sum_over_items(self, items: AbstractValue, measure: Callable[[AbstractValue], Size]) -> Size:
+        """Return the total of `measure(item)` over all items."""
+
+    def call(self, func: FunctionType, args: list[AbstractValue], kwargs: Mapping[str, AbstractValue]) -> AbstractValue:
+        """Return what a call of the function returns. Raise `Unbounded` if it has no bound."""
+
+    def run(
+        self,
+        code: CodeType,
+        global_values: Mapping[str, Any],
+        cells: Mapping[str, AbstractValue],
+        args: list[AbstractValue],
+        kwargs: Mapping[str, AbstractValue],
+        defaults: tuple[Any, ...] = ...,
+    ) -> AbstractValue:
+        """Return what the code returns. Raise `Unbounded` if it has no bound."""
