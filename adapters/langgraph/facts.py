@@ -27,8 +27,8 @@ from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_no
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import Fields, Symbol
-from teola_plugin.tracer.functions.live import asks
-from teola_plugin.tracer.functions.values import Unknown
+from teola_plugin.tracer.functions.pruning import uses_engine
+from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langgraph.lookahead import STATE, lookahead
 from teola_plugin.tracer.langgraph.node import NOTHING, Visited, visit
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
@@ -83,7 +83,7 @@ class GraphFacts:
 
     def _node(self, node: NodeShape, has_pool: bool) -> NodeFacts:
         draft, made = self._visited[node.name]
-        asked = [c for c in draft.components.values() if asks(c)]
+        asked = [c for c in draft.components.values() if uses_engine(c)]
         calls = tuple(self._call(node, c, c is asked[0]) for c in asked)
         level, reason = _level(node, draft, made, has_pool)
         if self._agent is not None and self._agent.node == node.name:
@@ -231,7 +231,7 @@ def _level(node: NodeShape, draft: Draft, made: Visited, has_pool: bool) -> tupl
         return ("lowered", "") if row is None else (row.level, row.reason)
     if made.updates is not None and not any(isinstance(value, Unknown) for value in made.updates.values()):
         return "lowered", ""
-    if any(map(asks, draft.components.values())):
+    if any(map(uses_engine, draft.components.values())):
         return "joined", f"not all of its code is understood; {_JOINS}"
     return _unseen(node.bound, has_pool)
 

@@ -20,9 +20,8 @@ from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.functions.believed import Believed
-from teola_plugin.tracer.functions.deciding import Decide
-from teola_plugin.tracer.functions.reading import Surroundings
+from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
+from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.langgraph.decisions import Decided
 from teola_plugin.tracer.langgraph.lookahead import lookahead
 from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of
@@ -44,7 +43,7 @@ class Plans:
         self.channels = () if self.shape is None else tuple(self.shape.updates)
         """Of the state."""
         self._known: dict[tuple[str, bool], Decided[Traced | None]] = {}
-        self._believed: dict[tuple[str, bool], Believed] = {}
+        self._believed: dict[tuple[str, bool], DataGuards] = {}
         """Data that the plans were made with."""
         self._making: set[tuple[str, bool]] = set()
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, Traced]] = {}
@@ -63,7 +62,7 @@ class Plans:
         """Whether there is a plan for some state, as far as is known."""
         if self.shape is None or node not in self.shape.nodes:
             return False
-        if not self._rest_on(node, pushed).hold():
+        if not self._rest_on(node, pushed).are_unchanged():
             self._known.pop((node, pushed), None)
         return not self._of(node, pushed).empty
 
@@ -85,8 +84,8 @@ class Plans:
             found = self._known.setdefault((node, pushed), Decided(partial(self._traced, node, pushed)))
         return found
 
-    def _rest_on(self, node: str, pushed: bool) -> Believed:
-        return self._believed.setdefault((node, pushed), Believed())
+    def _rest_on(self, node: str, pushed: bool) -> DataGuards:
+        return self._believed.setdefault((node, pushed), DataGuards())
 
     def _make(self, node: str, value: Any, pushed: bool) -> None:
         self.traced(node, value, pushed=pushed)
@@ -96,7 +95,7 @@ class Plans:
         if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
-            with self._rest_on(node, pushed).noting():
+            with self._rest_on(node, pushed).recording():
                 found = lookahead(self.shape, node, pushed=pushed, decide=decide)
             plan = self._plan(found)
         except Exception as error:
@@ -155,6 +154,6 @@ def _has_its_names(func: Any) -> bool:
     func = getattr(func, "__func__", func)
     if type(func) is not FunctionType:
         return True
-    around, code = Surroundings.of(func), func.__code__
+    around, code = FreeNames.of_function(func), func.__code__
     read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
     return around.has(*read, *code.co_freevars)

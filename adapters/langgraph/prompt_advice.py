@@ -18,9 +18,9 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
 
 from teola_plugin.adapters.langgraph.varying import OF_DAYS, SETTLED, Kind, kind_of, name_of, says_the_day
-from teola_plugin.tracer.functions.reading import Surroundings
+from teola_plugin.tracer.functions.lookup import FreeNames
 from teola_plugin.tracer.functions.source import Definition, source_of
-from teola_plugin.tracer.functions.values import Known
+from teola_plugin.tracer.functions.symbols import KnownValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Reader:
 
     def __init__(self, func: FunctionType, definition: Definition, depth: int) -> None:
         self._func, self._definition, self._depth = func, definition, depth
-        self._around = Surroundings.of(func)
+        self._around = FreeNames.of_function(func)
         self._local: dict[str, Breaker | None] = {}
         """Names that are assigned here -> what varies in them."""
         self._imported: dict[str, str] = {}
@@ -250,7 +250,7 @@ class _Reader:
         if not isinstance(name, ast.Name) or name.id in self._local or name.id in self._imported:
             return None
         found = self._around.read(name.id)
-        return found.value if isinstance(found, Known) else None
+        return found.value if isinstance(found, KnownValue) else None
 
     def _full_name(self, value: ast.expr) -> str:
         """With its module; empty for what cannot be told."""

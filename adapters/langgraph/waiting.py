@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from teola_plugin.graph import INPUT, Ref, Role
 from teola_plugin.tracer.draft import Traced
-from teola_plugin.tracer.functions.live import asks
+from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.langgraph.lookahead import STATE
 from teola_plugin.tracer.langgraph.shape import ROOT
 
@@ -28,7 +28,7 @@ def waits_for(plan: Traced, call: str) -> list[str]:
         if name not in known or name in seen:
             continue
         seen.add(name)
-        if asks(known[name]) or known[name].role is Role.OPAQUE:
+        if uses_engine(known[name]) or known[name].role is Role.OPAQUE:
             found[name] = None
         else:
             todo += [ref.producer for _, ref in known[name].inputs]

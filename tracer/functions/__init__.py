@@ -1,25 +1,42 @@
-"""Functions of the user's that call Runnables: their source is walked with symbols, so that engines can be asked early.
+"""Reads functions of the user's, such as nodes of a graph, to find the requests that they will make of engines.
 
-Nothing of a function runs. What is understood becomes components of a template; whatever is got wrong is asked for in
-vain and claimed by nobody. See `trace` for what it gives, `values` for the symbols.
+Nothing of a function runs: its source is interpreted with symbols in place of values. What is understood becomes
+components of a template; a request that turns out wrong is claimed by nobody. `trace` is the entry, `symbols` defines
+the symbols, `interpreter` the state of a function that is being read; the rules are in `expressions` and `statements`.
 """
 
-from teola_plugin.tracer.functions.trace import FunctionWalk, realised, trace_function, trace_node, walk_function
-from teola_plugin.tracer.functions.values import UNKNOWN_VALUE, Built, Fields, Known, Sent, Series, Spread, Symbol, Text
+from teola_plugin.tracer.functions.symbols import (
+    UNKNOWN_VALUE,
+    Fields,
+    Instance,
+    ItemList,
+    KnownValue,
+    SendPerItem,
+    Spread,
+    Symbol,
+    Text,
+)
+from teola_plugin.tracer.functions.trace import (
+    FunctionSummary,
+    materialize,
+    summarize_function,
+    trace_function,
+    trace_node,
+)
 
 __all__ = [
     "UNKNOWN_VALUE",
-    "Built",
     "Fields",
-    "FunctionWalk",
-    "Known",
-    "Sent",
-    "Series",
+    "FunctionSummary",
+    "Instance",
+    "ItemList",
+    "KnownValue",
+    "SendPerItem",
     "Spread",
     "Symbol",
     "Text",
-    "realised",
+    "materialize",
+    "summarize_function",
     "trace_function",
     "trace_node",
-    "walk_function",
 ]

@@ -1,4 +1,4 @@
-"""Calls in a function's source: of Runnables, of the framework, of what is pure, of the user's own functions."""
+"""Calls in a function's source: of the framework, of pure functions, of methods of values, of the user's functions."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.functions import texts
-from teola_plugin.tracer.functions.arguments import Arguments
-from teola_plugin.tracer.functions.building import built
-from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
-from teola_plugin.tracer.functions.in_place import CHANGES, changed
-from teola_plugin.tracer.functions.machine import Walker
-from teola_plugin.tracer.functions.pure import proven
-from teola_plugin.tracer.functions.reading import is_a
-from teola_plugin.tracer.functions.running import of_framework_object
-from teola_plugin.tracer.functions.values import (
+from teola_plugin.tracer.functions.framework_calls import Arguments, build, call_framework_method
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.lookup import is_instance
+from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
+from teola_plugin.tracer.functions.operations import (
+    call_text_method,
+    compose,
+    items_of,
+    make_list,
+    read_attribute,
+    read_key,
+)
+from teola_plugin.tracer.functions.pure_expressions import compile_pure
+from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
-    Coming,
-    Computed,
-    Defined,
+    AwaitableValue,
+    Expression,
     Fields,
-    Known,
-    Series,
+    Item,
+    ItemList,
+    KnownValue,
+    LocalFunction,
     Spread,
     Symbol,
     Unknown,
     is_constant,
-    known_object,
-    words,
+    known_value,
+    merge_inputs,
+    word_set,
 )
 from teola_plugin.tracer.purity.calls import CALLABLES, METHODS
 from teola_plugin.tracer.purity.purity import cached_purity
 from teola_plugin.tracer.symbols import NotUnderstood
 
-_HARMLESS = words(
+_HARMLESS_MODULES = word_set(
     "base64 builtins collections copy datetime hashlib html itertools json logging math operator pprint random re",
     "statistics string textwrap time uuid",
     "ray.experimental.tqdm_ray ray.serve._private.logging_utils ray.train.v2._internal.logging.patch_print",
@@ -49,263 +55,267 @@ _HARMLESS = words(
 
 They are modules of the standard library, and those of Ray that replace `builtins.print` by a print of their own.
 """
+_MUTATING_FUNCTIONS = word_set("delattr delitem iadd iconcat imul ior setattr setitem shuffle")
+"""Functions of the standard library that change their first argument."""
+_MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (AIMessage, ("ai", "AIMessageChunk")),
+    (HumanMessage, ("human", "HumanMessageChunk")),
+    (SystemMessage, ("system", "SystemMessageChunk")),
+    (ToolMessage, ("tool", "ToolMessageChunk")),
+)
+"""Classes of messages, and the values that the field `type` of their instances has."""
 
 
-def call(walk: Walker, node: ast.expr) -> Symbol:
-    """What a call gives."""
+def evaluate_call(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Return what a call returns."""
     assert isinstance(node, ast.Call)
     if isinstance(node.func, ast.Attribute):
-        owner = walk.evaluate(node.func.value)
-        if not isinstance(owner, (Known, Unknown)) or (isinstance(owner, Known) and _is_data(owner.value)):
-            made = _method(walk, node, node.func, owner)
-            if node.func.attr in CHANGES:
-                walk.in_place.add(owner)
-            return made
-        if isinstance(owner, Unknown) and node.func.attr in (*METHODS, *CHANGES):
-            Arguments.of(walk, node)
+        owner, method = interpreter.evaluate(node.func.value), node.func.attr
+        if not isinstance(owner, (KnownValue, Unknown)) or (isinstance(owner, KnownValue) and _is_data(owner.value)):
+            result = _call_method(interpreter, node, node.func, owner)
+            if method in MUTATING_METHODS:
+                interpreter.mutations.add(owner)
+            return result
+        if isinstance(owner, Unknown) and method in (*METHODS, *MUTATING_METHODS):
+            Arguments.evaluate(interpreter, node)
             return UNKNOWN_VALUE
-        what = read_attribute(walk, owner, node.func.attr)
+        func = read_attribute(interpreter, owner, method)
     else:
-        what = walk.evaluate(node.func)
-    arguments = Arguments.of(walk, node)
-    _may_change(walk, what, arguments)
-    return _called(walk, what, arguments)
-
-
-def _may_change(walk: Walker, what: Symbol, arguments: Arguments) -> None:
-    """What is not looked into may change an argument in place, or call a function that does."""
-    if isinstance(what, Known) and getattr(what.value, "__name__", "") in _CHANGE_THEIR_FIRST:
-        for one in arguments.given[:1]:
-            walk.in_place.add(one.of if isinstance(one, Spread) else one)
-    for one in (*arguments.given, *arguments.named.values()):
-        if isinstance(one, Defined):
-            for name in changed([one.definition]):
-                walk.in_place.add(one.read(name))
+        func = interpreter.evaluate(node.func)
+    arguments = Arguments.evaluate(interpreter, node)
+    _record_mutations(interpreter, func, arguments)
+    return _call(interpreter, func, arguments)
 
 
 def _is_data(value: object) -> bool:
     return is_constant(value) or type(value) in (dict, list, tuple, set)
 
 
-def _called(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
-    if not isinstance(what, Known):
-        return _users_own(walk, what, what, arguments)
-    func = what.value
-    if (made := of_framework_object(walk, func, arguments)) is not None:
-        return made
-    if func is isinstance and (made := _is_message(walk, arguments)) is not None:
-        return made
-    if any(func is one for one in CALLABLES):
-        return _pure(walk, what, arguments)
-    if (made := _of_asyncio(walk, func, arguments)) is not None:
-        return made
-    if arguments.whole and (made := built(func, arguments.given, arguments.named)) is not None:
-        return made
-    if _is_harmless(func):
+def _record_mutations(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) -> None:
+    """Record what a function that is not interpreted may change: its first argument, what a local function changes."""
+    if isinstance(func, KnownValue) and getattr(func.value, "__name__", "") in _MUTATING_FUNCTIONS:
+        for item in arguments.positional[:1]:
+            interpreter.mutations.add(item.iterable if isinstance(item, Spread) else item)
+    for item in arguments.all_items():
+        if isinstance(item, LocalFunction):
+            for name in mutated_names([item.definition]):
+                interpreter.mutations.add(item.read_outer(name))
+
+
+def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) -> Symbol:
+    """Return what a function returns, by the first rule that understands it."""
+    if not isinstance(func, KnownValue):
+        return _call_user_function(interpreter, func, func, arguments)
+    value = func.value
+    if (result := call_framework_method(interpreter, value, arguments)) is not None:
+        return result
+    if value is isinstance and (result := _test_message_class(interpreter, arguments)) is not None:
+        return result
+    if any(value is pure for pure in CALLABLES):
+        return _call_pure(interpreter, func, arguments)
+    if (result := _call_asyncio(interpreter, value, arguments)) is not None:
+        return result
+    if arguments.complete and (result := build(value, arguments.positional, arguments.keywords)) is not None:
+        return result
+    if _is_harmless(value):
         return UNKNOWN_VALUE
-    return _users_own(walk, what, func, arguments)
+    return _call_user_function(interpreter, func, value, arguments)
 
 
-def _is_message(walk: Walker, arguments: Arguments) -> Symbol | None:
-    """`isinstance(value, AIMessage)`, by the type that a message tells of itself; None for any other class."""
-    given = arguments.single or []
-    kind = given[1].value if len(given) == 2 and isinstance(given[1], Known) else None
-    types = next((found for known, found in _TYPES if known is kind), None)
-    if types is None or not isinstance(given[0], (Ref, Computed)):
+def _test_message_class(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol | None:
+    """Return `isinstance(value, AIMessage)`, by the type that a message says it has; None for any other class."""
+    symbols = arguments.symbols or []
+    kind = symbols[1].value if len(symbols) == 2 and isinstance(symbols[1], KnownValue) else None
+    types = next((types for message_class, types in _MESSAGE_TYPES if message_class is kind), None)
+    if types is None or not isinstance(symbols[0], (Ref, Expression)):
         return None
-    shape = ast.Compare(ast.Constant(0), [ast.In()], [])
-    return composed(walk, shape, {"left": read_attribute(walk, given[0], "type"), "comparators": [Known(types)]})
+    template = ast.Compare(ast.Constant(0), [ast.In()], [])
+    message_type = read_attribute(interpreter, symbols[0], "type")
+    return compose(interpreter, template, {"left": message_type, "comparators": [KnownValue(types)]})
 
 
-_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
-    (AIMessage, ("ai", "AIMessageChunk")),
-    (HumanMessage, ("human", "HumanMessageChunk")),
-    (SystemMessage, ("system", "SystemMessageChunk")),
-    (ToolMessage, ("tool", "ToolMessageChunk")),
-)
+def _call_asyncio(interpreter: FunctionInterpreter, func: Any, arguments: Arguments) -> Symbol | None:
+    """Interpret a call of `asyncio` that runs coroutines or functions; None for any other function."""
+    if func is asyncio.gather:
+        if any(isinstance(item, Unknown) for item in arguments.positional):
+            interpreter.add_user_code()
+        return AwaitableValue(make_list([_await_item(item) for item in arguments.positional]))
+    first = arguments.positional[0] if arguments.positional else None
+    if any(func is one for one in (asyncio.create_task, asyncio.ensure_future, asyncio.wait_for)):
+        return first if isinstance(first, AwaitableValue) else UNKNOWN_VALUE
+    if func is asyncio.to_thread and isinstance(first, KnownValue):
+        rest = Arguments(arguments.positional[1:], arguments.keywords, arguments.complete)
+        return AwaitableValue(_call(interpreter, first, rest))
+    return AwaitableValue(KnownValue(None)) if func is asyncio.sleep else None
 
 
-def may_write(walk: Walker, nodes: Sequence[ast.AST]) -> bool:
-    """Whether code that was not looked into may write what an engine reads."""
-    calls = (one for node in nodes for one in ast.walk(node) if isinstance(one, (ast.Call, ast.Await)))
-    return not all(isinstance(one, ast.Call) and _only_reads(walk, one.func) for one in calls)
+def _await_item(item: Item) -> Item:
+    if isinstance(item, Spread):
+        coroutines = item.iterable
+        return Spread(coroutines.value if isinstance(coroutines, AwaitableValue) else coroutines)
+    return item.value if isinstance(item, AwaitableValue) else UNKNOWN_VALUE
 
 
-def _only_reads(walk: Walker, func: ast.expr) -> bool:
-    if isinstance(func, ast.Attribute) and func.attr in (*METHODS, *CHANGES):
+# ------------------------------------------------------------ code that is not interpreted
+
+
+def may_write(interpreter: FunctionInterpreter, nodes: Sequence[ast.AST]) -> bool:
+    """Return True if code that is not interpreted may write what an engine reads."""
+    calls = (part for node in nodes for part in ast.walk(node) if isinstance(part, (ast.Call, ast.Await)))
+    return not all(isinstance(call, ast.Call) and _only_reads(interpreter, call.func) for call in calls)
+
+
+def _only_reads(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
+    if isinstance(func, ast.Attribute) and func.attr in (*METHODS, *MUTATING_METHODS):
         return True
-    inner = func
-    while isinstance(inner, ast.Attribute):
-        inner = inner.value
-    what = walk.evaluate(func) if isinstance(inner, ast.Name) else UNKNOWN_VALUE
-    return isinstance(what, Known) and (_is_harmless(what.value) or any(what.value is one for one in CALLABLES))
-
-
-_CHANGE_THEIR_FIRST = words("delattr delitem iadd iconcat imul ior setattr setitem shuffle")
-"""Functions of the standard library that change what they are given first."""
+    root = func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    symbol = interpreter.evaluate(func) if isinstance(root, ast.Name) else UNKNOWN_VALUE
+    if not isinstance(symbol, KnownValue):
+        return False
+    return _is_harmless(symbol.value) or any(symbol.value is pure for pure in CALLABLES)
 
 
 def _is_harmless(func: Any) -> bool:
+    """Return True for a function that writes nothing that an engine reads."""
     if type(func) is MethodType:
-        func = func.__func__ if is_a(func.__self__, logging.Logger) else None
+        func = func.__func__ if is_instance(func.__self__, logging.Logger) else None
     if type(func) not in (FunctionType, BuiltinFunctionType):
         return False
-    of = getattr(func, "__self__", None)
-    module = func.__module__ or (of.__module__ if isinstance(of, type) else "")
-    return module in _HARMLESS
-
-
-# ------------------------------------------------------------ asyncio
-
-
-def _of_asyncio(walk: Walker, func: Any, arguments: Arguments) -> Symbol | None:
-    if func is asyncio.gather:
-        if any(isinstance(one, Unknown) for one in arguments.given):
-            walk.user_code()
-        return Coming(series([_awaited(one) for one in arguments.given]))
-    first = arguments.given[0] if arguments.given else None
-    if any(func is one for one in (asyncio.create_task, asyncio.ensure_future, asyncio.wait_for)):
-        return first if isinstance(first, Coming) else UNKNOWN_VALUE
-    if func is asyncio.to_thread and isinstance(first, Known):
-        rest = Arguments(arguments.given[1:], arguments.named, arguments.whole)
-        return Coming(_called(walk, first, rest))
-    return Coming(Known(None)) if func is asyncio.sleep else None
-
-
-def _awaited(item: Symbol | Spread) -> Symbol | Spread:
-    if isinstance(item, Spread):
-        return Spread(item.of.value if isinstance(item.of, Coming) else item.of)
-    return item.value if isinstance(item, Coming) else UNKNOWN_VALUE
+    owner = getattr(func, "__self__", None)
+    module = func.__module__ or (owner.__module__ if isinstance(owner, type) else "")
+    return module in _HARMLESS_MODULES
 
 
 # ------------------------------------------------------------ pure functions, methods of values
 
 
-def _length(walk: Walker, of: Series) -> Symbol:
-    """`len(...)`, also of a list with items that are not known."""
-    made: Symbol = Known(sum(not isinstance(item, Spread) for item in of.items))
-    for item in of.items:
-        if isinstance(item, Spread):
-            shape = ast.Call(ast.Name("len", ast.Load()), [], [])
-            one = composed(walk, shape, {"args": [item.of]})
-            added = ast.BinOp(ast.Constant(0), ast.Add(), ast.Constant(0))
-            made = UNKNOWN_VALUE if isinstance(one, Unknown) else composed(walk, added, {"left": made, "right": one})
-    return made
-
-
-def _pure(walk: Walker, what: Symbol, arguments: Arguments) -> Symbol:
-    """A call of a pure function, to be computed when it is needed."""
-    given = arguments.single
-    if not arguments.whole or given is None:
+def _call_pure(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) -> Symbol:
+    """Return the call of a pure function as an expression."""
+    symbols = arguments.symbols
+    if not arguments.complete or symbols is None:
         return UNKNOWN_VALUE
-    if isinstance(what, Known) and what.value is len and len(given) == 1 and isinstance(given[0], Series):
-        return _length(walk, given[0])
-    shape = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.named])
-    made = composed(walk, shape, {"func": what, "args": given})
-    if not isinstance(made, Computed):
-        return made
-    assert isinstance(made.code, ast.Call)
-    refs, objects = dict(made.refs), dict(made.objects)
-    keywords = []
-    for name, one in arguments.named.items():
-        code = walk.code(one)
-        if code is None:
+    if isinstance(func, KnownValue) and func.value is len and len(symbols) == 1 and isinstance(symbols[0], ItemList):
+        return _length(interpreter, symbols[0])
+    template = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.keywords])
+    call = compose(interpreter, template, {"func": func, "args": symbols})
+    if not isinstance(call, Expression):
+        return call
+    assert isinstance(call.code, ast.Call)
+    expressions, keywords = [call], []
+    for name, symbol in arguments.keywords.items():
+        expression = interpreter.to_expression(symbol)
+        if expression is None:
             return UNKNOWN_VALUE
-        keywords.append(ast.keyword(name, code.code))
-        refs |= code.refs
-        objects |= code.objects
-    return Computed(ast.Call(made.code.func, made.code.args, keywords), refs, objects)
+        keywords.append(ast.keyword(name, expression.code))
+        expressions.append(expression)
+    return Expression(ast.Call(call.code.func, call.code.args, keywords), *merge_inputs(expressions))
 
 
-def _method(walk: Walker, node: ast.Call, func: ast.Attribute, owner: Symbol) -> Symbol:
-    """A method of a text, a list, a dictionary, or of something that is made at run time."""
-    arguments = Arguments.of(walk, node)
-    name = func.attr
-    given = [one for one in arguments.given if not isinstance(one, Spread)]
-    if (
-        made := texts.method(walk, owner, name, given if len(given) == len(arguments.given) else [], arguments.named)
-    ) is not None:
-        return made
-    if name in ("append", "extend") and len(given) == 1 and isinstance(func.value, ast.Name):
-        _extended(walk, func.value.id, owner, [*given] if name == "append" else spread(given[0]))
-        return Known(None)
-    if name == "get" and given and (found := _got(walk, owner, given)) is not None:
-        return found
+def _length(interpreter: FunctionInterpreter, item_list: ItemList) -> Symbol:
+    """Return the length of a list: the number of its known items, and the lengths of the lists among them."""
+    length: Symbol = KnownValue(sum(not isinstance(item, Spread) for item in item_list.items))
+    for item in item_list.items:
+        if not isinstance(item, Spread):
+            continue
+        template = ast.Call(ast.Name("len", ast.Load()), [], [])
+        inner_length = compose(interpreter, template, {"args": [item.iterable]})
+        if isinstance(inner_length, Unknown):
+            length = UNKNOWN_VALUE
+        else:
+            addition = ast.BinOp(ast.Constant(0), ast.Add(), ast.Constant(0))
+            length = compose(interpreter, addition, {"left": length, "right": inner_length})
+    return length
+
+
+def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Attribute, owner: Symbol) -> Symbol:
+    """Call a method of a text, a list, a dictionary, or of a value that is known at run time."""
+    arguments = Arguments.evaluate(interpreter, node)
+    name, symbols = func.attr, [item for item in arguments.positional if not isinstance(item, Spread)]
+    text_arguments = arguments.symbols or []
+    if (text := call_text_method(interpreter, owner, name, text_arguments, arguments.keywords)) is not None:
+        return text
+    if name in ("append", "extend") and len(symbols) == 1 and isinstance(func.value, ast.Name):
+        new_items: list[Item] = [*symbols] if name == "append" else items_of(symbols[0])
+        is_tuple = isinstance(owner, ItemList) and owner.kind is tuple
+        longer: Symbol = UNKNOWN_VALUE
+        if isinstance(owner, (ItemList, Ref)) and not is_tuple:
+            longer = ItemList((*items_of(owner), *new_items))
+        interpreter.frame.names[func.value.id] = longer
+        return KnownValue(None)
+    if name == "get" and symbols and (value := _get_key(owner, symbols)) is not None:
+        return value
     if name in METHODS:
-        code = walk.code(owner)
-        if code is not None:
-            attributed = Computed(ast.Attribute(code.code, name, ast.Load()), code.refs, code.objects)
-            return _pure(walk, attributed, arguments)
-        return UNKNOWN_VALUE
+        expression = interpreter.to_expression(owner)
+        if expression is None:
+            return UNKNOWN_VALUE
+        method = ast.Attribute(expression.code, name, ast.Load())
+        return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
     if isinstance(func.value, ast.Name):
-        walk.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
-    if isinstance(owner, Fields | Series):
-        walk.in_place.add(owner)
-    walk.user_code()
+        interpreter.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
+    if isinstance(owner, Fields | ItemList):
+        interpreter.mutations.add(owner)
+    interpreter.add_user_code()
     return UNKNOWN_VALUE
 
 
-def _got(walk: Walker, owner: Symbol, given: Sequence[Symbol]) -> Symbol | None:
-    """`owner.get(key, default)` of a dictionary whose keys are known."""
-    known, key = known_object(given[0])
-    default = given[1] if len(given) > 1 else Known(None)
+def _get_key(owner: Symbol, arguments: Sequence[Symbol]) -> Symbol | None:
+    """Return `owner.get(key, default)` of a dictionary whose keys are known; None for any other."""
+    is_known, key = known_value(arguments[0])
+    default = arguments[1] if len(arguments) > 1 else KnownValue(None)
     if isinstance(owner, Fields):
-        lacks = known and owner.base is None and key not in owner.items
-        return default if lacks else read_key(walk, owner, given[0])
-    if isinstance(owner, Known) and type(owner.value) is dict and known and type(key) in (str, int):
-        return Known(owner.value[key]) if key in owner.value else default
+        is_missing = is_known and owner.base is None and key not in owner.items
+        return default if is_missing else read_key(owner, arguments[0])
+    if isinstance(owner, KnownValue) and type(owner.value) is dict and is_known and type(key) in (str, int):
+        return KnownValue(owner.value[key]) if key in owner.value else default
     return None
-
-
-def _extended(walk: Walker, name: str, owner: Symbol, items: Sequence[Symbol | Spread]) -> None:
-    """A list grows; what is not known of it stays so."""
-    if isinstance(owner, (Series, Ref)) and not (isinstance(owner, Series) and owner.kind is tuple):
-        walk.frame.names[name] = Series((*spread(owner), *items))
-    else:
-        walk.frame.names[name] = UNKNOWN_VALUE
 
 
 # ------------------------------------------------------------ the user's own functions
 
 
-def _read_in_part(walk: Walker, func: FunctionType, arguments: Arguments) -> Symbol | None:
-    """What a pure function makes of a record whose values come one by one, such as the state of a graph ahead of nodes.
-
-    Computed as a whole it would wait for all of them, also for those that it does not read. None where it is handed
-    none, or not all of it is understood.
-    """
-    given = arguments.single if arguments.whole else None
-    if given is None or not any(_is_record(one) for one in (*given, *arguments.named.values())):
-        return None
-    if cached_purity(func) is None:
-        return walk.call_function(func, given, arguments.named)  # no expression holds a call of it
-    trial = walk.trial(set(walk.draft.names))
-    made = trial.call_function(func, given, arguments.named)
-    if made is None or isinstance(made, Unknown | Coming) or trial.left_out or trial.runs_user_code:
-        return None
-    return walk.call_function(func, given, arguments.named)
-
-
-def _is_record(symbol: Symbol) -> bool:
-    return isinstance(symbol, Fields) and symbol.base is None and len(symbol.items) > 1
-
-
-def _users_own(walk: Walker, what: Symbol, func: Any, arguments: Arguments) -> Symbol:
-    if type(func) is FunctionType:
-        if (read := _read_in_part(walk, func, arguments)) is not None:
-            return read
-        made = _pure(walk, what, arguments)
-        if isinstance(made, Computed):
+def _call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: Any, arguments: Arguments) -> Symbol:
+    """Call a function of the user's: as a pure expression if it is one, else by its source, else as user code."""
+    if type(value) is FunctionType:
+        if (result := _read_needed_fields(interpreter, value, arguments)) is not None:
+            return result
+        call = _call_pure(interpreter, func, arguments)
+        if isinstance(call, Expression):
             try:
-                proven(made)
-                return made
+                compile_pure(call)
+                return call
             except NotUnderstood:
                 pass
-    given = arguments.single if arguments.whole else None
-    if given is not None and (returned := walk.call_function(func, given, arguments.named)) is not None:
-        return returned
-    walk.user_code()
-    for one in (*arguments.given, *arguments.named.values()):
-        if isinstance(one, Fields | Series):  # it may do anything with them
-            walk.in_place.add(one)
+    symbols = arguments.symbols if arguments.complete else None
+    if symbols is not None:
+        result = interpreter.call_function(value, symbols, arguments.keywords)
+        if result is not None:
+            return result
+    interpreter.add_user_code()
+    for item in arguments.all_items():
+        if isinstance(item, Fields | ItemList):  # it may do anything with them
+            interpreter.mutations.add(item)
     return UNKNOWN_VALUE
+
+
+def _read_needed_fields(interpreter: FunctionInterpreter, func: FunctionType, arguments: Arguments) -> Symbol | None:
+    """Return what a pure function makes of a record whose values come one by one, such as the state of a graph.
+
+    Computed as a whole, it would wait for all of them, also for those that it does not read. Return None if no
+    argument is such a record, or if not all of the function is understood.
+    """
+    symbols = arguments.symbols if arguments.complete else None
+    if symbols is None or not any(map(_is_record, arguments.all_items())):
+        return None
+    if cached_purity(func) is not None:  # else no expression can hold a call of it
+        trial = interpreter.fork(set(interpreter.draft.names))
+        result = trial.call_function(func, symbols, arguments.keywords)
+        is_understood = result is not None and not isinstance(result, Unknown | AwaitableValue)
+        if not is_understood or trial.is_incomplete or trial.runs_user_code:
+            return None
+    return interpreter.call_function(func, symbols, arguments.keywords)
+
+
+def _is_record(item: Item) -> bool:
+    return isinstance(item, Fields) and item.base is None and len(item.items) > 1

@@ -1,210 +1,463 @@
-"""What expressions give, in symbols. Calls are in `calls`, what is done item by item in `loops`."""
+"""The values of expressions, as symbols. The rules for calls are in `calls`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import CellType, CodeType, FunctionType
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.functions import texts
-from teola_plugin.tracer.functions.building import piped
-from teola_plugin.tracer.functions.calls import call
-from teola_plugin.tracer.functions.composing import composed, read_attribute, read_key, series, spread
-from teola_plugin.tracer.functions.comprehensions import asks_inside, comprehension
-from teola_plugin.tracer.functions.defining import defined
-from teola_plugin.tracer.functions.machine import Walker
-from teola_plugin.tracer.functions.values import (
+from teola_plugin.tracer.functions.bodies import map_items
+from teola_plugin.tracer.functions.calls import evaluate_call
+from teola_plugin.tracer.functions.framework_calls import pipe
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.operations import (
+    assign_names,
+    compose,
+    format_f_string,
+    format_percent,
+    is_text,
+    items_of,
+    make_list,
+    make_text,
+    read_attribute,
+    read_key,
+)
+from teola_plugin.tracer.functions.pure_expressions import compile_pure, is_small
+from teola_plugin.tracer.functions.source import Definition, location_of
+from teola_plugin.tracer.functions.symbols import (
+    RUN_METHODS,
     UNKNOWN_VALUE,
-    Coming,
-    Computed,
+    AwaitableValue,
+    Expression,
     Fields,
     Item,
-    Known,
-    Series,
+    ItemList,
+    KnownValue,
+    LocalFunction,
+    Spread,
     Symbol,
     Unknown,
+    is_known_in_parts,
+    merge_inputs,
 )
+from teola_plugin.tracer.symbols import NotUnderstood
 
-Rule = Callable[[Walker, ast.expr], Symbol]
 
-
-def evaluate(walk: Walker, node: ast.expr) -> Symbol:
-    """What the expression gives; unknown for what no rule understands."""
+def evaluate(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Return the value of an expression; unknown if no rule understands it."""
     rule = _RULES.get(type(node))
-    return UNKNOWN_VALUE if rule is None else rule(walk, node)
+    return UNKNOWN_VALUE if rule is None else rule(interpreter, node)
 
 
 # ------------------------------------------------------------ containers
 
 
-def _list(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_list(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     assert isinstance(node, (ast.List, ast.Tuple))
     items: list[Item] = []
-    for part in node.elts:
-        if isinstance(part, ast.Starred):
-            items += spread(walk.evaluate(part.value))
+    for element in node.elts:
+        if isinstance(element, ast.Starred):
+            items += items_of(interpreter.evaluate(element.value))
         else:
-            items.append(walk.evaluate(part))
-    return series(items, tuple if isinstance(node, ast.Tuple) else list)
+            items.append(interpreter.evaluate(element))
+    return make_list(items, tuple if isinstance(node, ast.Tuple) else list)
 
 
-def _dictionary(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_dictionary(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.Dict)
     items: dict[str, Symbol] = {}
     base: Ref | None = None
     understood = True
-    for key, value in zip(node.keys, node.values, strict=True):
-        made = walk.evaluate(value)
-        if key is None:
-            fields = _as_fields(made)
+    for key_node, value_node in zip(node.keys, node.values, strict=True):
+        value = interpreter.evaluate(value_node)
+        if key_node is None:  # `**value`
+            fields = _to_fields(value)
             if fields is None or (fields.base is not None and (base is not None or items)):
                 understood = False
                 continue
             base = fields.base or base
             items |= fields.items
             continue
-        name = walk.evaluate(key)
-        if isinstance(name, Known) and type(name.value) is str:
-            items[name.value] = made
+        key = interpreter.evaluate(key_node)
+        if isinstance(key, KnownValue) and type(key.value) is str:
+            items[key.value] = value
         else:
             understood = False
     return Fields(items, base) if understood else UNKNOWN_VALUE
 
 
-def _as_fields(symbol: Symbol) -> Fields | None:
+def _to_fields(symbol: Symbol) -> Fields | None:
     if isinstance(symbol, Ref):
         return Fields({}, symbol)
-    if isinstance(symbol, Known) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
-        return Fields({key: Known(value) for key, value in symbol.value.items()})
+    if isinstance(symbol, KnownValue) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
+        return Fields({key: KnownValue(value) for key, value in symbol.value.items()})
     return symbol if isinstance(symbol, Fields) else None
 
 
-# ------------------------------------------------------------ values of values
-
-
-def _subscript(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.Subscript)
-    of = walk.evaluate(node.value)
-    if isinstance(of, Unknown):
-        return of
+    owner = interpreter.evaluate(node.value)
+    if isinstance(owner, Unknown):
+        return owner
     if isinstance(node.slice, ast.Slice):
-        return _sliced(walk, node, of, node.slice)
-    key = walk.evaluate(node.slice)
-    found = read_key(walk, of, key)
-    return composed(walk, node, {"value": of, "slice": key}) if found is None else found
+        return _evaluate_slice(interpreter, node, owner, node.slice)
+    key = interpreter.evaluate(node.slice)
+    value = read_key(owner, key)
+    return compose(interpreter, node, {"value": owner, "slice": key}) if value is None else value
 
 
-def _sliced(walk: Walker, node: ast.Subscript, of: Symbol, ends: ast.Slice) -> Symbol:
-    given = {
-        name: walk.evaluate(end) for name in ("lower", "upper", "step") if (end := getattr(ends, name)) is not None
-    }
-    between = composed(walk, ends, given)
-    if not isinstance(between, Computed):
+def _evaluate_slice(
+    interpreter: FunctionInterpreter, node: ast.Subscript, owner: Symbol, slice_node: ast.Slice
+) -> Symbol:
+    bound_nodes = {name: getattr(slice_node, name) for name in ("lower", "upper", "step")}
+    bounds = {name: interpreter.evaluate(bound) for name, bound in bound_nodes.items() if bound is not None}
+    slice_symbol = compose(interpreter, slice_node, bounds)
+    if not isinstance(slice_symbol, Expression):
         return UNKNOWN_VALUE
-    made = composed(walk, node, {"value": of, "slice": Computed(ast.Constant(0))})
-    if not isinstance(made, Computed):
-        return made
-    code = ast.Subscript(made.code.value, between.code, ast.Load())  # type: ignore[attr-defined]
-    return Computed(code, {**made.refs, **between.refs}, {**made.objects, **between.objects})
+    first_item = compose(interpreter, node, {"value": owner, "slice": Expression(ast.Constant(0))})
+    if not isinstance(first_item, Expression):
+        return first_item
+    code = ast.Subscript(first_item.code.value, slice_symbol.code, ast.Load())  # type: ignore[attr-defined]
+    return Expression(code, *merge_inputs((first_item, slice_symbol)))
 
 
-def _attribute(walk: Walker, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.Attribute)
-    return read_attribute(walk, walk.evaluate(node.value), node.attr)
+# ------------------------------------------------------------ operators and conditions
 
 
-def _operation(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_operator(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.BinOp)
-    left, right = walk.evaluate(node.left), walk.evaluate(node.right)
-    made: Symbol | None = None
+    left, right = interpreter.evaluate(node.left), interpreter.evaluate(node.right)
+    value: Symbol | None = None
     if isinstance(node.op, ast.Add):
-        made = texts.added(left, right) or _concatenated(left, right)
+        if is_text(left) or is_text(right):
+            value = make_text((left, right))
+        elif _is_list(left) or _is_list(right):
+            value = make_list([*items_of(left), *items_of(right)])
     elif isinstance(node.op, ast.Mod):
-        made = texts.percent(left, right)
+        value = format_percent(left, right)
     elif isinstance(node.op, ast.BitOr):
-        made = piped(left, right)
-    return composed(walk, node, {"left": left, "right": right}) if made is None else made
+        value = pipe(left, right)
+    return compose(interpreter, node, {"left": left, "right": right}) if value is None else value
 
 
-def _concatenated(left: Symbol, right: Symbol) -> Symbol | None:
-    """Two lists, where anything is known of one of them."""
-    both = [isinstance(one, Series) or (isinstance(one, Known) and type(one.value) is list) for one in (left, right)]
-    if not any(both):
-        return None
-    return series([*spread(left), *spread(right)])
+def _is_list(symbol: Symbol) -> bool:
+    return isinstance(symbol, ItemList) or (isinstance(symbol, KnownValue) and type(symbol.value) is list)
 
 
-def _compared(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.Compare)
-    left, others = walk.evaluate(node.left), [walk.evaluate(one) for one in node.comparators]
+    left, others = interpreter.evaluate(node.left), [interpreter.evaluate(other) for other in node.comparators]
     if len(others) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-        other = others[0]
-        if isinstance(left, Known) and isinstance(other, Known):
-            return Known((left.value is other.value) == isinstance(node.ops[0], ast.Is))
-        if not isinstance(left, Known) and not isinstance(other, Known):
-            return UNKNOWN_VALUE  # of two that are made anew nobody can tell whether they are one object
-    return composed(walk, node, {"left": left, "comparators": others})
+        right = others[0]
+        if isinstance(left, KnownValue) and isinstance(right, KnownValue):
+            return KnownValue((left.value is right.value) == isinstance(node.ops[0], ast.Is))
+        if not isinstance(left, KnownValue) and not isinstance(right, KnownValue):
+            return UNKNOWN_VALUE  # nobody can tell whether two values that are computed are one object
+    return compose(interpreter, node, {"left": left, "comparators": others})
 
 
-def _either(walk: Walker, node: ast.expr) -> Symbol:
-    """`and`, `or`: only the first is sure to be evaluated."""
+def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Evaluate `and` and `or`, of which only the first operand is certain to be evaluated."""
     assert isinstance(node, ast.BoolOp)
     first, *rest = node.values
-    value = walk.evaluate(first)
-    decided = walk.truth(value)
-    if decided is not None:
-        if decided == isinstance(node.op, ast.Or) or not rest:
+    value = interpreter.evaluate(first)
+    truth = interpreter.decide_condition(value)
+    if truth is not None:
+        if truth == isinstance(node.op, ast.Or) or not rest:
             return value
-        return walk.evaluate(rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest))
-    if any(asks_inside(one) for one in rest):
+        return interpreter.evaluate(rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest))
+    if any(map(_may_use_engine, rest)):
         return UNKNOWN_VALUE
-    return composed(walk, node, {"values": [value, *map(walk.evaluate, rest)]})
+    return compose(interpreter, node, {"values": [value, *map(interpreter.evaluate, rest)]})
 
 
-def _chosen(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_conditional(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Evaluate `body if test else orelse`."""
     assert isinstance(node, ast.IfExp)
-    test = walk.evaluate(node.test)
-    decided = walk.truth(test)
-    if decided is not None:
-        return walk.evaluate(node.body if decided else node.orelse)
-    if asks_inside(node.body) or asks_inside(node.orelse):
+    test = interpreter.evaluate(node.test)
+    truth = interpreter.decide_condition(test)
+    if truth is not None:
+        return interpreter.evaluate(node.body if truth else node.orelse)
+    if _may_use_engine(node.body) or _may_use_engine(node.orelse):
         return UNKNOWN_VALUE
-    return composed(walk, node, {"test": test, "body": walk.evaluate(node.body), "orelse": walk.evaluate(node.orelse)})
+    body, orelse = interpreter.evaluate(node.body), interpreter.evaluate(node.orelse)
+    return compose(interpreter, node, {"test": test, "body": body, "orelse": orelse})
 
 
-def _awaited(walk: Walker, node: ast.expr) -> Symbol:
+def _may_use_engine(node: ast.AST) -> bool:
+    """Return True if the text of the code awaits something, or runs a Runnable."""
+    return any(
+        isinstance(part, ast.Await) or (isinstance(part, ast.Attribute) and part.attr in RUN_METHODS)
+        for part in ast.walk(node)
+    )
+
+
+# ------------------------------------------------------------ names, attributes, functions
+
+
+def _evaluate_attribute(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    assert isinstance(node, ast.Attribute)
+    return read_attribute(interpreter, interpreter.evaluate(node.value), node.attr)
+
+
+def _evaluate_await(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     assert isinstance(node, ast.Await)
-    made = walk.evaluate(node.value)
-    return made.value if isinstance(made, Coming) else UNKNOWN_VALUE
+    awaitable = interpreter.evaluate(node.value)
+    return awaitable.value if isinstance(awaitable, AwaitableValue) else UNKNOWN_VALUE
 
 
-def _named(walk: Walker, node: ast.expr) -> Symbol:
+def _evaluate_assignment(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Evaluate `(name := value)`."""
     assert isinstance(node, ast.NamedExpr)
-    made = walk.evaluate(node.value)
-    walk.frame.names[node.target.id] = made
-    return made
+    value = interpreter.evaluate(node.value)
+    interpreter.frame.names[node.target.id] = value
+    return value
 
 
-_RULES: Mapping[type[ast.expr], Rule] = {
-    ast.Constant: lambda walk, node: Known(node.value),  # type: ignore[attr-defined]
-    ast.Name: lambda walk, node: walk.frame.read(node.id),  # type: ignore[attr-defined]
-    ast.JoinedStr: texts.f_string,  # type: ignore[dict-item]
-    ast.List: _list,
-    ast.Tuple: _list,
-    ast.Dict: _dictionary,
-    ast.Subscript: _subscript,
-    ast.Attribute: _attribute,
-    ast.BinOp: _operation,
-    ast.UnaryOp: lambda walk, node: composed(walk, node, {"operand": walk.evaluate(node.operand)}),  # type: ignore[attr-defined]
-    ast.Compare: _compared,
-    ast.BoolOp: _either,
-    ast.IfExp: _chosen,
-    ast.Await: _awaited,
-    ast.NamedExpr: _named,
-    ast.Lambda: defined,  # type: ignore[dict-item]
-    ast.Call: call,  # type: ignore[dict-item]
-    ast.ListComp: comprehension,
-    ast.GeneratorExp: comprehension,
-    ast.SetComp: comprehension,
-    ast.DictComp: comprehension,
+def define_function(interpreter: FunctionInterpreter, node: Definition) -> Symbol:
+    """Return the function that is defined here: a real one if all that it reads exists already."""
+    code = _code_of(interpreter.frame.code, node)
+    decorated = not isinstance(node, ast.Lambda) and node.decorator_list
+    if code is None or decorated:
+        return UNKNOWN_VALUE
+    last_parameters = code.co_varnames[: code.co_argcount][::-1]
+    default_values = [interpreter.evaluate(default) for default in node.args.defaults[::-1]]
+    defaults = dict(zip(last_parameters, default_values, strict=False))
+    defaults |= {
+        parameter.arg: interpreter.evaluate(default)
+        for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if default is not None
+    }
+    free = {name: interpreter.frame.read(name) for name in code.co_freevars}
+    if all(isinstance(symbol, KnownValue) for symbol in (*free.values(), *defaults.values())):
+        return KnownValue(_make_function(interpreter, code, free, defaults))
+    return LocalFunction(node, code, defaults, interpreter.frame.read)
+
+
+def _code_of(outer: CodeType | None, node: Definition) -> CodeType | None:
+    """Return the code of a function, which is among the constants of the code around it."""
+    if outer is None:
+        return None
+    codes = [constant for constant in outer.co_consts if isinstance(constant, CodeType)]
+    matching = [code for code in codes if (code.co_firstlineno, code.co_name) == location_of(node)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _make_function(
+    interpreter: FunctionInterpreter, code: CodeType, free: dict[str, Symbol], defaults: dict[str, Symbol]
+) -> FunctionType:
+    values = {name: symbol.value for name, symbol in (free | defaults).items() if isinstance(symbol, KnownValue)}
+    positional = [name for name in code.co_varnames[: code.co_argcount] if name in defaults]
+    closure = tuple(CellType(values[name]) for name in code.co_freevars)
+    module_globals = interpreter.frame.free_names.globals
+    positional_defaults = tuple(values[name] for name in positional)
+    func = FunctionType(code, module_globals, code.co_name, positional_defaults, closure)  # type: ignore[arg-type]
+    func.__kwdefaults__ = {name: values[name] for name in defaults if name not in positional} or None  # type: ignore[assignment]
+    return func
+
+
+# ------------------------------------------------------------ comprehensions
+
+
+def _evaluate_comprehension(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Evaluate a comprehension: as an expression if it is pure, as a MAP if it uses an engine for each item."""
+    assert isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp))
+    first, *others = node.generators
+    items, name = interpreter.evaluate(first.iter), f"<items {node.lineno}:{node.col_offset}>"
+    interpreter.frame.names[name] = items
+    first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
+    fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
+    node = ast.copy_location(type(node)(**fields, generators=[first, *others]), node)
+    if not _may_use_engine(node):
+        if is_known_in_parts(items) and isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not others:
+            parts = _evaluate_in_parts(interpreter, node, items)
+            if parts is not None:
+                return parts
+            interpreter.frame.names[name] = items
+        expression = _to_pure_expression(interpreter, node)
+        if expression is not None:
+            return expression
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not others:
+        return _evaluate_each(interpreter, first, items, node.elt)
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not _may_use_engine(node.elt):
+        return _evaluate_nested(interpreter, node, first, items, others)
+    interpreter.add_user_code()
+    return UNKNOWN_VALUE
+
+
+def _evaluate_each(
+    interpreter: FunctionInterpreter, generator: ast.comprehension, items: Symbol, element: ast.expr
+) -> Symbol:
+    """Evaluate `[element for target in items if test]`, with a MAP unless the items are known."""
+    if generator.ifs:
+        selected: Symbol | None = None
+        if not any(map(_may_use_engine, generator.ifs)):
+            item = ast.parse(ast.unparse(generator.target), mode="eval").body
+            selected = _to_pure_expression(interpreter, ast.ListComp(item, [generator]))
+        if selected is None:  # a condition that is not certain to be pure
+            interpreter.add_user_code()
+            return UNKNOWN_VALUE
+        items = selected
+
+    def evaluate_element(body: FunctionInterpreter, item: Symbol) -> Symbol:
+        assign_names(body, generator.target, item)
+        return body.evaluate(element)
+
+    return map_items(interpreter, items, evaluate_element)
+
+
+def _evaluate_nested(
+    interpreter: FunctionInterpreter,
+    node: ast.ListComp | ast.GeneratorExp,
+    first: ast.comprehension,
+    items: Symbol,
+    others: list[ast.comprehension],
+) -> Symbol:
+    """Evaluate `[d for q in queries for d in search(q)]`: the inner lists are made at once, then put together."""
+    inner = ast.copy_location(ast.ListComp(node.elt, others), node)
+    lists = _evaluate_each(interpreter, first, items, inner)
+    if isinstance(lists, ItemList):
+        return ItemList(tuple(Spread(inner_list) for inner_list in lists.items if not isinstance(inner_list, Spread)))
+    if not isinstance(lists, Ref):
+        return UNKNOWN_VALUE
+    name = interpreter.name_for(lists, is_ref=True)
+    one, item = ast.Name("one", ast.Store()), ast.Name("item", ast.Store())
+    outer_loop = ast.comprehension(one, ast.Name(name, ast.Load()), [], 0)
+    inner_loop = ast.comprehension(item, ast.Name("one", ast.Load()), [], 0)
+    return Expression(ast.ListComp(ast.Name("item", ast.Load()), [outer_loop, inner_loop]), {name: lists})
+
+
+def _evaluate_in_parts(
+    interpreter: FunctionInterpreter, node: ast.ListComp | ast.GeneratorExp, items: ItemList
+) -> ItemList | None:
+    """Evaluate a pure comprehension over each part of a list whose beginning may be known before its end.
+
+    Return None if even the first part is not understood.
+    """
+    (generator,) = node.generators
+    assert isinstance(generator.iter, ast.Name)
+    parts: list[Item] = []
+    for item in items.items:
+        part_items = item.iterable if isinstance(item, Spread) else ItemList((item,))
+        interpreter.frame.names[generator.iter.id] = part_items
+        part = _to_pure_expression(interpreter, ast.ListComp(node.elt, [generator]))
+        if part is None and not parts:
+            return None
+        parts.append(Spread(UNKNOWN_VALUE if part is None else part))
+    return ItemList(tuple(parts))
+
+
+def _to_pure_expression(interpreter: FunctionInterpreter, node: ast.expr) -> Expression | None:
+    """Return an expression that has variables of its own; None unless it is certainly pure."""
+    rewriter = _ExpressionRewriter(interpreter)
+    try:
+        expression = Expression(rewriter.rewrite(node, frozenset()), rewriter.refs, rewriter.objects)
+        if not is_small(expression.code):
+            return None
+        compile_pure(expression)
+    except NotUnderstood:
+        return None
+    return expression
+
+
+class _ExpressionRewriter:
+    """Replaces the parts of an expression that do not depend on its own variables by their values."""
+
+    def __init__(self, interpreter: FunctionInterpreter) -> None:
+        self._interpreter = interpreter
+        self.refs: dict[str, Ref] = {}
+        self.objects: dict[str, object] = {}
+
+    def rewrite(self, node: ast.expr, variables: frozenset[str]) -> ast.expr:
+        """Return the rewritten code. `variables` are those of the comprehensions and lambdas around the node.
+
+        Raises `NotUnderstood` for a value that is not known, and for an expression that does more than give a value.
+        """
+        if isinstance(node, ast.Name) and node.id in variables:
+            return node
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
+            generators, inner = self._rewrite_generators(node.generators, variables)
+            return type(node)(self.rewrite(node.elt, inner), generators)
+        if isinstance(node, ast.DictComp):
+            generators, inner = self._rewrite_generators(node.generators, variables)
+            return ast.DictComp(self.rewrite(node.key, inner), self.rewrite(node.value, inner), generators)
+        if isinstance(node, ast.Lambda):
+            parameters = {parameter.arg for parameter in node.args.args}
+            return ast.Lambda(node.args, self.rewrite(node.body, variables | parameters))
+        if variables.isdisjoint(_names(node)):
+            return self._replace_by_value(node)
+        return self._rewrite_parts(node, variables)
+
+    def _replace_by_value(self, node: ast.expr) -> ast.expr:
+        expression = self._interpreter.to_expression(self._interpreter.evaluate(node))
+        if expression is None:
+            raise NotUnderstood("a value that is not known")
+        self.refs |= expression.refs
+        self.objects |= expression.objects
+        return expression.code
+
+    def _rewrite_generators(
+        self, generators: list[ast.comprehension], variables: frozenset[str]
+    ) -> tuple[list[ast.comprehension], frozenset[str]]:
+        """Return the rewritten generators, and all variables inside them."""
+        rewritten = []
+        for generator in generators:
+            if generator.is_async:
+                raise NotUnderstood("an asynchronous comprehension")
+            items = self.rewrite(generator.iter, variables)
+            variables |= frozenset(_names(generator.target))
+            tests = [self.rewrite(test, variables) for test in generator.ifs]
+            rewritten.append(ast.comprehension(generator.target, items, tests, 0))
+        return rewritten, variables
+
+    def _rewrite_parts(self, node: ast.AST, variables: frozenset[str]) -> ast.expr:
+        if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
+            raise NotUnderstood("an expression that does more than give a value")
+        fields = {name: self._rewrite_part(value, variables) for name, value in ast.iter_fields(node)}
+        return type(node)(**fields)  # type: ignore[return-value]
+
+    def _rewrite_part(self, value: object, variables: frozenset[str]) -> object:
+        if isinstance(value, list):
+            return [self._rewrite_part(item, variables) for item in value]
+        if isinstance(value, (ast.keyword, ast.Slice, ast.FormattedValue, ast.Starred)):
+            return self._rewrite_parts(value, variables)
+        if isinstance(value, ast.JoinedStr) and variables.isdisjoint(_names(value)):
+            return value if not list(_names(value)) else self.rewrite(value, variables)
+        return self.rewrite(value, variables) if isinstance(value, ast.expr) else value
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+
+
+# ------------------------------------------------------------ rules
+
+_RULES: Mapping[type[ast.expr], Callable[[FunctionInterpreter, ast.expr], Symbol]] = {
+    ast.Constant: lambda interpreter, node: KnownValue(node.value),  # type: ignore[attr-defined]
+    ast.Name: lambda interpreter, node: interpreter.frame.read(node.id),  # type: ignore[attr-defined]
+    ast.JoinedStr: format_f_string,  # type: ignore[dict-item]
+    ast.List: _evaluate_list,
+    ast.Tuple: _evaluate_list,
+    ast.Dict: _evaluate_dictionary,
+    ast.Subscript: _evaluate_subscript,
+    ast.Attribute: _evaluate_attribute,
+    ast.BinOp: _evaluate_operator,
+    ast.UnaryOp: lambda interpreter, node: compose(
+        interpreter,
+        node,
+        {"operand": interpreter.evaluate(node.operand)},  # type: ignore[attr-defined]
+    ),
+    ast.Compare: _evaluate_comparison,
+    ast.BoolOp: _evaluate_and_or,
+    ast.IfExp: _evaluate_conditional,
+    ast.Await: _evaluate_await,
+    ast.NamedExpr: _evaluate_assignment,
+    ast.Lambda: define_function,  # type: ignore[dict-item]
+    ast.Call: evaluate_call,
+    ast.ListComp: _evaluate_comprehension,
+    ast.GeneratorExp: _evaluate_comprehension,
+    ast.SetComp: _evaluate_comprehension,
+    ast.DictComp: _evaluate_comprehension,
 }
+"""What an interpreter does with each kind of expression."""

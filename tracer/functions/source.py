@@ -1,4 +1,4 @@
-"""The source of a function at hand: found by where its code says it stands, and compared with what runs."""
+"""The source of a function: found by the line at which its code begins, and compared with the code that runs."""
 
 from __future__ import annotations
 
@@ -11,101 +11,99 @@ from types import CodeType
 from typing import Any
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Location = tuple[int, str]
+"""First line and name of a function."""
 
-_LONGEST = 1_000_000
-"""Characters of a file that is looked into."""
-_YIELDS = 0x20 | 0x200
-"""Flags of a code that gives its values one by one."""
+_MAX_FILE_CHARACTERS = 1_000_000
+_GENERATOR_FLAGS = 0x20 | 0x200
+"""`co_flags` of generators and asynchronous generators."""
+_SIGNATURE_FLAGS = 0x3FF
+"""`co_flags` that say what a function is, without those of its file's `from __future__` imports."""
 
 
 @lru_cache(maxsize=1024)
 def source_of(code: CodeType) -> Definition | None:
-    """What the code was compiled from; None where that is not at hand, is no longer the same, or yields values."""
-    if code.co_flags & _YIELDS:
+    """Return the syntax tree that `code` was compiled from.
+
+    Return None if there is no source, if it is no longer the same, or if the function is a generator.
+    """
+    if code.co_flags & _GENERATOR_FLAGS:
         return None
     try:
-        lines = linecache.getlines(code.co_filename)
-        return _found(code, "".join(lines)) if lines else None
+        text = "".join(linecache.getlines(code.co_filename))
+        file = _parse_file(text) if text and len(text) <= _MAX_FILE_CHARACTERS else None
     except Exception:  # no source that can be read, or of another Python
         return None
-
-
-def _found(code: CodeType, text: str) -> Definition | None:
-    file = _file(text) if len(text) <= _LONGEST else None
-    if file is None or not any(_same(code, one) for one in file.codes.get(_place(code), ())):
+    if file is None or not any(_is_same_code(code, compiled) for compiled in file.codes.get(_location(code), ())):
         return None
-    here = file.definitions.get(_place(code), ())
-    return here[0] if len(here) == 1 else None
-
-
-_SHAPE = 0x3FF
-"""Flags that say what a function is, not what its file imports of the future."""
-Place = tuple[int, str]
-"""First line and name of a function."""
+    definitions = file.definitions.get(_location(code), ())
+    return definitions[0] if len(definitions) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    definitions: Mapping[Place, list[Definition]]
-    codes: Mapping[Place, list[CodeType]]
+class _SourceFile:
+    """The functions of a file, as syntax trees and compiled."""
+
+    definitions: Mapping[Location, list[Definition]]
+    codes: Mapping[Location, list[CodeType]]
 
 
 @lru_cache(maxsize=64)
-def _file(text: str) -> _File:
+def _parse_file(text: str) -> _SourceFile:
     tree = ast.parse(text)
-    definitions: dict[Place, list[Definition]] = {}
+    definitions: dict[Location, list[Definition]] = {}
     for node in ast.walk(tree):
         if isinstance(node, Definition):
-            definitions.setdefault(standing(node), []).append(node)
-    codes: dict[Place, list[CodeType]] = {}
-    for code in _inside(compile(tree, "<source>", "exec", dont_inherit=True)):
-        codes.setdefault(_place(code), []).append(code)
-    return _File(definitions, codes)
+            definitions.setdefault(location_of(node), []).append(node)
+    codes: dict[Location, list[CodeType]] = {}
+    for code in _nested_codes(compile(tree, "<source>", "exec", dont_inherit=True)):
+        codes.setdefault(_location(code), []).append(code)
+    return _SourceFile(definitions, codes)
 
 
-def standing(node: Definition) -> Place:
-    """Where a definition begins, and its name."""
+def location_of(node: Definition) -> Location:
+    """Return the first line of a definition, decorators included, and its name, as its code object has them."""
     if isinstance(node, ast.Lambda):
         return node.lineno, "<lambda>"
-    return min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.name
 
 
-def _place(code: CodeType) -> Place:
+def _location(code: CodeType) -> Location:
     return code.co_firstlineno, code.co_name
 
 
-def _inside(code: CodeType) -> Iterator[CodeType]:
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield const
-            yield from _inside(const)
+def _nested_codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested_codes(constant)
 
 
-def _same(one: CodeType, other: CodeType) -> bool:
-    """Whether both do the same, wherever they stand."""
-    return _does(one) == _does(other) and _constants_agree(one.co_consts, other.co_consts)
+def _is_same_code(left: CodeType, right: CodeType) -> bool:
+    """Return True if both do the same, wherever they stand in their files."""
+    return _behavior(left) == _behavior(right) and _are_equal_constants(left.co_consts, right.co_consts)
 
 
-def _does(code: CodeType) -> tuple[Any, ...]:
+def _behavior(code: CodeType) -> tuple[Any, ...]:
     return (
         code.co_code,
         code.co_names,
         code.co_varnames,
         code.co_freevars,
         code.co_cellvars,
-        code.co_flags & _SHAPE,
+        code.co_flags & _SIGNATURE_FLAGS,
         code.co_argcount,
         code.co_posonlyargcount,
         code.co_kwonlyargcount,
     )
 
 
-def _constants_agree(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    if len(some) != len(others):
+def _are_equal_constants(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    if len(left) != len(right):
         return False
-    for one, other in zip(some, others, strict=True):
+    for one, other in zip(left, right, strict=True):
         if isinstance(one, CodeType) and isinstance(other, CodeType):
-            if not _same(one, other):
+            if not _is_same_code(one, other):
                 return False
         elif type(one) is not type(other) or one != other:
             return False

@@ -1,4 +1,9 @@
-"""Statements of a function's source: what they assign, and how far the walk goes."""
+"""Statements of a function's source: what they assign, and where control goes. Rules for loops are in `loops`.
+
+Of a condition that is not known yet, both branches are interpreted on drafts of their own. If the condition is pure,
+it becomes a BRANCH, of which one side runs as soon as the condition is known. If it waits for an engine or for user
+code, the requests of both sides begin before (see `lookahead`), as long as at most one of them asks a model.
+"""
 
 from __future__ import annotations
 
@@ -7,242 +12,441 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from teola_plugin.tracer.functions.assigning import assigned, assigned_around, forget, inside
+from teola_plugin.graph import Component, Ref, Role
+from teola_plugin.tracer.draft import DERIVED, Draft, Span
+from teola_plugin.tracer.functions.bodies import Captures
 from teola_plugin.tracer.functions.calls import may_write
-from teola_plugin.tracer.functions.composing import bind
-from teola_plugin.tracer.functions.conditions import both_ways
-from teola_plugin.tracer.functions.defining import defined
-from teola_plugin.tracer.functions.in_place import grows, root
-from teola_plugin.tracer.functions.machine import Flow, Walker
-from teola_plugin.tracer.functions.reading import attribute
-from teola_plugin.tracer.functions.rounds import for_each, while_true
-from teola_plugin.tracer.functions.values import (
-    UNKNOWN_VALUE,
-    Fields,
-    Known,
-    Symbol,
-    known_object,
+from teola_plugin.tracer.functions.expressions import define_function
+from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
+from teola_plugin.tracer.functions.lookup import read_object_attribute
+from teola_plugin.tracer.functions.loops import run_for, run_while
+from teola_plugin.tracer.functions.mutations import (
+    assigned_names,
+    has_statement,
+    is_mutable_container,
+    nonlocal_names,
+    root_name,
 )
+from teola_plugin.tracer.functions.operations import assign_names, compose
+from teola_plugin.tracer.functions.pruning import uses_engine
+from teola_plugin.tracer.functions.symbols import (
+    UNKNOWN_VALUE,
+    Expression,
+    Fields,
+    KnownValue,
+    Symbol,
+    Unknown,
+    known_value,
+)
+from teola_plugin.tracer.langchain.lookahead import begun_early
+from teola_plugin.tracer.symbols import NotUnderstood
 
-Rule = Callable[[Walker, ast.stmt], Flow]
-_ENDS = (ast.Return, ast.Raise, ast.Continue)
-"""What ends a function, or a round of a loop."""
+Statements = Sequence[ast.stmt]
 
 
-def statement(walk: Walker, node: ast.stmt) -> Flow:
-    """Walks through one statement."""
-    rule = _RULES.get(type(node))
-    if rule is None:
-        return Flow.STOPPED
-    walk.line = node.lineno
-    return rule(walk, node)
-
-
-def block(walk: Walker, statements: Sequence[ast.stmt]) -> Flow:
-    """Walks through statements, one after the other."""
-    for place, one in enumerate(statements):
-        if isinstance(one, ast.If):
-            flow, ended = _if(walk, one, statements[place + 1 :])
+def run_block(interpreter: FunctionInterpreter, statements: Statements) -> BlockExit:
+    """Interpret statements, one after the other."""
+    for index, node in enumerate(statements):
+        ends_block = False
+        if isinstance(node, ast.If):
+            block_exit, ends_block = _run_if(interpreter, node, statements[index + 1 :])
+        elif (rule := _RULES.get(type(node))) is not None:
+            interpreter.line = node.lineno
+            block_exit = rule(interpreter, node)
         else:
-            flow, ended = statement(walk, one), False
-        if ended or flow is not Flow.NEXT:
-            return flow
-    return Flow.NEXT
+            block_exit = BlockExit.UNKNOWN
+        if ends_block or block_exit is not BlockExit.FALLS_THROUGH:
+            return block_exit
+    return BlockExit.FALLS_THROUGH
 
 
-# ------------------------------------------------------------ simple statements
+# ------------------------------------------------------------ assignments
 
 
-def _expression(walk: Walker, node: ast.stmt) -> Flow:
-    assert isinstance(node, ast.Expr)
-    walk.evaluate(node.value)
-    return Flow.NEXT
-
-
-def _assign(walk: Walker, node: ast.stmt) -> Flow:
+def _run_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     assert isinstance(node, ast.Assign)
-    value = walk.evaluate(node.value)
+    value = interpreter.evaluate(node.value)
     for target in node.targets:
-        _set(walk, target, value)
-    return Flow.NEXT
+        _assign(interpreter, target, value)
+    return BlockExit.FALLS_THROUGH
 
 
-def _annotated(walk: Walker, node: ast.stmt) -> Flow:
+def _run_annotated_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     assert isinstance(node, ast.AnnAssign)
     if node.value is not None:
-        _set(walk, node.target, walk.evaluate(node.value))
-    return Flow.NEXT
+        _assign(interpreter, node.target, interpreter.evaluate(node.value))
+    return BlockExit.FALLS_THROUGH
 
 
-def _augmented(walk: Walker, node: ast.stmt) -> Flow:
+def _run_augmented_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+    """Interpret `name += value` and the like, which changes a list, a dictionary or a set in place."""
     assert isinstance(node, ast.AugAssign)
     if isinstance(node.target, ast.Name):
         name = ast.Name(node.target.id, ast.Load())
-        before = walk.evaluate(name)
-        made = walk.evaluate(ast.BinOp(name, node.op, node.value))
-        if grows(before) or grows(made):
-            walk.in_place.add(before)
+        old_value = interpreter.evaluate(name)
+        new_value = interpreter.evaluate(ast.BinOp(name, node.op, node.value))
+        if is_mutable_container(old_value) or is_mutable_container(new_value):
+            interpreter.mutations.add(old_value)
     else:
-        made = UNKNOWN_VALUE
-        walk.evaluate(node.value)
-        walk.in_place.add(walk.evaluate(_loaded(node.target)))
-    _set(walk, node.target, made)
-    return Flow.NEXT
+        new_value = UNKNOWN_VALUE
+        interpreter.evaluate(node.value)
+        target = ast.fix_missing_locations(ast.parse(ast.unparse(node.target), mode="eval").body)
+        interpreter.mutations.add(interpreter.evaluate(target))
+    _assign(interpreter, node.target, new_value)
+    return BlockExit.FALLS_THROUGH
 
 
-def _set(walk: Walker, target: ast.expr, value: Symbol) -> None:
+def _assign(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -> None:
+    """Assign to a name, to several, to a key or to an attribute."""
     if isinstance(target, (ast.Name, ast.Tuple, ast.List)):
-        bind(walk, target, value)
-        for one in ast.walk(target):
-            if isinstance(one, (ast.Subscript, ast.Attribute)) and not isinstance(one.ctx, ast.Load):
-                _set(walk, one, UNKNOWN_VALUE)
+        assign_names(interpreter, target, value)
+        for part in ast.walk(target):
+            if isinstance(part, (ast.Subscript, ast.Attribute)) and not isinstance(part.ctx, ast.Load):
+                _assign(interpreter, part, UNKNOWN_VALUE)
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-        _set_key(walk, target, target.value.id, value)
+        _assign_key(interpreter, target, target.value.id, value)
     elif isinstance(target, ast.Subscript):
-        walk.in_place.add(walk.evaluate(target.value))
+        interpreter.mutations.add(interpreter.evaluate(target.value))
     elif isinstance(target, ast.Attribute):
-        owner = walk.evaluate(target.value)
-        walk.in_place.add(owner)
-        if isinstance(owner, Known):
-            walk.changed[id(owner.value), target.attr] = value
-        for name in root(target) if not isinstance(owner, Known) else ():
-            walk.frame.names[name] = UNKNOWN_VALUE
+        owner = interpreter.evaluate(target.value)
+        interpreter.mutations.add(owner)
+        if isinstance(owner, KnownValue):
+            interpreter.attribute_values[id(owner.value), target.attr] = value
+        else:
+            interpreter.frame.names |= dict.fromkeys(root_name(target), UNKNOWN_VALUE)
 
 
-def _set_key(walk: Walker, target: ast.Subscript, name: str, value: Symbol) -> None:
-    of, (known, key) = walk.evaluate(target.value), known_object(walk.evaluate(target.slice))
-    walk.in_place.add(of)
-    if isinstance(of, Fields) and known and type(key) is str:
-        walk.frame.names[name] = replace(of, items={**of.items, key: value})
+def _assign_key(interpreter: FunctionInterpreter, target: ast.Subscript, name: str, value: Symbol) -> None:
+    """Assign to `name[key]`: the name stands for a dictionary with that key from now on."""
+    owner, (is_known, key) = interpreter.evaluate(target.value), known_value(interpreter.evaluate(target.slice))
+    interpreter.mutations.add(owner)
+    if isinstance(owner, Fields) and is_known and type(key) is str:
+        interpreter.frame.names[name] = replace(owner, items={**owner.items, key: value})
     else:
-        walk.frame.names[name] = UNKNOWN_VALUE
+        interpreter.frame.names[name] = UNKNOWN_VALUE
 
 
-def _loaded(target: ast.expr) -> ast.expr:
-    """What is there before it is assigned to."""
-    return ast.fix_missing_locations(ast.parse(ast.unparse(target), mode="eval").body)
-
-
-def _delete(walk: Walker, node: ast.stmt) -> Flow:
+def _run_delete(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     assert isinstance(node, ast.Delete)
     for target in node.targets:
         if isinstance(target, (ast.Subscript, ast.Attribute)):
-            walk.in_place.add(walk.evaluate(target.value))
-    forget(walk, [node])
-    return Flow.NEXT
+            interpreter.mutations.add(interpreter.evaluate(target.value))
+    interpreter.forget_names([node])
+    return BlockExit.FALLS_THROUGH
 
 
-def _return(walk: Walker, node: ast.stmt) -> Flow:
-    assert isinstance(node, ast.Return)
-    walk.frame.returned = Known(None) if node.value is None else walk.evaluate(node.value)
-    return Flow.ENDED
-
-
-def _continue(walk: Walker, node: ast.stmt) -> Flow:
-    return Flow.ENDED
-
-
-def _raise(walk: Walker, node: ast.stmt) -> Flow:
-    return Flow.ENDED
-
-
-def _pass(walk: Walker, node: ast.stmt) -> Flow:
-    return Flow.NEXT
-
-
-def _assert(walk: Walker, node: ast.stmt) -> Flow:
-    assert isinstance(node, ast.Assert)
-    walk.evaluate(node.test)
-    return Flow.NEXT
-
-
-def _import(walk: Walker, node: ast.stmt) -> Flow:
-    """What is imported already is at hand."""
+def _run_import(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+    """Interpret an import: a module that is imported already is known, any other may run any code."""
     assert isinstance(node, (ast.Import, ast.ImportFrom))
-    for one in node.names:
-        name = one.asname or one.name.split(".", 1)[0]
+    for alias in node.names:
+        name = alias.asname or alias.name.split(".", 1)[0]
         if isinstance(node, ast.Import):
-            module = sys.modules.get(one.name if one.asname else name)
-            found: Symbol = UNKNOWN_VALUE if module is None else Known(module)
+            module = sys.modules.get(alias.name if alias.asname else name)
+            value: Symbol = UNKNOWN_VALUE if module is None else KnownValue(module)
         else:
             module = sys.modules.get(node.module or "") if not node.level else None
-            found = UNKNOWN_VALUE if module is None else attribute(module, one.name)
-        walk.frame.names[name] = found
-        if isinstance(found, type(UNKNOWN_VALUE)):
-            walk.user_code()
-    return Flow.NEXT
+            value = UNKNOWN_VALUE if module is None else read_object_attribute(module, alias.name)
+        interpreter.frame.names[name] = value
+        if isinstance(value, Unknown):
+            interpreter.add_user_code()
+    return BlockExit.FALLS_THROUGH
 
 
-def _define(walk: Walker, node: ast.stmt) -> Flow:
+def _run_definition(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    walk.frame.elsewhere |= assigned_around(node)
-    walk.frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else defined(walk, node)
-    return Flow.NEXT
+    frame = interpreter.frame
+    frame.assigned_by_inner_functions |= nonlocal_names(node)
+    frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else define_function(interpreter, node)
+    return BlockExit.FALLS_THROUGH
 
 
-# ------------------------------------------------------------ what may happen, or not
+# ------------------------------------------------------------ control flow
 
 
-def _if(walk: Walker, node: ast.If, rest: Sequence[ast.stmt]) -> tuple[Flow, bool]:
-    """How it ends, and whether that is the end of the block: what comes after one that may end it belongs to it."""
-    walk.line = node.lineno
-    test = walk.evaluate(node.test)
-    decided = walk.truth(test)
-    if decided is not None:
-        return walk.block(node.body if decided else node.orelse), False
-    if any(isinstance(one, ast.Raise) for one in node.body):
-        return walk.block(node.orelse), False  # as if nothing went wrong
-    arms = [*node.body, *node.orelse]
-    ends = any(True for _ in inside(arms, _ENDS))
-    ways: tuple[Sequence[ast.stmt], Sequence[ast.stmt]] = (node.body, node.orelse)
-    if ends:
-        ways = ([*node.body, *rest], [*node.orelse, *rest])
-    breaks = any(True for _ in inside(arms, (ast.Break,)))
-    if breaks or not walk.may_try():
-        return _left(walk, arms, ends or breaks), False
-    flow = both_ways(walk, test, ways, assigned(ways[0]) | assigned(ways[1]))
-    return flow, ends
+def _run_expression(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+    interpreter.evaluate(node.test if isinstance(node, ast.Assert) else node.value)  # type: ignore[attr-defined]
+    return BlockExit.FALLS_THROUGH
 
 
-def _left(walk: Walker, arms: Sequence[ast.stmt], ends: bool) -> Flow:
-    """Neither way is looked into."""
-    walk.left_out = True
-    forget(walk, arms)
-    if may_write(walk, arms):
-        walk.user_code()
-    return Flow.STOPPED if ends else Flow.NEXT
+def _run_return(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+    assert isinstance(node, ast.Return)
+    interpreter.frame.return_value = KnownValue(None) if node.value is None else interpreter.evaluate(node.value)
+    return BlockExit.LEAVES
 
 
-def _try(walk: Walker, node: ast.stmt) -> Flow:
-    """As if nothing went wrong."""
+def _run_try(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+    """Interpret a `try` statement as if nothing was raised."""
     assert isinstance(node, ast.Try)
-    flow = walk.block(node.body)
-    if flow is Flow.NEXT:
-        flow = walk.block(node.orelse)
-    if flow is not Flow.STOPPED and node.finalbody:
-        last = walk.block(node.finalbody)
-        flow = flow if last is Flow.NEXT else last
-    return flow
+    block_exit = interpreter.run_block(node.body)
+    if block_exit is BlockExit.FALLS_THROUGH:
+        block_exit = interpreter.run_block(node.orelse)
+    if block_exit is not BlockExit.UNKNOWN and node.finalbody:
+        final_exit = interpreter.run_block(node.finalbody)
+        block_exit = block_exit if final_exit is BlockExit.FALLS_THROUGH else final_exit
+    return block_exit
 
 
-_RULES: Mapping[type[ast.stmt], Rule] = {
-    ast.Expr: _expression,
-    ast.Assign: _assign,
-    ast.AnnAssign: _annotated,
-    ast.AugAssign: _augmented,
-    ast.Delete: _delete,
-    ast.Return: _return,
-    ast.Raise: _raise,
-    ast.Continue: _continue,
-    ast.Pass: _pass,
-    ast.Assert: _assert,
-    ast.Import: _import,
-    ast.ImportFrom: _import,
-    ast.FunctionDef: _define,
-    ast.AsyncFunctionDef: _define,
-    ast.ClassDef: _define,
-    ast.Try: _try,
-    ast.For: for_each,
-    ast.AsyncFor: for_each,
-    ast.While: while_true,
+def _run_if(interpreter: FunctionInterpreter, node: ast.If, rest: Statements) -> tuple[BlockExit, bool]:
+    """Interpret an `if` statement. `rest` are the statements after it.
+
+    Returns how it exits, and whether that is how the whole block does: if a branch may leave the function, what comes
+    after the `if` was interpreted as a part of both branches.
+    """
+    interpreter.line = node.lineno
+    test = interpreter.evaluate(node.test)
+    truth = interpreter.decide_condition(test)
+    if truth is not None:
+        return interpreter.run_block(node.body if truth else node.orelse), False
+    if any(isinstance(inner, ast.Raise) for inner in node.body):
+        return interpreter.run_block(node.orelse), False  # as if nothing went wrong
+    both = [*node.body, *node.orelse]
+    may_leave = has_statement(both, (ast.Return, ast.Raise, ast.Continue))
+    may_break = has_statement(both, (ast.Break,))
+    if may_break or not interpreter.can_try_branches():
+        interpreter.is_incomplete = True
+        interpreter.forget_names(both)
+        if may_write(interpreter, both):
+            interpreter.add_user_code()
+        return (BlockExit.UNKNOWN if may_leave or may_break else BlockExit.FALLS_THROUGH), False
+    branches: tuple[Statements, Statements] = (node.body, node.orelse)
+    if may_leave:
+        branches = ([*node.body, *rest], [*node.orelse, *rest])
+    names = assigned_names(branches[0]) | assigned_names(branches[1])
+    return _run_branches(interpreter, test, branches, names), may_leave
+
+
+# ------------------------------------------------------------ branches of a condition that is not known yet
+
+
+def _run_branches(
+    interpreter: FunctionInterpreter, test: Symbol, branches: tuple[Statements, Statements], names: set[str]
+) -> BlockExit:
+    """Interpret both branches. `names` are assigned in one of them."""
+    component_names = set(interpreter.draft.names)
+    trials: list[FunctionInterpreter] = []
+    exits: list[BlockExit] = []
+    for statements in branches:
+        trial = interpreter.fork(component_names)
+        trials.append(trial)
+        exits.append(trial.run_block(statements))
+    block_exit = _run_tried_branches(interpreter, test, branches, names, trials, _common_exit(exits))
+    for trial in trials:
+        interpreter.mutations.update(trial.mutations)
+    return block_exit
+
+
+def _run_tried_branches(
+    interpreter: FunctionInterpreter,
+    test: Symbol,
+    branches: tuple[Statements, Statements],
+    names: set[str],
+    trials: Sequence[FunctionInterpreter],
+    block_exit: BlockExit,
+) -> BlockExit:
+    """Interpret branches that each were interpreted as if they were certain, which `trials` have done."""
+    if not any(uses_engine(component) for trial in trials for component in trial.draft.components.values()):
+        _merge_trials(interpreter, test, trials, block_exit, names)
+        return block_exit
+    condition = _condition_ref(interpreter, test)
+    generating = [any(c.role is Role.GENERATION for c in trial.draft.components.values()) for trial in trials]
+    if condition is not None and (all(generating) or not _waits_for_engine(interpreter.draft, condition)):
+        return _BranchBuilder(interpreter, condition).run(branches, names)
+    interpreter.frame.names |= dict.fromkeys(names, UNKNOWN_VALUE)
+    interpreter.is_incomplete = True
+    _begin_early(interpreter.draft, [trial.draft for trial in trials])
+    _take_over_user_code(interpreter, trials)
+    return BlockExit.UNKNOWN if block_exit is not BlockExit.FALLS_THROUGH else block_exit
+
+
+def _common_exit(exits: Sequence[BlockExit]) -> BlockExit:
+    if all(block_exit is BlockExit.FALLS_THROUGH for block_exit in exits):
+        return BlockExit.FALLS_THROUGH
+    return BlockExit.UNKNOWN if BlockExit.UNKNOWN in exits else BlockExit.LEAVES
+
+
+def _take_over_user_code(interpreter: FunctionInterpreter, branches: Sequence[FunctionInterpreter]) -> None:
+    interpreter.is_incomplete = interpreter.is_incomplete or any(branch.is_incomplete for branch in branches)
+    if any(branch.runs_user_code for branch in branches):
+        interpreter.add_user_code()
+
+
+def _begin_early(draft: Draft, branch_drafts: list[Draft]) -> None:
+    """Add the components of both branches that may begin before the condition is known, as they cost little."""
+    for component in begun_early(branch_drafts, False):
+        draft.add(component)
+    for branch_draft in branch_drafts:
+        draft.names |= branch_draft.names
+        draft.calls |= branch_draft.calls
+        draft.lists |= {name: how for name, how in branch_draft.lists.items() if name in draft.components}
+
+
+def _merge_trials(
+    interpreter: FunctionInterpreter,
+    test: Symbol,
+    trials: Sequence[FunctionInterpreter],
+    block_exit: BlockExit,
+    names: set[str],
+) -> None:
+    """Take over the results of branches that use no engine: as conditional expressions, or as unknown values."""
+    frame = interpreter.frame
+    for name in names:
+        frame.names[name] = _merge_values(interpreter, test, [trial.frame.read(name) for trial in trials], trials)
+    if block_exit is BlockExit.LEAVES:
+        return_values = [trial.frame.return_value for trial in trials]
+        frame.return_value = _merge_values(interpreter, test, return_values, trials)
+    _take_over_user_code(interpreter, trials)
+
+
+def _merge_values(
+    interpreter: FunctionInterpreter, test: Symbol, values: Sequence[Symbol], trials: Sequence[FunctionInterpreter]
+) -> Symbol:
+    """Return `values[0] if test else values[1]`; unknown if it depends on a component of a trial."""
+    body, orelse = values
+    if body is orelse:
+        return body
+    if isinstance(body, Fields) and isinstance(orelse, Fields) and body.base is None and orelse.base is None:
+        keys = body.items.keys() if body.items.keys() == orelse.items.keys() else ()
+        items = {key: _merge_values(interpreter, test, (body.items[key], orelse.items[key]), trials) for key in keys}
+        return Fields(items, None, body.attributes) if items else UNKNOWN_VALUE
+    if isinstance(body, KnownValue) and isinstance(orelse, KnownValue) and body.value is orelse.value:
+        return body
+    nothing = ast.Constant(None)
+    template = ast.IfExp(nothing, nothing, nothing)
+    merged = compose(interpreter, template, {"test": test, "body": body, "orelse": orelse})
+    trial_components = {name for trial in trials for name in trial.draft.components}
+    if isinstance(merged, Expression) and trial_components.isdisjoint(ref.producer for ref in merged.refs.values()):
+        return merged
+    return UNKNOWN_VALUE
+
+
+def _condition_ref(interpreter: FunctionInterpreter, test: Symbol) -> Ref | None:
+    """Return the truth of a condition as a ref; None if it is not certain to be pure."""
+    try:
+        expression = None if isinstance(test, Unknown) else interpreter.to_expression(test)
+        if expression is None:
+            return None
+        code = ast.Call(ast.Name("bool", ast.Load()), [expression.code], [])
+        return interpreter.to_ref(Expression(code, expression.refs, expression.objects))
+    except NotUnderstood:
+        return None
+
+
+def _waits_for_engine(draft: Draft, ref: Ref) -> bool:
+    """Return True if the value waits for an engine, or for a component of another draft."""
+    if ref.external:
+        return False
+    producer = draft.components.get(ref.producer)
+    if producer is None or uses_engine(producer):
+        return True
+    return any(_waits_for_engine(draft, input_ref) for _, input_ref in producer.inputs)
+
+
+_RETURN_KEY = "returned"
+"""The key, in the output of a BRANCH, of what the function returns, or the beginning of its keys."""
+
+
+class _BranchBuilder:
+    """Makes a BRANCH: a component that runs one of two bodies, by a condition."""
+
+    def __init__(self, interpreter: FunctionInterpreter, condition: Ref) -> None:
+        self._interpreter = interpreter
+        self._condition = condition
+        self._captures = Captures(interpreter)
+
+    def run(self, branches: tuple[Statements, Statements], names: set[str]) -> BlockExit:
+        """Interpret both branches, and add the component. `names` are assigned in one of them."""
+        frame = self._interpreter.frame
+        bodies = [self._captures.make_body() for _ in branches]
+        exits = [body.run_block(statements) for body, statements in zip(bodies, branches, strict=True)]
+        block_exit = _common_exit(exits)
+        outputs = [self._outputs(body, block_exit, names) for body in bodies]
+        shared_keys = [key for key in outputs[0] if key in outputs[1]]
+        ref = self._add_component(bodies, [{key: output[key] for key in shared_keys} for output in outputs])
+        frame.names |= dict.fromkeys(names, UNKNOWN_VALUE)
+        if ref is not None:
+            frame.names |= {key: ref.at(key) for key in shared_keys if key in names}
+        if block_exit is BlockExit.LEAVES:
+            frame.return_value = self._return_value(ref, bodies, shared_keys)
+        _take_over_user_code(self._interpreter, bodies)
+        return block_exit
+
+    def _outputs(self, body: FunctionInterpreter, block_exit: BlockExit, names: set[str]) -> dict[str, Ref]:
+        """Return the values of a branch by name, as far as they are known: what it assigns, or what it returns."""
+        symbols: dict[str, Symbol] = {}
+        if block_exit is BlockExit.FALLS_THROUGH:
+            symbols = {name: body.frame.read(name) for name in sorted(names)}
+        elif block_exit is BlockExit.LEAVES:
+            value = body.frame.return_value
+            symbols = {_RETURN_KEY: value}
+            if isinstance(value, Fields) and value.base is None and not value.attributes:
+                symbols = {f"{_RETURN_KEY}.{key}": item for key, item in value.items.items()}
+        refs: dict[str, Ref] = {}
+        for name, symbol in symbols.items():
+            try:
+                refs[name] = body.to_ref(symbol)
+            except NotUnderstood:
+                continue
+        return refs
+
+    def _add_component(self, bodies: Sequence[FunctionInterpreter], outputs: Sequence[dict[str, Ref]]) -> Ref | None:
+        """Add the BRANCH, if any of it can run early. Return its ref if both bodies give all outputs, else None."""
+        interpreter = self._interpreter
+        nothing = Ref("$condition")
+        output_refs = [
+            body.to_ref(Fields(output)) if output else nothing for body, output in zip(bodies, outputs, strict=True)
+        ]
+        pruned = [body.finish_body(ref) for body, ref in zip(bodies, output_refs, strict=True)]
+        if all(body_output is None for body_output in pruned):
+            return None
+        name = interpreter.draft.name(f"{interpreter.name}.branch", *DERIVED)
+        templates = []
+        for body, ref in zip(bodies, output_refs, strict=True):
+            is_left = ref.external or ref.producer in body.draft.components
+            templates.append(body.draft.template(ref if is_left else nothing, name))
+            interpreter.draft.absorb(body.draft)
+        inputs = (("condition", self._condition), *self._captures.inputs.items())
+        component = Component(name, Role.BRANCH, inputs, body=templates[0], otherwise=templates[1])
+        branch_ref = interpreter.draft.add(component)
+        interpreter.append_span(Span((name,), (name,)))
+        is_complete = all(template.output.producer != nothing.producer for template in templates)
+        return branch_ref if is_complete else None
+
+    @staticmethod
+    def _return_value(ref: Ref | None, bodies: Sequence[FunctionInterpreter], shared_keys: Sequence[str]) -> Symbol:
+        """Return what the function returns, by the outputs of the BRANCH."""
+        if ref is None:
+            return UNKNOWN_VALUE
+        if _RETURN_KEY in shared_keys:
+            return ref.at(_RETURN_KEY)
+        values = [body.frame.return_value for body in bodies]
+        keys = [key for value in values if isinstance(value, Fields) for key in value.items]
+        if not all(isinstance(value, Fields) for value in values):
+            return UNKNOWN_VALUE
+        names = {key: f"{_RETURN_KEY}.{key}" for key in keys}
+        return Fields({key: ref.at(name) if name in shared_keys else UNKNOWN_VALUE for key, name in names.items()})
+
+
+# ------------------------------------------------------------ rules
+
+_RULES: Mapping[type[ast.stmt], Callable[[FunctionInterpreter, ast.stmt], BlockExit]] = {
+    ast.Expr: _run_expression,
+    ast.Assign: _run_assign,
+    ast.AnnAssign: _run_annotated_assign,
+    ast.AugAssign: _run_augmented_assign,
+    ast.Delete: _run_delete,
+    ast.Return: _run_return,
+    ast.Raise: lambda interpreter, node: BlockExit.LEAVES,
+    ast.Continue: lambda interpreter, node: BlockExit.LEAVES,
+    ast.Pass: lambda interpreter, node: BlockExit.FALLS_THROUGH,
+    ast.Assert: _run_expression,
+    ast.Import: _run_import,
+    ast.ImportFrom: _run_import,
+    ast.FunctionDef: _run_definition,
+    ast.AsyncFunctionDef: _run_definition,
+    ast.ClassDef: _run_definition,
+    ast.Try: _run_try,
+    ast.For: run_for,
+    ast.AsyncFor: run_for,
+    ast.While: run_while,
 }
+"""What an interpreter does with each kind of statement, `if` aside."""

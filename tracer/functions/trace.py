@@ -1,4 +1,4 @@
-"""Functions of the user's that ask engines of a pool -> components. Their source is read, nothing of it runs."""
+"""Functions of the user's that call engines of a pool, as components. Their source is read; nothing of it runs."""
 
 from __future__ import annotations
 
@@ -11,200 +11,221 @@ from typing import Any
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.runtime.dead_parts import Once, cause_of
 from teola_plugin.tracer.draft import Draft, Span, Traced
-from teola_plugin.tracer.functions.deciding import Decide
-from teola_plugin.tracer.functions.entering import entered, unbound
-from teola_plugin.tracer.functions.exporting import exported, producers
-from teola_plugin.tracer.functions.in_place import InPlace
-from teola_plugin.tracer.functions.live import NO_SPAN, asks, settle
-from teola_plugin.tracer.functions.machine import Flow, Frame
-from teola_plugin.tracer.functions.reading import NOWHERE
-from teola_plugin.tracer.functions.values import (
+from teola_plugin.tracer.functions.expressions import evaluate
+from teola_plugin.tracer.functions.interpreter import (
+    BlockExit,
+    CallFrame,
+    FunctionInterpreter,
+    Rules,
+    SharedContext,
+    enter_function,
+    to_plain_function,
+)
+from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES
+from teola_plugin.tracer.functions.mutations import Mutations
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_function, uses_engine
+from teola_plugin.tracer.functions.pure_expressions import Decide
+from teola_plugin.tracer.functions.statements import run_block
+from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
-    Built,
     Fields,
-    Known,
+    Instance,
+    KnownValue,
     Symbol,
     Unknown,
-    as_state,
-    known_object,
-    symbol_of,
+    known_value,
+    move_to_draft,
+    producers,
+    to_symbol,
+    with_attributes,
 )
-from teola_plugin.tracer.functions.walk import Walk
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
-_said = Once()
+_warned = Once()
+_RULES = Rules(evaluate, run_block)
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionWalk:
-    """What a function does, as far as its source tells."""
+class FunctionSummary:
+    """What a function returns, changes and asks for, as far as its source tells."""
 
     value: Symbol = UNKNOWN_VALUE
     """What it returns."""
     updates: Mapping[str, Symbol] | None = None
-    """What it returns by key, where that is a dictionary, or a `Command` with one; unknown values among them."""
+    """What it returns by key, if that is a dictionary, or a `Command` with one; unknown values among them."""
     goto: tuple[str, ...] = ()
     """The nodes that it names: a `Command`'s `goto`, or the names that a router returns."""
     reached_end: bool = False
-    """Whether the walk came to a `return`, or to the end; False where it stopped at what it does not understand."""
+    """True if a `return`, or the end of the function, was reached; False if a statement before was not understood."""
     certain: bool = False
-    """Whether nothing was left out on the way, such as the arms of a condition that is not known yet."""
+    """True if nothing was left out on the way, such as the branches of a condition that is not known yet."""
     runs_user_code: bool = True
-    """Whether code runs that may do anything."""
+    """True if code runs that may do anything."""
     span: Span = field(default_factory=Span)
-    """Of its components in the draft."""
-    in_place: InPlace = field(default_factory=InPlace)
-    """What it changes in place."""
+    """The first and the last of its components in the draft."""
+    mutations: Mutations = field(default_factory=Mutations)
+    """The values that it changes in place."""
 
     @property
-    def asks(self) -> bool:
-        """Whether it asks engines for anything, as far as is known."""
+    def uses_engines(self) -> bool:
+        """True if it asks engines for anything, as far as is known."""
         return bool(self.span.heads)
 
 
-def walk_function(
+def summarize_function(
     func: object,
-    given: Mapping[str, Value | Symbol],
+    arguments: Mapping[str, Value | Symbol],
     draft: Draft,
     name: str = "",
     *,
     state: str = "",
     decide: Decide | None = None,
-) -> FunctionWalk:
-    """Walks through the function, called with these arguments by name; its components go into `draft`.
+) -> FunctionSummary:
+    """Read the source of a function as called with these arguments by name, and add its components to `draft`.
 
-    `name` leads the names of its components. `state` names the argument whose keys are read as attributes, too (a
-    pydantic model, a dataclass). Arguments that are not given, and have no default, are unknown. Takes functions, bound
-    methods, callable objects, tools made of functions, and `functools.partial` of them. Never raises; of a function
-    that is not understood nothing is known. `decide` is asked for conditions on the template's input. The first
-    function of a file takes the time to parse the file.
+    Takes functions, bound methods, callable objects, tools made of functions, and `functools.partial` of them. Never
+    raises; of a function that is not understood nothing is known. The first function of a file takes the time to parse
+    the file.
+
+    Args:
+        func: The function.
+        arguments: Its arguments by name. Others are unknown, unless they have a default.
+        draft: Takes the components.
+        name: The beginning of the components' names.
+        state: The argument whose keys are read as attributes, too (a pydantic model, a dataclass).
+        decide: Decides conditions on the template's input.
     """
     try:
-        return _walked(func, given, draft, name, state, decide)
-    except Exception as why:
-        _note(func, why)
-        return FunctionWalk()
+        return _summarize(func, arguments, draft, name, state, decide)
+    except Exception as error:
+        _warn(func, error)
+        return FunctionSummary()
 
 
-def _note(func: Any, why: Exception) -> None:
-    """What raises here is ours: sources that are not understood are no errors. What they ask for never runs ahead."""
-    if isinstance(why, NotUnderstood):
+def _warn(func: Any, error: Exception) -> None:
+    """Log an error of ours, once for each cause. Sources that are not understood are no errors."""
+    if isinstance(error, NotUnderstood):
         return
-    named = getattr(func, "__qualname__", type(func).__name__)
-    _said(
-        (named, *cause_of(why)),
+    name = getattr(func, "__qualname__", type(func).__name__)
+    _warned(
+        (name, *cause_of(error)),
         lambda: log.warning(
             "the source of %s could not be read to its end, so what it asks for beyond that begins in its place. "
             "Answers are unaffected, only later than they could be; this is said once (%s is a bug of teola-plugin: "
             "please report it with this traceback)",
-            named,
-            type(why).__name__,
-            exc_info=why,
+            name,
+            type(error).__name__,
+            exc_info=error,
         ),
     )
 
 
-def _walked(
-    func: Any, given: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str, decide: Decide | None
-) -> FunctionWalk:
-    symbols: dict[str, Symbol] = {key: symbol_of(one) for key, one in given.items()}
-    if state in symbols:
-        symbols[state] = as_state(symbols[state])
-    first: list[Symbol] = []
+def _summarize(
+    func: Any, arguments: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str, decide: Decide | None
+) -> FunctionSummary:
+    keywords: dict[str, Symbol] = {key: to_symbol(value) for key, value in arguments.items()}
+    if state in keywords:
+        keywords[state] = with_attributes(keywords[state])
+    positional: list[Symbol] = []
     while type(func) is partial:
-        first = [*(Known(one) for one in func.args), *first]
-        symbols = {key: Known(one) for key, one in func.keywords.items()} | symbols
+        positional = [*(KnownValue(argument) for argument in func.args), *positional]
+        keywords = {key: KnownValue(argument) for key, argument in func.keywords.items()} | keywords
         func = func.func
-    plainly, first = unbound(func, first)
-    found = None if plainly is None else entered(plainly, first, symbols)
-    if plainly is None or found is None:
-        return FunctionWalk()
-    definition, frame = found
-    walk = Walk(Draft(names=draft.names), frame, name or plainly.__name__.strip("<>"))
-    walk.shared.decide = decide
+    plain_function, positional = to_plain_function(func, positional)
+    entry = None if plain_function is None else enter_function(plain_function, positional, keywords)
+    if plain_function is None or entry is None:
+        return FunctionSummary()
+    definition, frame = entry
+    name = name or plain_function.__name__.strip("<>")
+    interpreter = FunctionInterpreter(Draft(names=draft.names), frame, name, SharedContext(_RULES, decide))
     try:
-        flow = walk.function(definition)
-    except Exception as why:  # what was found before that holds
-        _note(plainly, why)
-        flow = Flow.STOPPED
-    if flow is Flow.STOPPED:
-        walk.user_code()
-    return _settled(walk, flow, draft)
+        block_exit = interpreter.run_function(definition)
+    except Exception as error:  # what was read before still holds
+        _warn(plain_function, error)
+        block_exit = BlockExit.UNKNOWN
+    if block_exit is BlockExit.UNKNOWN:
+        interpreter.add_user_code()
+    return _conclude(interpreter, block_exit, draft)
 
 
-def _settled(walk: Walk, flow: Flow, draft: Draft) -> FunctionWalk:
-    """What can run ahead goes into the draft."""
-    value = walk.frame.returned if flow is not Flow.STOPPED else UNKNOWN_VALUE
-    scratch = walk.draft
-    lost, span = settle(scratch, walk.span, walk.shared.made, producers(value))
-    if not any(asks(c) for c in scratch.components.values()):
-        scratch, lost, span = Draft(names=draft.names), lost | set(scratch.components), NO_SPAN
-    value = exported(value, lost, scratch, draft)
+def _conclude(interpreter: FunctionInterpreter, block_exit: BlockExit, draft: Draft) -> FunctionSummary:
+    """Move the components that can run early into `draft`, and return the summary of the function."""
+    reached_end = block_exit is not BlockExit.UNKNOWN
+    value = interpreter.frame.return_value if reached_end else UNKNOWN_VALUE
+    own_draft = interpreter.draft
+    removed, span = prune_function(own_draft, interpreter.span, interpreter.shared.helpers, producers(value))
+    if not any(map(uses_engine, own_draft.components.values())):
+        removed |= set(own_draft.components)
+        own_draft, span = Draft(names=draft.names), EMPTY_SPAN
+    value = move_to_draft(value, removed, own_draft, draft)
     for name in ("components", "calls", "lists", "formatted"):
-        getattr(draft, name).update(getattr(scratch, name))
-    draft.order += scratch.order
-    draft.nodes += scratch.nodes
-    draft.estimates += scratch.estimates
-    updates, goto = _routed(value)
-    return FunctionWalk(
+        getattr(draft, name).update(getattr(own_draft, name))
+    draft.order += own_draft.order
+    draft.nodes += own_draft.nodes
+    draft.estimates += own_draft.estimates
+    updates, goto = _updates_and_goto(value)
+    return FunctionSummary(
         value,
         updates,
         goto,
-        flow is not Flow.STOPPED,
-        flow is not Flow.STOPPED and not walk.left_out,
-        walk.runs_user_code,
+        reached_end,
+        reached_end and not interpreter.is_incomplete,
+        interpreter.runs_user_code,
         span,
-        walk.in_place,
+        interpreter.mutations,
     )
 
 
-def _routed(value: Symbol) -> tuple[Mapping[str, Symbol] | None, tuple[str, ...]]:
-    """What a node updates, and where it goes."""
-    if isinstance(value, Built) and value.kind.__name__ == "Command":
-        return _by_key(value.fields.get("update", Known(None))), _names(value.fields.get("goto", Known(())))
-    return _by_key(value), _names(value)
+def _updates_and_goto(value: Symbol) -> tuple[Mapping[str, Symbol] | None, tuple[str, ...]]:
+    """Return what a node writes to the state, and the nodes to which it goes."""
+    if isinstance(value, Instance) and value.kind.__name__ == "Command":
+        update, goto = value.fields.get("update", KnownValue(None)), value.fields.get("goto", KnownValue(()))
+        return _values_by_key(update), _node_names(goto)
+    return _values_by_key(value), _node_names(value)
 
 
-def _by_key(value: Symbol) -> Mapping[str, Symbol] | None:
-    if isinstance(value, Known):
-        known = value.value
-        if known is None:
+def _values_by_key(value: Symbol) -> Mapping[str, Symbol] | None:
+    if isinstance(value, KnownValue):
+        update = value.value
+        if update is None:
             return {}
-        is_dict = type(known) is dict and all(type(key) is str for key in known)
-        return {key: Known(one) for key, one in known.items()} if is_dict else None
+        is_dictionary = type(update) is dict and all(type(key) is str for key in update)
+        return {key: KnownValue(item) for key, item in update.items()} if is_dictionary else None
     return value.items if isinstance(value, Fields) and value.base is None and not value.attributes else None
 
 
-def _names(value: Symbol) -> tuple[str, ...]:
-    known, found = known_object(value)
-    if known and type(found) is str:
-        return (found,)
-    several = known and type(found) in (list, tuple) and all(type(one) is str for one in found)
-    return tuple(found) if several else ()
+def _node_names(value: Symbol) -> tuple[str, ...]:
+    is_known, names = known_value(value)
+    if is_known and type(names) is str:
+        return (names,)
+    are_names = is_known and type(names) in (list, tuple) and all(type(name) is str for name in names)
+    return tuple(names) if are_names else ()
 
 
-def realised(draft: Draft, symbol: Symbol, name: str) -> Ref | None:
-    """The value as a ref, by CALLs named after `name`; None for one that is not known."""
-    walk = Walk(draft, Frame(NOWHERE), name)
+def materialize(draft: Draft, symbol: Symbol, name: str) -> Ref | None:
+    """Return the value as a ref, made by CALLs whose names begin with `name`; None if it is not known."""
+    interpreter = FunctionInterpreter(draft, CallFrame(NO_FREE_NAMES), name, SharedContext(_RULES))
     try:
-        return walk.ref(symbol)
+        return interpreter.to_ref(symbol)
     except NotUnderstood:
         return None
 
 
 def trace_function(func: object, names: Iterable[str], name: str = "") -> Traced:
-    """A template of its own: its input is a dictionary of the arguments with these names."""
-    return _traced(func, {one: Ref(INPUT).at(one) for one in names}, name)
+    """Return the template of a function. Its input is a dictionary of the arguments with these names."""
+    return _trace(func, {key: Ref(INPUT).at(key) for key in names}, name)
 
 
 def trace_node(func: object, state: str, name: str = "") -> Traced:
-    """A template of its own: its input is the state, a dictionary, which the argument `state` is given."""
-    return _traced(func, {state: Ref(INPUT)}, name, state)
+    """Return the template of a node of a graph. Its input is the state, which the argument `state` takes."""
+    return _trace(func, {state: Ref(INPUT)}, name, state)
 
 
-def _traced(func: object, given: Mapping[str, Symbol], name: str, state: str = "") -> Traced:
+def _trace(func: object, arguments: Mapping[str, Symbol], name: str, state: str = "") -> Traced:
     draft = Draft()
-    made = walk_function(func, given, draft, name, state=state)
-    output = None if isinstance(made.value, (Unknown, Known)) else realised(draft, made.value, name or "output")
+    summary = summarize_function(func, arguments, draft, name, state=state)
+    output = None
+    if not isinstance(summary.value, (Unknown, KnownValue)):
+        output = materialize(draft, summary.value, name or "output")
     return draft.finished(Ref(INPUT) if output is None else output, name or "function")

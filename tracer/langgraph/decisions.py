@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from teola_plugin.tracer.functions.deciding import Condition, Decide
+from teola_plugin.tracer.functions.pure_expressions import Condition, Decide
 
 T = TypeVar("T")
 Make = Callable[[Decide | None], T]

@@ -14,11 +14,20 @@ from functools import partial
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
-from teola_plugin.tracer.functions import UNKNOWN_VALUE, Built, Fields, Sent, Series, Spread, Symbol, realised
-from teola_plugin.tracer.functions.deciding import Decide
-from teola_plugin.tracer.functions.growing import every_item
-from teola_plugin.tracer.functions.live import alive
-from teola_plugin.tracer.functions.values import known_object
+from teola_plugin.tracer.functions import (
+    UNKNOWN_VALUE,
+    Fields,
+    Instance,
+    ItemList,
+    SendPerItem,
+    Spread,
+    Symbol,
+    materialize,
+)
+from teola_plugin.tracer.functions.loops import flatten_field
+from teola_plugin.tracer.functions.pruning import prune_body
+from teola_plugin.tracer.functions.pure_expressions import Decide
+from teola_plugin.tracer.functions.symbols import known_value
 from teola_plugin.tracer.langgraph.arms import begun_before_chosen
 from teola_plugin.tracer.langgraph.node import NOTHING, UNKNOWN, Visited, unknown, visit
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
@@ -118,21 +127,21 @@ class _Lookahead:
         arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
         self._arms(draft, arms, state, before)
 
-    def _sent(self, draft: Draft, span: Span, sent: Sent, state: _State, before: tuple[str, ...]) -> None:
+    def _sent(self, draft: Draft, span: Span, sent: SendPerItem, state: _State, before: tuple[str, ...]) -> None:
         """One task for each item: a MAP of what the node asks for, and then what comes behind all of them."""
-        target = known_object(sent.one.fields.get("node", UNKNOWN_VALUE))[1]
+        target = known_value(sent.send.fields.get("node", UNKNOWN_VALUE))[1]
         node = self._follower(target, before) if isinstance(target, str) else None
-        items = realised(draft, sent.items, f"{target}.items")
+        items = materialize(draft, sent.items, f"{target}.items")
         if node is None or items is None:
             return
         body = draft.body()
-        made = visit(body, node.bound, sent.one.fields.get("arg", UNKNOWN_VALUE), node.name)
+        made = visit(body, node.bound, sent.send.fields.get("arg", UNKNOWN_VALUE), node.name)
         updates = self._appended(body, made, node.name)
-        output = alive(body, updates, set())
+        output = prune_body(body, updates, set())
         here, after = span, _State({**state.values, **dict.fromkeys(made.updates or (), UNKNOWN_VALUE)})
         if output is not None:
             name = draft.name(f"{node.name}.each", *DERIVED)
-            inputs = (("items", items), *sent.captured.items())
+            inputs = (("items", items), *sent.captures.items())
             draft.absorb(body)
             each = draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
             here = Span((name,), (name,))
@@ -146,14 +155,14 @@ class _Lookahead:
     def _appended(self, body: Draft, made: Visited, name: str) -> Ref | None:
         """What a task adds to lists of the state, by channel; None where that is not all known."""
         added = {key: one for key, one in (made.updates or {}).items() if self.shape.updates.get(key) == "append"}
-        return realised(body, Fields(added), name) if added else None
+        return materialize(body, Fields(added), name) if added else None
 
     def _gathered(self, state: _State, after: _State, made: Visited, each: Ref) -> _State:
         """The state behind tasks that add to lists: in the order in which they were sent, whichever ends first."""
         values = dict(after.values)
         for key in made.updates or ():
             if self.shape.updates.get(key) == "append":
-                values[key] = _channel("append", state.values.get(key, UNKNOWN_VALUE), every_item(each, key))
+                values[key] = _channel("append", state.values.get(key, UNKNOWN_VALUE), flatten_field(each, key))
         return _State(values)
 
     def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
@@ -177,7 +186,7 @@ class _Lookahead:
         late = state.late or made.opaque
         if made.updates is None:
             return _State({}, late)
-        values = {name: UNKNOWN_VALUE if made.in_place.inside(one) else one for name, one in state.values.items()}
+        values = {name: UNKNOWN_VALUE if made.in_place.has_inside(one) else one for name, one in state.values.items()}
         for name, new in made.updates.items():
             how = self.shape.updates.get(name)
             if how is not None:
@@ -191,10 +200,10 @@ def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
         return new
     if how == "unknown" or old is UNKNOWN_VALUE:
         return UNKNOWN_VALUE
-    before = old.items if isinstance(old, Series) else (Spread(old),)
-    if isinstance(new, Series):
-        return Series((*before, *new.items))
-    return Series((*before, new if isinstance(new, Built) else Spread(new)))
+    before = old.items if isinstance(old, ItemList) else (Spread(old),)
+    if isinstance(new, ItemList):
+        return ItemList((*before, *new.items))
+    return ItemList((*before, new if isinstance(new, Instance) else Spread(new)))
 
 
 def _waits(draft: Draft) -> None:

@@ -12,11 +12,11 @@ from langchain_core.runnables import Runnable
 from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, Span
-from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Sent, Symbol, realised, walk_function
-from teola_plugin.tracer.functions.deciding import Decide
-from teola_plugin.tracer.functions.in_place import InPlace
-from teola_plugin.tracer.functions.live import NO_SPAN
-from teola_plugin.tracer.functions.values import symbol_of
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, SendPerItem, Symbol, materialize, summarize_function
+from teola_plugin.tracer.functions.mutations import Mutations
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
+from teola_plugin.tracer.functions.pure_expressions import Decide
+from teola_plugin.tracer.functions.symbols import to_symbol
 from teola_plugin.tracer.langchain.trace import walk_into
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
@@ -25,16 +25,16 @@ from teola_plugin.tracer.symbols import Prompted, Record, Value
 class Visited:
     """What became of a node, or of what chooses the way behind it."""
 
-    span: Span = NO_SPAN
+    span: Span = EMPTY_SPAN
     updates: Mapping[str, Symbol] | None = None
     """What it writes, by channel; None where that is not known."""
     goto: tuple[str, ...] = ()
     """Where it goes, as far as it says so itself."""
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SendPerItem, ...] = ()
     """What it sends to nodes, one task for each item of a list."""
     opaque: bool = False
     """Whether it runs code that nobody knows, and that may take long."""
-    in_place: InPlace = field(default_factory=InPlace)
+    in_place: Mutations = field(default_factory=Mutations)
     """What it changes in place: channels hold that, too."""
 
 
@@ -48,16 +48,16 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, dec
     functions = functions_of(bound)
     if functions is None:
         value, span = walk_into(draft, bound, _value(draft, given, name), name, f"graph.{name}", {})
-        made = symbol_of(value)
+        made = to_symbol(value)
         return Visited(span, made.items if isinstance(made, Fields) and made.base is None else None)
     func = functions.func or functions.afunc
     first = _first_argument(func)
-    walked = walk_function(func, {first: given}, draft, name, state=first, decide=decide) if first else None
+    walked = summarize_function(func, {first: given}, draft, name, state=first, decide=decide) if first else None
     if walked is None:
         return Visited(opaque=True)
-    sent = (walked.value,) if isinstance(walked.value, Sent) else ()
-    opaque = walked.runs_user_code and not walked.asks
-    return Visited(walked.span, walked.updates, walked.goto, sent, opaque, walked.in_place)
+    sent = (walked.value,) if isinstance(walked.value, SendPerItem) else ()
+    opaque = walked.runs_user_code and not walked.uses_engines
+    return Visited(walked.span, walked.updates, walked.goto, sent, opaque, walked.mutations)
 
 
 def unknown(draft: Draft) -> Ref:
@@ -82,4 +82,4 @@ def _value(draft: Draft, given: Symbol, name: str) -> Value:
         return Record({key: _value(draft, one, name) for key, one in given.items.items()}, given.base)
     if isinstance(given, Ref | Prompted):
         return given
-    return (None if given is UNKNOWN_VALUE else realised(draft, given, name)) or unknown(draft)
+    return (None if given is UNKNOWN_VALUE else materialize(draft, given, name)) or unknown(draft)

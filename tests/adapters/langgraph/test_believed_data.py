@@ -19,7 +19,7 @@ from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.langchain import ChatTeola
 from teola_plugin.requests.payloads import Generate
-from teola_plugin.tracer.functions.believed import MOST, TRUSTED, Believed, believed
+from teola_plugin.tracer.functions.lookup import MAX_CHANGES, MAX_ITEMS, DataGuards, is_reliable
 
 RULES = "Answer from what is known, and say so where it is not. " * 12
 STYLE = "plain"
@@ -122,23 +122,23 @@ def test_it_is_planned_again(llm: tuple[Noting, EnginePool]) -> None:
 
 def test_what_keeps_changing_is_not_believed() -> None:
     held = {"n": 0}
-    noted = Believed()
-    for _ in range(TRUSTED):
-        with noted.noting():
-            assert believed(held, "n", held["n"], lambda: held["n"])
-        assert noted.hold()
+    noted = DataGuards()
+    for _ in range(MAX_CHANGES):
+        with noted.recording():
+            assert is_reliable(held, "n", held["n"], lambda: held["n"])
+        assert noted.are_unchanged()
         held["n"] += 1
-        assert not noted.hold() and noted.hold()
-    with noted.noting():
-        assert not believed(held, "n", held["n"], lambda: held["n"])
-        assert believed(held, "model", object(), object), "what is no data is what it is"
+        assert not noted.are_unchanged() and noted.are_unchanged()
+    with noted.recording():
+        assert not is_reliable(held, "n", held["n"], lambda: held["n"])
+        assert is_reliable(held, "model", object(), object), "what is no data is what it is"
 
 
-@pytest.mark.parametrize("value", [[1, {"a": [2]}], {"a": ("b", {3})}, list(range(2 * MOST))])
+@pytest.mark.parametrize("value", [[1, {"a": [2]}], {"a": ("b", {3})}, list(range(2 * MAX_ITEMS))])
 def test_contents_count(value: Any) -> None:
-    noted = Believed()
-    with noted.noting():
-        believed(value, "", value, lambda: value)
-    assert noted.hold()
+    noted = DataGuards()
+    with noted.recording():
+        is_reliable(value, "", value, lambda: value)
+    assert noted.are_unchanged()
     value.append(1) if isinstance(value, list) else value["a"][1].add(4)
-    assert not noted.hold()
+    assert not noted.are_unchanged()

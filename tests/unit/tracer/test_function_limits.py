@@ -22,18 +22,18 @@ from pool_leaves import PoolChat, PoolRetriever
 from teola_plugin.graph import INPUT, Ref, Role
 from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.tracer.draft import Draft
-from teola_plugin.tracer.functions import FunctionWalk, trace_function, walk_function
+from teola_plugin.tracer.functions import FunctionSummary, summarize_function, trace_function
 from teola_plugin.tracer.functions import trace as trace_of_functions
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.source import source_of
-from teola_plugin.tracer.functions.walk import Walk
 
 LLM, RETRIEVER = PoolChat(), PoolRetriever()
 PROMPT = ChatPromptTemplate.from_template("Answer {question} with {context}")
 STATE = {"state": Ref(INPUT)}
 
 
-def walked(func: object, draft: Draft | None = None) -> FunctionWalk:
-    return walk_function(func, STATE, Draft() if draft is None else draft)
+def walked(func: object, draft: Draft | None = None) -> FunctionSummary:
+    return summarize_function(func, STATE, Draft() if draft is None else draft)
 
 
 def roles(func: object) -> collections.Counter[str]:
@@ -143,10 +143,10 @@ def test_no_user_code_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "teola_plugin")
     draft = Draft()
     RAN.clear()
-    made = walk_function(touches, STATE, draft)
+    made = summarize_function(touches, STATE, draft)
     assert RAN == [] and caplog.records == []
     assert not made.reached_end and made.runs_user_code
-    assert walk_function(WIRE, STATE, draft) == walk_function(Wire, STATE, draft) == FunctionWalk()
+    assert summarize_function(WIRE, STATE, draft) == summarize_function(Wire, STATE, draft) == FunctionSummary()
     assert RAN == []
 
 
@@ -156,10 +156,10 @@ def test_a_walk_that_breaks_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog
     def breaks(*_: Any) -> None:
         raise ArithmeticError("in the walk")
 
-    monkeypatch.setattr(trace_of_functions, "_said", Once())
-    monkeypatch.setattr(Walk, "function", breaks)
+    monkeypatch.setattr(trace_of_functions, "_warned", Once())
+    monkeypatch.setattr(FunctionInterpreter, "run_function", breaks)
     for _ in range(3):
-        assert not walk_function(touches, STATE, Draft()).reached_end
+        assert not summarize_function(touches, STATE, Draft()).reached_end
     [said] = caplog.records
     assert said.levelname == "WARNING" and "touches" in said.getMessage() and "report it" in said.getMessage()
 
@@ -182,7 +182,7 @@ class Loud:
 
 def test_what_is_walked_does_not_happen() -> None:
     loud = Loud()
-    assert walked(loud).asks and loud.heard == []
+    assert walked(loud).uses_engines and loud.heard == []
 
 
 # ------------------------------------------------------------ sources
@@ -211,7 +211,7 @@ exec("def executed(state):\n    return LLM.invoke(state['question'])", MADE)
     ids=lambda func: getattr(type(func), "__name__", "?"),
 )
 def test_what_has_no_source_that_is_understood_is_left_alone(func: object) -> None:
-    assert walked(func) == FunctionWalk()
+    assert walked(func) == FunctionSummary()
     assert trace_function(func, ["state"]).template.components == ()
 
 
@@ -248,16 +248,16 @@ def test_a_source_that_is_another_is_not_believed(tmp_path: Path, after: str, as
     made = module(tmp_path, NODE)
     (tmp_path / "nodes_of_a_user.py").write_text(after)
     linecache.checkcache()
-    assert walked(made.node).asks == asks
+    assert walked(made.node).uses_engines == asks
 
 
 def test_a_source_is_read_once(tmp_path: Path) -> None:
     source_of.cache_clear()
     made = module(tmp_path, NODE)
-    assert walked(made.node).asks
+    assert walked(made.node).uses_engines
     (tmp_path / "nodes_of_a_user.py").unlink()
     linecache.checkcache()
-    assert walked(made.node).asks
+    assert walked(made.node).uses_engines
 
 
 # ------------------------------------------------------------ no end
@@ -353,7 +353,7 @@ def test_functions_of_the_standard_library_and_frameworks_raise_nothing(caplog: 
     functions = [one for module in modules for one in _functions(module)]
     for one in functions:
         names = one.__code__.co_varnames[: one.__code__.co_argcount]
-        walk_function(one, {name: Ref(INPUT).at(name) for name in names}, Draft(), state=names[0] if names else "")
+        summarize_function(one, {name: Ref(INPUT).at(name) for name in names}, Draft(), state=names[0] if names else "")
     assert len(functions) > 400
     assert [record.message for record in caplog.records if "not " in record.message] == []
 

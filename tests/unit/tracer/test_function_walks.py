@@ -17,17 +17,17 @@ from teola_plugin.graph.text import format_graph
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
-    Built,
     Fields,
-    FunctionWalk,
-    Known,
-    Sent,
-    Series,
+    FunctionSummary,
+    Instance,
+    ItemList,
+    KnownValue,
+    SendPerItem,
     Spread,
     Symbol,
-    realised,
+    materialize,
+    summarize_function,
     trace_node,
-    walk_function,
 )
 
 LLM, RETRIEVER = PoolChat(), PoolRetriever()
@@ -35,9 +35,9 @@ ANSWER = ChatPromptTemplate.from_template("Answer {question} with {context}")
 QUESTION = Ref(INPUT).at("question")
 
 
-def walked(func: object, draft: Draft | None = None, **state: Symbol) -> FunctionWalk:
+def walked(func: object, draft: Draft | None = None, **state: Symbol) -> FunctionSummary:
     given = Fields(state or {"question": QUESTION})
-    return walk_function(func, {"state": given}, Draft() if draft is None else draft)
+    return summarize_function(func, {"state": given}, Draft() if draft is None else draft)
 
 
 def text(draft: Draft) -> str:
@@ -83,8 +83,8 @@ def test_updates_by_key() -> None:
     assert made.updates is not None and set(made.updates) == {"documents", "tries"}
     assert made.updates["documents"] == Ref("retrieve.retrieve.documents")
     tries = made.updates["tries"]
-    assert isinstance(tries, Known) and tries.value == 1
-    assert (made.reached_end, made.certain, made.runs_user_code, made.asks) == (True, True, False, True)
+    assert isinstance(tries, KnownValue) and tries.value == 1
+    assert (made.reached_end, made.certain, made.runs_user_code, made.uses_engines) == (True, True, False, True)
 
 
 def test_a_command_updates_and_goes() -> None:
@@ -105,9 +105,9 @@ def test_a_function_that_returns_nothing_updates_nothing() -> None:
 def test_what_is_sent_for_each_item_keeps_what_it_reads() -> None:
     draft = Draft()
     made = walked(sends, draft)
-    assert isinstance(made.value, Sent)
-    assert realised(draft, made.value.items, "items") is not None
-    assert {ref.producer for ref in made.value.captured.values()} <= {INPUT, *draft.components}
+    assert isinstance(made.value, SendPerItem)
+    assert materialize(draft, made.value.items, "items") is not None
+    assert {ref.producer for ref in made.value.captures.values()} <= {INPUT, *draft.components}
     draft.template(Ref(INPUT), "whole")
 
 
@@ -124,7 +124,7 @@ def test_the_next_function_reads_what_the_one_before_it_makes() -> None:
     assert dict(prefilling.inputs) == {"question": QUESTION, "context": Ref("retrieve.retrieve.documents")}
     assert second.updates is not None
     (message,) = second.updates["messages"].items  # type: ignore[union-attr]
-    assert isinstance(message, Built) and message.kind is AIMessage
+    assert isinstance(message, Instance) and message.kind is AIMessage
 
 
 def test_the_same_function_twice_has_names_of_its_own() -> None:
@@ -142,7 +142,7 @@ def test_a_list_of_messages_is_known_message_by_message() -> None:
     """So that its beginning can be prefilled while the last one is written."""
     draft = Draft()
     said = walked(nothing, draft)
-    old = Series((Spread(Ref(INPUT).at("messages")), Known(HumanMessage("and then?")), UNKNOWN_VALUE))
+    old = ItemList((Spread(Ref(INPUT).at("messages")), KnownValue(HumanMessage("and then?")), UNKNOWN_VALUE))
     made = walked(grows, draft, messages=old)
     (asked,) = [c for c in draft.components.values() if c.role is Role.GENERATION and c.name.startswith("grows")]
     assert [part.variable or part.text for part in asked.prompt] == [
@@ -152,12 +152,12 @@ def test_a_list_of_messages_is_known_message_by_message() -> None:
         "code",
         "\nassistant: ",
     ]
-    assert said.asks and made.updates == {"messages": made.updates["messages"]}  # type: ignore[index]
+    assert said.uses_engines and made.updates == {"messages": made.updates["messages"]}  # type: ignore[index]
 
 
 def test_values_are_written_out_where_the_state_is_known() -> None:
     draft = Draft()
-    walked(retrieve, draft, question=Known("oats"))
+    walked(retrieve, draft, question=KnownValue("oats"))
     constant, *_ = draft.components.values()
     assert constant.role is Role.CALL and draft.calls[constant.name]() == "oats"
 

@@ -1,0 +1,187 @@
+"""Bodies of loops and branches: what they read of the function around them, and the MAP that runs one for each item."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from teola_plugin.graph import ITEM, Attributes, Component, Ref, Role
+from teola_plugin.tracer.draft import DERIVED, Span
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.operations import items_of
+from teola_plugin.tracer.functions.symbols import (
+    UNKNOWN_VALUE,
+    AwaitableValue,
+    Expression,
+    Fields,
+    Instance,
+    ItemList,
+    LocalFunction,
+    SendPerItem,
+    Spread,
+    Symbol,
+    Text,
+    map_parts,
+)
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted
+
+MAX_UNROLLED_ITEMS = 16
+"""Items of a known list whose bodies are interpreted one by one."""
+_RESERVED_INPUTS = ("items", "item", "input", "carry", "condition", "init")
+
+# ------------------------------------------------------------ captured values
+
+
+@dataclass(slots=True)
+class Captures:
+    """The values that the bodies of one loop or branch read of the function around them."""
+
+    outer: FunctionInterpreter
+    inputs: dict[str, Ref] = field(default_factory=dict)
+    """The captured refs, by the name of the component's input that brings them into the body."""
+
+    def make_body(self) -> FunctionInterpreter:
+        """Return an interpreter for a body, which captures what it reads."""
+        return self.outer.make_body(self._read)
+
+    def record_mutations(self, body: FunctionInterpreter) -> bool:
+        """Record outside what the body changes in place of what it captures. Return True if it changes its item."""
+        return bool(self.outer.mutations.add_from_body(body.mutations, self.inputs))
+
+    def _read(self, name: str) -> Symbol:
+        symbol = self.outer.frame.read(name)
+        return UNKNOWN_VALUE if self.outer.mutations.has(symbol) else self._capture(symbol)
+
+    def _capture(self, symbol: Symbol) -> Symbol:
+        """Return the symbol as the body sees it."""
+        if isinstance(symbol, Ref):
+            return self._capture_ref(symbol)
+        if isinstance(symbol, (Expression, Prompted)):
+            try:
+                return self._capture_ref(self.outer.to_ref(symbol))
+            except NotUnderstood:
+                return UNKNOWN_VALUE
+        if isinstance(symbol, (Text, ItemList)):
+            return map_parts(symbol, self._capture)
+        if isinstance(symbol, Fields):
+            base = None if symbol.base is None else self._capture_ref(symbol.base)
+            return replace(symbol, items=_LazyCaptures(symbol.items, self._capture), base=base)
+        if isinstance(symbol, Instance):
+            return Instance(symbol.kind, _LazyCaptures(symbol.fields, self._capture))
+        if isinstance(symbol, LocalFunction):
+            read_outer = symbol.read_outer
+            return replace(symbol, read_outer=lambda name: self._capture(read_outer(name)))
+        return UNKNOWN_VALUE if isinstance(symbol, AwaitableValue) else symbol
+
+    def _capture_ref(self, ref: Ref) -> Ref:
+        for name, captured in self.inputs.items():
+            if captured == ref:
+                return Ref(f"${name}")
+        last = next((part for part in reversed(ref.path) if isinstance(part, str)), ref.producer.strip("$"))
+        base = "".join(c if c.isalnum() or c == "_" else "_" for c in last)
+        base = f"{base}_" if base in _RESERVED_INPUTS or base.startswith("part") else base
+        name, count = base, 1
+        while name in self.inputs:
+            count += 1
+            name = f"{base}{count}"
+        self.inputs[name] = ref
+        return Ref(f"${name}")
+
+
+@dataclass(frozen=True, slots=True)
+class _LazyCaptures(Mapping[str, Symbol]):
+    """Fields that are captured when they are read, so that those that nobody reads are no inputs."""
+
+    fields: Mapping[str, Symbol]
+    capture: Callable[[Symbol], Symbol]
+
+    def __getitem__(self, key: str) -> Symbol:
+        return self.capture(self.fields[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+
+# ------------------------------------------------------------ one body for each item
+
+
+def map_items(
+    interpreter: FunctionInterpreter,
+    items: Symbol,
+    transform: Callable[[FunctionInterpreter, Symbol], Symbol],
+    *,
+    beside: bool = True,
+) -> Symbol:
+    """Return the list of what `transform` makes of each item: a MAP, unless the items are few and known.
+
+    `beside`: the original makes one after the other. Coroutines are made at once instead.
+    """
+    known = items_of(items)
+    if len(known) <= MAX_UNROLLED_ITEMS and not any(isinstance(item, Spread) for item in known):
+        return ItemList(tuple(transform(interpreter, item) for item in known if not isinstance(item, Spread)))
+    loop = MapLoop(interpreter, items)
+    result = transform(loop.body, Ref(ITEM))
+    if isinstance(result, Instance) and result.kind.__name__ == "Send":
+        return SendPerItem(items, result, loop.captures.inputs)
+    if isinstance(result, AwaitableValue):
+        return AwaitableValue(loop.finish(result.value, beside=False))
+    return loop.finish(result, beside=beside)
+
+
+@dataclass(slots=True)
+class MapLoop:
+    """A MAP that is being made: the items of a list that is known at run time, and the body for each of them."""
+
+    outer: FunctionInterpreter
+    items: Symbol
+    captures: Captures = field(init=False)
+    body: FunctionInterpreter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.captures = Captures(self.outer)
+        self.body = self.captures.make_body()
+
+    def finish(self, result: Symbol, *, beside: bool) -> Symbol:
+        """Add the MAP if its body uses any engine. Return the list of the results, unknown if one of them is."""
+        try:
+            wanted = self.body.to_ref(result)
+        except NotUnderstood:
+            wanted = None
+        output = self.body.finish_body(wanted)
+        results: Symbol = UNKNOWN_VALUE
+        if output is not None:
+            output_ref, is_result = output
+            component = self._add_component(output_ref, beside=beside)
+            results = component if is_result else UNKNOWN_VALUE
+        if self.captures.record_mutations(self.body):
+            self.outer.mutations.add(self.items)
+        if self.body.runs_user_code:
+            self.outer.add_user_code()
+        return results
+
+    def _add_component(self, output: Ref, *, beside: bool) -> Symbol:
+        outer, body_draft = self.outer, self.body.draft
+        try:
+            items = outer.to_ref(as_list(self.items))
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+        name = outer.draft.name(f"{outer.name}.each", *DERIVED)
+        template = body_draft.template(output, name)
+        outer.draft.absorb(body_draft)
+        inputs = (("items", items), *self.captures.inputs.items())
+        attributes = Attributes(beside=beside)
+        ref = outer.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes))
+        outer.append_span(Span((name,), (name,)))
+        return ref
+
+
+def as_list(items: Symbol) -> Symbol:
+    """Return the items as a list: an expression may give an iterator."""
+    if not isinstance(items, Expression) or isinstance(items.code, (ast.Name, ast.ListComp)):
+        return items
+    code = ast.Call(ast.Name("list", ast.Load()), [items.code], [])
+    return Expression(code, items.refs, items.objects)

@@ -1,0 +1,359 @@
+"""Calls of the framework: objects that it runs, and objects that it makes as the function would make them.
+
+Only classes and methods of the framework are called while the source is read, with arguments that the source names.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import BaseMessage
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
+from langchain_core.tools import StructuredTool, Tool
+from langchain_core.vectorstores import VectorStore
+
+from teola_plugin.shims.langchain import handlers_in, streams
+from teola_plugin.tracer.functions.bodies import map_items
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.lookup import is_framework_code, is_instance, is_subclass, read_object_attribute
+from teola_plugin.tracer.functions.operations import items_of
+from teola_plugin.tracer.functions.symbols import (
+    RUN_METHODS,
+    UNKNOWN_VALUE,
+    AwaitableValue,
+    Fields,
+    Instance,
+    Item,
+    ItemList,
+    KnownValue,
+    Spread,
+    Symbol,
+    is_constant,
+    known_value,
+    word_set,
+)
+from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
+from teola_plugin.tracer.leaf import EmbeddingLeaf
+from teola_plugin.tracer.symbols import Prompted
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a call."""
+
+    positional: tuple[Item, ...]
+    keywords: Mapping[str, Symbol]
+    complete: bool = True
+    """False if there may be other keywords."""
+
+    @staticmethod
+    def evaluate(interpreter: FunctionInterpreter, node: ast.Call) -> Arguments:
+        """Evaluate the arguments of a call, in their order."""
+        positional: list[Item] = []
+        for argument in node.args:
+            if isinstance(argument, ast.Starred):
+                positional += items_of(interpreter.evaluate(argument.value))
+            else:
+                positional.append(interpreter.evaluate(argument))
+        keywords: dict[str, Symbol] = {}
+        complete = True
+        for keyword in node.keywords:
+            value = interpreter.evaluate(keyword.value)
+            if keyword.arg is not None:
+                keywords[keyword.arg] = value
+            elif (unpacked := _unpack_keywords(value)) is not None:
+                keywords |= unpacked
+            else:
+                complete = False
+        return Arguments(tuple(positional), keywords, complete)
+
+    @property
+    def symbols(self) -> list[Symbol] | None:
+        """The positional arguments, one by one; None if a list of unknown length is among them."""
+        symbols = [item for item in self.positional if not isinstance(item, Spread)]
+        return symbols if len(symbols) == len(self.positional) else None
+
+    def get(self, name: str, index: int = 0) -> Symbol | None:
+        """Return the argument of a name, which may also be given at an index; None if it is not given."""
+        if name in self.keywords:
+            return self.keywords[name]
+        first_items = self.positional[: index + 1]
+        if len(first_items) <= index or any(isinstance(item, Spread) for item in first_items):
+            return None
+        return first_items[index]  # type: ignore[return-value]
+
+    def all_items(self) -> Sequence[Item]:
+        """Return all arguments, whether positional or keywords."""
+        return (*self.positional, *self.keywords.values())
+
+
+def _unpack_keywords(value: Symbol) -> Mapping[str, Symbol] | None:
+    """Return the keywords of `**value`; None if they are not known."""
+    is_known, dictionary = known_value(value)
+    if isinstance(value, Fields) and value.base is None:
+        return value.items
+    if is_known and type(dictionary) is dict and all(type(key) is str for key in dictionary):
+        return {key: KnownValue(item) for key, item in dictionary.items()}
+    return None
+
+
+def call_framework_method(interpreter: FunctionInterpreter, func: Any, arguments: Arguments) -> Symbol | None:
+    """Return what a method returns that runs an object of the framework; None for any other function.
+
+    Such objects are Runnables, prompts, tools, and pool-backed objects with methods of their own.
+    """
+    if type(func) is not MethodType or type(func.__func__) is not FunctionType:
+        return None
+    owner, name = func.__self__, func.__func__.__name__
+    if type(owner) in (StructuredTool, Tool) and name in ("invoke", "ainvoke"):
+        return _call_tool(interpreter, owner, name, arguments)
+    if is_runnable(owner) and name in RUN_METHODS:
+        return _call_runnable(interpreter, owner, name, arguments)
+    kind, rule = _METHOD_RULES.get(name.removeprefix("a"), (None, None))
+    if kind is None or rule is None or not is_framework_code(func.__func__) or not arguments.complete:
+        return None
+    result = rule(interpreter, owner, name, arguments) if is_instance(owner, kind) else None
+    return AwaitableValue(result) if name.startswith("a") and result is not None else result
+
+
+# ------------------------------------------------------------ Runnables and tools
+
+
+def is_runnable(value: object) -> bool:
+    """Return True for a Runnable. Runs no code of the user's."""
+    return is_instance(value, Runnable)
+
+
+def _call_runnable(interpreter: FunctionInterpreter, runnable: Any, method: str, arguments: Arguments) -> Symbol:
+    """Interpret `runnable.invoke(input, config, **bound)`, `batch` and so on."""
+    keywords = dict(arguments.keywords)
+    is_stream = method in ("stream", "astream")
+    streamed = is_stream or _may_stream(arguments.get("config", 1))
+    first: Item | None = arguments.positional[0] if arguments.positional else None
+    if first is None:
+        first = keywords.pop("input", keywords.pop("inputs", None))
+    for name in ("config", "return_exceptions"):
+        keywords.pop(name, None)
+    bound = {key: known_value(value) for key, value in keywords.items()}
+    all_known = arguments.complete and all(is_known for is_known, _ in bound.values())
+    if first is None or isinstance(first, Spread) or not all_known:
+        interpreter.add_user_code()
+        return UNKNOWN_VALUE
+    kwargs = {key: value for key, (_, value) in bound.items()}
+
+    def run_one(body: FunctionInterpreter, argument: Symbol) -> Symbol:
+        return body.run_runnable(runnable, argument, kwargs, streamed=streamed)
+
+    if method in ("batch", "abatch"):
+        result = map_items(interpreter, first, run_one, beside=False)
+    else:
+        result = run_one(interpreter, first)
+    if is_stream:
+        return UNKNOWN_VALUE
+    return AwaitableValue(result) if method.startswith("a") else result
+
+
+def _may_stream(config: Symbol | None) -> bool:
+    """Return True for a config with callbacks of its own, or a list of configs, to which models may stream."""
+    if isinstance(config, ItemList):
+        return any(_may_stream(item) for item in config.items if not isinstance(item, Spread))
+    callbacks: Symbol = KnownValue(None)
+    if isinstance(config, Fields):
+        callbacks = config.items.get("callbacks", callbacks)
+    elif isinstance(config, KnownValue) and type(config.value) is dict:
+        callbacks = KnownValue(config.value.get("callbacks"))
+    is_known, value = known_value(callbacks)
+    return not is_known or streams(handlers_in(value))
+
+
+def _call_tool(interpreter: FunctionInterpreter, tool: Any, method: str, arguments: Arguments) -> Symbol:
+    """Interpret the function that a tool was made of."""
+    func = tool.func if method == "invoke" or tool.coroutine is None else tool.coroutine
+    argument = arguments.positional[0] if len(arguments.positional) == 1 else arguments.keywords.get("input")
+    result: Symbol | None = None
+    if isinstance(argument, Fields) and argument.base is None:
+        result = interpreter.call_function(func, (), argument.items)
+    elif argument is not None and not isinstance(argument, Spread) and type(tool) is Tool:
+        result = interpreter.call_function(func, (argument,), {})
+    if result is None:
+        interpreter.add_user_code()
+        result = UNKNOWN_VALUE
+    value = result.value if isinstance(result, AwaitableValue) else result
+    return AwaitableValue(value) if method == "ainvoke" else value
+
+
+# ------------------------------------------------------------ methods of stores, rerankers, embedders and prompts
+
+
+def _search_store(interpreter: FunctionInterpreter, store: Any, method: str, arguments: Arguments) -> Symbol | None:
+    """Interpret `store.similarity_search(query, k, filter=...)` as a call of a retriever of the store."""
+    query = arguments.get("query")
+    options = {key: arguments.keywords[key] for key in ("k", "filter") if key in arguments.keywords}
+    if len(arguments.positional) > 1 and not isinstance(arguments.positional[1], Spread):
+        options["k"] = arguments.positional[1]
+    known = {key: known_value(value) for key, value in options.items()}
+    all_known = all(is_known for is_known, _ in known.values())
+    if query is None or not all_known or not is_framework_code(type(store).as_retriever):
+        return None
+    retriever = store.as_retriever(search_kwargs={"k": 4, **{key: value for key, (_, value) in known.items()}})
+    return interpreter.run_runnable(retriever, query, {}) if is_pool_backed(retriever) else None
+
+
+def _rerank(interpreter: FunctionInterpreter, reranker: Any, method: str, arguments: Arguments) -> Symbol | None:
+    documents, query = arguments.get("documents"), arguments.get("query", 1)
+    if documents is None or query is None or not is_pool_backed(reranker):
+        return None
+    return interpreter.run_runnable(reranker.as_runnable(), Fields({"query": query, "documents": documents}), {})
+
+
+def _embed(interpreter: FunctionInterpreter, embedder: Any, method: str, arguments: Arguments) -> Symbol | None:
+    """Interpret the embedding of one text as a query, or of several as documents."""
+    leaf = leaf_of(embedder, {})
+    is_list = method.endswith("documents")
+    argument = arguments.get("texts" if is_list else "text")
+    if not isinstance(leaf, EmbeddingLeaf) or argument is None:
+        return None
+    return interpreter.embed(leaf, argument, is_list=is_list)
+
+
+def _format_prompt(interpreter: FunctionInterpreter, prompt: Any, method: str, arguments: Arguments) -> Symbol | None:
+    """Interpret what a prompt template makes of its variables: a text, messages, or a prompt value."""
+    if arguments.positional:
+        return None
+    result = interpreter.run_runnable(prompt, Fields(dict(arguments.keywords)), {})
+    converters = {"format": "to_string", "format_messages": "to_messages"}
+    converter = converters.get(method.removeprefix("a"), "")
+    if not isinstance(result, Prompted) or not converter:
+        return result
+    render_prompt = result.render
+
+    def render(values: Mapping[str, Any]) -> Any:
+        return getattr(render_prompt(values), converter)()
+
+    return Prompted(result.inputs, result.parts, render)
+
+
+_MethodRule = Callable[[FunctionInterpreter, Any, str, Arguments], Symbol | None]
+_METHOD_RULES: Mapping[str, tuple[type, _MethodRule]] = {
+    "similarity_search": (VectorStore, _search_store),
+    "compress_documents": (BaseDocumentCompressor, _rerank),
+    "embed_query": (Embeddings, _embed),
+    "embed_documents": (Embeddings, _embed),
+    "format": (BasePromptTemplate, _format_prompt),
+    "format_messages": (BasePromptTemplate, _format_prompt),
+    "format_prompt": (BasePromptTemplate, _format_prompt),
+}
+
+# ------------------------------------------------------------ objects that the framework makes
+
+_BUILDER_METHODS = word_set(
+    "as_retriever assign bind bind_tools from_messages from_template map partial pick pipe with_config with_fallbacks",
+    "with_retry with_structured_output with_types",
+)
+"""Methods that make an object of the framework from another, and do nothing else."""
+_PURE_STDLIB_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, operator.attrgetter)
+"""Pure functions of the standard library that prompts and chains are written with."""
+_GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
+_POSITIONAL_FIELDS = {"Send": ("node", "arg"), "Command": (), "Document": ("page_content",)}
+"""The fields that a data class takes as positional arguments; a message takes its content."""
+_METACLASS_MODULES = ("abc", "enum", "pydantic", "typing", "typing_extensions")
+"""Where the metaclasses come from of classes that describe what a model writes."""
+_SAFE_TYPES = (FunctionType, MethodType, type(len), operator.itemgetter, operator.attrgetter)
+
+
+def pipe(left: Symbol, right: Symbol) -> Symbol | None:
+    """Return `left | right` of existing Runnables; None if neither is one."""
+    left_known, left_value = known_value(left)
+    right_known, right_value = known_value(right)
+    operators = [
+        read_object_attribute(value, name)
+        for value, name in ((left_value, "__or__"), (right_value, "__ror__"))
+        if is_runnable(value)
+    ]
+    if not operators:
+        return None
+    is_framework_pipe = all(isinstance(one, KnownValue) and is_framework_code(one.value) for one in operators)
+    if not (left_known and right_known and is_safe(left_value) and is_safe(right_value) and is_framework_pipe):
+        return UNKNOWN_VALUE
+    return _try_build(lambda: left_value | right_value)
+
+
+def build(func: Any, arguments: Sequence[Symbol | Spread], keywords: Mapping[str, Symbol]) -> Symbol | None:
+    """Return the object that a class, a method or a function makes that does nothing else; None for any other."""
+    if is_instance(func, type) and _is_data_class(func):
+        return _build_data(func, arguments, keywords)
+    if not _is_builder(func):
+        return None
+    positional = [known_value(argument) for argument in arguments if not isinstance(argument, Spread)]
+    named = {key: known_value(value) for key, value in keywords.items()}
+    all_safe = all(is_known and is_safe(value) for is_known, value in (*positional, *named.values()))
+    if len(positional) < len(arguments) or not all_safe:
+        return UNKNOWN_VALUE
+    values = [value for _, value in positional]
+    if any(func is known for known in _PURE_STDLIB_FUNCTIONS) and not all(map(is_constant, values)):
+        return None
+    return _try_build(lambda: func(*values, **{key: value for key, (_, value) in named.items()}))
+
+
+def is_safe(value: Any) -> bool:
+    """Return True if the framework may be given the value: looking at it runs no code of the user's."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return all(map(is_safe, value))
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(is_safe, value.values()))
+    if is_instance(value, type):
+        return kind is type or kind.__module__.split(".", 1)[0] in _METACLASS_MODULES
+    return is_constant(value) or kind in _SAFE_TYPES or is_framework_code(kind) or is_runnable(value)
+
+
+def _try_build(make: Callable[[], Any]) -> Symbol:
+    """Return what the framework makes; unknown if it raises, as it will for the original."""
+    try:
+        return KnownValue(make())
+    except Exception:
+        return UNKNOWN_VALUE
+
+
+def _is_builder(func: Any) -> bool:
+    if type(func) is MethodType:
+        method: Any = func.__func__
+        return type(method) is FunctionType and method.__name__ in _BUILDER_METHODS and is_framework_code(method)
+    if any(func is known for known in _PURE_STDLIB_FUNCTIONS):
+        return True
+    is_runnable_class = is_instance(func, type) and is_subclass(func, Runnable)
+    return is_runnable_class and is_framework_code(func) and is_framework_code(func.__init__)
+
+
+def _is_data_class(kind: type) -> bool:
+    if is_subclass(kind, BaseMessage, Document):
+        return is_framework_code(kind)
+    return f"{kind.__module__}.{kind.__qualname__}" in _GRAPH_CLASSES
+
+
+def _build_data(kind: type, arguments: Sequence[Symbol | Spread], keywords: Mapping[str, Symbol]) -> Symbol:
+    """Return an object of a data class: a message whose fields are all known for real, any other as a symbol."""
+    parameters = _POSITIONAL_FIELDS.get(kind.__name__, ("content",))
+    if len(arguments) > len(parameters) or any(isinstance(argument, Spread) for argument in arguments):
+        return UNKNOWN_VALUE
+    fields: dict[str, Symbol] = {}
+    for name, argument in zip(parameters, arguments, strict=False):
+        assert not isinstance(argument, Spread)
+        fields[name] = argument
+    fields |= keywords
+    values = {key: known_value(field) for key, field in fields.items()}
+    all_safe = all(is_known and is_safe(value) for is_known, value in values.values())
+    if is_subclass(kind, BaseMessage) and all_safe:
+        return _try_build(lambda: kind(**{key: value for key, (_, value) in values.items()}))
+    return Instance(kind, fields)

@@ -1,0 +1,553 @@
+"""Interprets one function with symbols in place of values: what it asks engines for becomes components of a draft.
+
+Nothing of the function runs. The rules for its expressions and statements are in modules of their own, which use the
+interpreter that is defined here.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.tools import StructuredTool, Tool
+
+from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
+from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES, FreeNames, is_framework_code
+from teola_plugin.tracer.functions.mutations import Mutations, assigned_names, mutated_names
+from teola_plugin.tracer.functions.pruning import prune_body
+from teola_plugin.tracer.functions.pure_expressions import (
+    NAME_PREFIX,
+    Decide,
+    compile_pure,
+    constant_node,
+    decide_on_input,
+    is_small,
+    read_field,
+    truth_of,
+)
+from teola_plugin.tracer.functions.rendering import Renderer, to_prompt, to_prompt_text
+from teola_plugin.tracer.functions.source import Definition, source_of
+from teola_plugin.tracer.functions.symbols import (
+    UNKNOWN_VALUE,
+    AwaitableValue,
+    Expression,
+    Fields,
+    ItemList,
+    KnownValue,
+    LocalFunction,
+    Spread,
+    Symbol,
+    Text,
+    Unknown,
+    merge_inputs,
+    to_symbol,
+)
+from teola_plugin.tracer.langchain.classes import planned
+from teola_plugin.tracer.langchain.leaves import lower_leaf
+from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.leaf import EmbeddingLeaf
+from teola_plugin.tracer.purity.purity import is_plain, plain_size
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
+
+MAX_CALL_DEPTH = 3
+"""Functions of the user's that are interpreted inside each other."""
+MAX_NESTING = 4
+"""Conditions and loops inside each other of which both branches are interpreted."""
+MAX_EXPRESSIONS = 5_000
+"""Expressions that are evaluated for one function, with all that it calls."""
+_name_numbers = itertools.count()
+"""Refs have other names in every function: expressions of one function may be put together with those of another."""
+
+
+class OutOfFuel(Exception):
+    """Signals that as many expressions were evaluated as one function may have."""
+
+
+class BlockExit(Enum):
+    """How control leaves a block of statements."""
+
+    FALLS_THROUGH = auto()
+    """The next statement runs."""
+    LEAVES = auto()
+    """It returned, raised, or went on with the next iteration of a loop."""
+    UNKNOWN = auto()
+    """Nobody knows what runs next."""
+
+
+# ------------------------------------------------------------ calls of functions
+
+
+@dataclass(slots=True)
+class CallFrame:
+    """The local names of one call of a function, or of one iteration or branch in it."""
+
+    free_names: FreeNames
+    local_names: frozenset[str] = frozenset()
+    """Names that belong to the function, whether they have a value yet or not."""
+    names: dict[str, Symbol] = field(default_factory=dict)
+    return_value: Symbol = UNKNOWN_VALUE
+    read_outer: Callable[[str], Symbol] | None = None
+    """Reads the names around it, for the body of a loop or branch, and for a function inside a function."""
+    code: CodeType | None = None
+    assigned_by_inner_functions: set[str] = field(default_factory=set)
+
+    def read(self, name: str) -> Symbol:
+        """Return what a name stands for now."""
+        if name in self.assigned_by_inner_functions:
+            return UNKNOWN_VALUE
+        if name in self.names:
+            return self.names[name]
+        if self.read_outer is not None and name not in self.local_names:
+            return self.read_outer(name)
+        return UNKNOWN_VALUE if name in self.local_names else self.free_names.read(name)
+
+
+def to_plain_function(func: Any, arguments: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
+    """Return the function that a call of `func` runs, and its positional arguments, `self` included.
+
+    Takes functions, bound methods, callable objects, and tools made of functions. The function is None for any other
+    callable, such as one that is not written in Python.
+    """
+    if type(func) in (StructuredTool, Tool):
+        func = func.func if func.func is not None else func.coroutine
+    call_method = next((vars(cls)["__call__"] for cls in type(func).__mro__ if "__call__" in vars(cls)), None)
+    if type(call_method) is FunctionType:
+        func = MethodType(call_method, func)
+    if type(func) is MethodType:
+        func, arguments = func.__func__, [KnownValue(func.__self__), *arguments]
+    return (func if type(func) is FunctionType else None), list(arguments)
+
+
+def enter_call(
+    func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> tuple[Definition, CallFrame] | None:
+    """Return the source of a function of the user's, and the frame with which this call of it begins.
+
+    Return None for functions of the framework, those without source, and those that take any number of arguments.
+    """
+    if isinstance(func, LocalFunction):
+        names = _bind_arguments(func.code, func.defaults, arguments, keywords)
+        if names is None:
+            return None
+        return func.definition, _make_frame(func.code, names, NO_FREE_NAMES, func.read_outer)
+    plain_function, arguments = to_plain_function(func, arguments)
+    if plain_function is None or is_framework_code(plain_function):
+        return None
+    return enter_function(plain_function, arguments, keywords)
+
+
+def enter_function(
+    func: FunctionType, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> tuple[Definition, CallFrame] | None:
+    """Return the source of a plain function and its first frame, as `enter_call` does, whoever wrote it."""
+    code = func.__code__
+    parameters = code.co_varnames[: code.co_argcount]
+    defaults: dict[str, Any] = dict(zip(parameters[::-1], (func.__defaults__ or ())[::-1], strict=False))
+    defaults |= func.__kwdefaults__ or {}
+    names = _bind_arguments(code, {name: KnownValue(value) for name, value in defaults.items()}, arguments, keywords)
+    definition = None if names is None else source_of(code)
+    if names is None or definition is None:
+        return None
+    return definition, _make_frame(code, names, FreeNames.of_function(func), None)
+
+
+def _bind_arguments(
+    code: CodeType, defaults: Mapping[str, Symbol], arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> dict[str, Symbol] | None:
+    """Return the values of the parameters; None for a function that takes any number of arguments."""
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    values: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in parameters} | dict(defaults)
+    values |= dict(zip(parameters[: code.co_argcount], arguments, strict=False))
+    return values | {name: value for name, value in keywords.items() if name in parameters}
+
+
+def _make_frame(
+    code: CodeType,
+    names: dict[str, Symbol],
+    free_names: FreeNames,
+    read_outer: Callable[[str], Symbol] | None,
+) -> CallFrame:
+    local_names = frozenset((*code.co_varnames, *code.co_cellvars))
+    return CallFrame(free_names, local_names, names, read_outer=read_outer, code=code)
+
+
+# ------------------------------------------------------------ the interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an interpreter does with an expression, and with a block of statements."""
+
+    evaluate: Callable[[FunctionInterpreter, ast.expr], Symbol]
+    run_block: Callable[[FunctionInterpreter, Sequence[ast.stmt]], BlockExit]
+
+
+@dataclass(slots=True)
+class SharedContext:
+    """What the interpreter of a function shares with those of its loops' and branches' bodies."""
+
+    rules: Rules
+    decide: Decide | None = None
+    """Decides conditions on the template's input."""
+    fuel: int = MAX_EXPRESSIONS
+    """Expressions that may still be evaluated."""
+    ref_names: dict[Ref, str] = field(default_factory=dict)
+    object_names: dict[int, tuple[str, object]] = field(default_factory=dict)
+    """Names of objects in expressions, by the object's id; the object is kept, so that its id stays its own."""
+    helpers: set[str] = field(default_factory=set)
+    """Components that compute values for others, and are of no use by themselves."""
+
+
+@dataclass(slots=True)
+class FunctionInterpreter:
+    """Interprets one function, and the functions that it calls, or one body of a loop or branch in it."""
+
+    draft: Draft
+    frame: CallFrame
+    name: str
+    """Name of the function, with which the names of its components begin."""
+    shared: SharedContext
+    call_depth: int = 0
+    """Number of functions that are being interpreted inside each other."""
+    line: int = 0
+    span: Span = field(default_factory=Span)
+    """The first and the last of the components so far."""
+    attribute_values: dict[tuple[int, str], Symbol] = field(default_factory=dict)
+    """What attributes of existing objects were set to, by the object's id and the attribute's name."""
+    mutations: Mutations = field(default_factory=Mutations)
+    is_incomplete: bool = False
+    """True if some code was not interpreted, such as the branches of a condition that is not known yet."""
+    runs_user_code: bool = False
+    is_body: bool = False
+    """True for the body of a loop or a branch, which runs any number of times."""
+    nesting: int = 0
+    """Number of conditions and loops around it."""
+    _user_code: str = ""
+    """The last component that stands for user code."""
+    _ends_with_user_code: bool = False
+    """True if no component was added after the last one that stands for user code."""
+
+    # ------------------------------------------------------------ source
+
+    def evaluate(self, node: ast.expr) -> Symbol:
+        """Return the value of an expression. What it asks engines for becomes components."""
+        self.shared.fuel -= 1
+        if self.shared.fuel < 0:
+            raise OutOfFuel
+        symbol = self.shared.rules.evaluate(self, node)
+        return UNKNOWN_VALUE if self.mutations.has(symbol) else symbol
+
+    def decide_condition(self, test: Symbol) -> bool | None:
+        """Return whether a condition holds; None if that is not known yet."""
+        truth = truth_of(test)
+        return decide_on_input(test, self.shared.decide) if truth is None else truth
+
+    def run_block(self, statements: Sequence[ast.stmt]) -> BlockExit:
+        """Interpret statements, one after the other."""
+        return self.shared.rules.run_block(self, statements)
+
+    def run_function(self, definition: Definition) -> BlockExit:
+        """Interpret a function whose arguments are in the frame. Its result is the frame's return value."""
+        if isinstance(definition, ast.Lambda):
+            self.frame.return_value = self.evaluate(definition.body)
+            return BlockExit.LEAVES
+        block_exit = self.run_block(definition.body)
+        if block_exit is BlockExit.FALLS_THROUGH:
+            self.frame.return_value = KnownValue(None)
+        return block_exit
+
+    def call_function(self, func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]) -> Symbol | None:
+        """Return what a function of the user's returns; None if its source cannot be interpreted."""
+        entry = enter_call(func, arguments, keywords) if self.call_depth < MAX_CALL_DEPTH else None
+        if entry is None:
+            return None
+        definition, frame = entry
+        caller_frame = self.frame
+        self.frame, self.call_depth = frame, self.call_depth + 1
+        try:
+            block_exit = self.run_function(definition)
+            value = frame.return_value
+        finally:
+            self.frame, self.call_depth = caller_frame, self.call_depth - 1
+        if block_exit is BlockExit.UNKNOWN:
+            self.is_incomplete, value = True, UNKNOWN_VALUE
+            self.add_user_code()
+        assert frame.code is not None
+        return AwaitableValue(value) if frame.code.co_flags & inspect.CO_COROUTINE else value
+
+    def forget_names(self, nodes: Sequence[ast.AST]) -> None:
+        """Treat as unknown what code that is not interpreted assigns, or changes in place."""
+        for name in mutated_names(nodes):
+            self.mutations.add(self.frame.read(name))
+        self.frame.names |= dict.fromkeys(assigned_names(nodes), UNKNOWN_VALUE)
+
+    # ------------------------------------------------------------ order of components
+
+    def append_span(self, span: Span) -> None:
+        """Order components that were added after all that were there before."""
+        if span.heads:
+            self.span = self.draft.then(self.span, span)
+            self._ends_with_user_code = False
+
+    def add_user_code(self) -> None:
+        """Note that code runs here that may do anything: what comes after it waits for it."""
+        self.runs_user_code = True
+        if not self.is_body and not self._ends_with_user_code:
+            self._user_code = self.draft.name(f"{self.name}.code")
+            self.draft.add(Component(self._user_code, Role.OPAQUE))
+            self.append_span(Span((self._user_code,), (self._user_code,)))
+            self._ends_with_user_code = True
+
+    # ------------------------------------------------------------ symbols as expressions
+
+    def name_for(self, value: Ref | object, *, is_ref: bool) -> str:
+        """Return the name of a ref, or of an existing object, in expressions."""
+        if is_ref:
+            return self.shared.ref_names.setdefault(value, f"{NAME_PREFIX}v{next(_name_numbers)}")  # type: ignore[arg-type]
+        new_entry = (f"{NAME_PREFIX}o{next(_name_numbers)}", value)
+        return self.shared.object_names.setdefault(id(value), new_entry)[0]
+
+    def to_expression(self, symbol: Symbol) -> Expression | None:
+        """Return the value as an expression; None if it is not known."""
+        if isinstance(symbol, Expression) and symbol.ref_in(self.draft) is None:
+            return symbol
+        if isinstance(symbol, KnownValue):
+            return self._expression_of_object(symbol.value)
+        if isinstance(symbol, (Text, ItemList)) and (expression := self._expression_of_parts(symbol)) is not None:
+            return expression
+        try:
+            ref = None if isinstance(symbol, (Unknown, AwaitableValue)) else self.to_ref(symbol)
+        except NotUnderstood:
+            ref = None
+        if ref is None:
+            return None
+        name = self.name_for(ref, is_ref=True)
+        return Expression(ast.Name(name, ast.Load()), {name: ref})
+
+    def _expression_of_parts(self, symbol: Text | ItemList) -> Expression | None:
+        """Return an expression that puts a text or a list together; None if some of it is not known."""
+        parts: Sequence[Any] = symbol.pieces if isinstance(symbol, Text) else symbol.items
+        expressions = [
+            self.to_expression(
+                KnownValue(part) if isinstance(part, str) else part.iterable if isinstance(part, Spread) else part
+            )
+            for part in parts
+        ]
+        known = [expression for expression in expressions if expression is not None]
+        if len(known) < len(expressions):
+            return None
+        codes: list[ast.expr] = [
+            ast.Starred(expression.code, ast.Load()) if isinstance(part, Spread) else expression.code
+            for part, expression in zip(parts, known, strict=True)
+        ]
+        if isinstance(symbol, ItemList):
+            whole: ast.expr = (ast.Tuple if symbol.kind is tuple else ast.List)(codes, ast.Load())
+        else:
+            texts: list[ast.expr] = [
+                code if isinstance(code, ast.Constant) else ast.Call(ast.Name("str", ast.Load()), [code], [])
+                for code in codes
+            ]
+            whole = ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(texts, ast.Load())], [])
+        return Expression(whole, *merge_inputs(known)) if is_small(whole) else None
+
+    def _expression_of_object(self, value: Any) -> Expression:
+        node = constant_node(value)
+        if node is not None:
+            return Expression(node)
+        name = getattr(value, "__name__", "") if type(value) in (type, type(len)) else ""
+        if name and getattr(builtins, name, None) is value:
+            return Expression(ast.Name(name, ast.Load()))
+        name = self.name_for(value, is_ref=False)
+        return Expression(ast.Name(name, ast.Load()), {}, {name: value})
+
+    # ------------------------------------------------------------ symbols as refs
+
+    def to_ref(self, symbol: Symbol) -> Ref:
+        """Return the value as a ref: CALLs compute, format or build it. Raise `NotUnderstood` if it is not known."""
+        if isinstance(symbol, Ref):
+            return symbol
+        if isinstance(symbol, Fields) and self.mutations.has_inside(symbol):
+            raise NotUnderstood("a value that was changed in place")
+        if isinstance(symbol, Prompted):
+            return self.draft.real(symbol, self.name, ())
+        if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
+            return symbol.base
+        if isinstance(symbol, (Unknown, AwaitableValue, LocalFunction)):
+            raise NotUnderstood("a value that is not known")
+        if isinstance(symbol, Expression):
+            ref = symbol.ref_in(self.draft)
+            if ref is None:
+                ref = self._compute(symbol)
+                symbol.calls.append((self.draft, ref))
+            return ref
+        if isinstance(symbol, KnownValue) and not is_plain(symbol.value):
+            raise NotUnderstood("an object of the user's own")
+        renderer = Renderer(self.to_ref)
+        render = renderer.value(symbol)
+        word = "constant" if isinstance(symbol, KnownValue) else "made"
+        call = (lambda **values: render(values)[0]) if renderer.inputs else on_loop(lambda **values: render(values)[0])
+        return self._add_call(word, simple(plain_size)(call), renderer.inputs)
+
+    def _compute(self, expression: Expression) -> Ref:
+        """Return the ref of a CALL that computes an expression. Raise `NotUnderstood` if it is not certainly pure."""
+        code, refs = expression.code, expression.refs
+        if isinstance(code, ast.Name) and code.id in refs:
+            return refs[code.id]
+        if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id in refs:
+            name = code.attr
+            get = may_raise(on_loop(lambda value: read_field(value, name)))
+            return self._add_call(name, get, {"value": refs[code.value.id]}, may_be_list=True)
+        if isinstance(code, ast.GeneratorExp):
+            expression = Expression(ast.ListComp(code.elt, code.generators), refs, expression.objects)
+        func = compile_pure(expression)
+        keys = {name: f"value{number + 1 if number else ''}" for number, name in enumerate(func.inputs)}
+        call = may_raise(lambda **values: func(**{name: values[key] for name, key in keys.items()}))
+        call = simple(plain_size)(call) if func.purity.degree == 1 else call
+        return self._add_call("value", call, {keys[name]: ref for name, ref in func.inputs.items()}, may_be_list=True)
+
+    def _add_call(
+        self, word: str, call: Callable[..., Any], inputs: Mapping[str, Ref], *, may_be_list: bool = False
+    ) -> Ref:
+        name = self.draft.name(f"{self.name}.{word}")
+        self.shared.helpers.add(name)
+        if may_be_list:
+            self.draft.lists[name] = ""
+        return self.draft.add(Component(name, Role.CALL, tuple(inputs.items())), call)
+
+    def _to_ref_or_user_code(self, symbol: Symbol) -> Ref:
+        """Return a ref for a part of a prompt, which may begin with what is known though this part is not.
+
+        A part that is not known comes from user code. Raises `NotUnderstood` in a body, which has none.
+        """
+        try:
+            return self.to_ref(symbol)
+        except NotUnderstood:
+            if self.is_body:
+                raise
+        if not self._user_code:
+            self.add_user_code()
+        return Ref(self._user_code)
+
+    # ------------------------------------------------------------ engines
+
+    def run_runnable(
+        self, runnable: Runnable[Any, Any], argument: Symbol, kwargs: Mapping[str, Any], *, streamed: bool = False
+    ) -> Symbol:
+        """Return what a Runnable returns for an input. `streamed`: the call may make its models stream."""
+        runnable = planned(runnable)
+        first_new = len(self.draft.components)
+        try:
+            value = self._runnable_input(runnable, argument)
+        except NotUnderstood:
+            trial = Draft()  # is there user code in it, whatever it is called with?
+            walk_into(trial, runnable, Ref(INPUT), "", "", {})
+            if _has_user_code(trial.components.values()):
+                self.add_user_code()
+            return UNKNOWN_VALUE
+        place = f"{self.name}:{self.line}"
+        result, span = walk_into(self.draft, runnable, value, self.name, place, kwargs, streamed=streamed)
+        self.append_span(span)
+        if _has_user_code(list(self.draft.components.values())[first_new:]):
+            self.runs_user_code = True
+        return to_symbol(result)
+
+    def _runnable_input(self, runnable: Runnable[Any, Any], argument: Symbol) -> Value:
+        """Return the input for the tracer: prompts in their pieces. Raise `NotUnderstood` if it is not known."""
+        if isinstance(argument, (Prompted, Ref)):
+            return argument
+        if isinstance(_innermost_first(runnable), BaseLanguageModel):
+            if isinstance(argument, (Expression, Unknown)):
+                return self.to_ref(argument)
+            return to_prompt(argument, self._to_ref_or_user_code)
+        if isinstance(argument, Fields):
+            return Record({key: self._prompt_variable(item) for key, item in argument.items.items()}, argument.base)
+        return self.to_ref(argument)
+
+    def _prompt_variable(self, symbol: Symbol) -> Value:
+        if isinstance(symbol, Text):
+            return to_prompt_text(symbol, self._to_ref_or_user_code)
+        return self._to_ref_or_user_code(symbol)
+
+    def embed(self, leaf: EmbeddingLeaf, argument: Symbol, *, is_list: bool) -> Symbol:
+        """Return the vector of a text, or with `is_list` the vectors of several documents."""
+        if is_list:
+            to_result = leaf.result
+            leaf = replace(
+                leaf, role="document", batchable=True, result=lambda vectors: [to_result(vector) for vector in vectors]
+            )
+        try:
+            first_new = len(self.draft.components)
+            ref = lower_leaf(self.draft, leaf, self.to_ref(argument), lambda word: f"{self.name}.{word}", ())
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+        self.append_span(self.draft.span(tuple(self.draft.components)[first_new:]))
+        return ref
+
+    # ------------------------------------------------------------ bodies of loops and branches
+
+    def make_body(self, read_outer: Callable[[str], Symbol]) -> FunctionInterpreter:
+        """Return an interpreter for code that runs for each item or in one branch, with a draft of its own."""
+        return FunctionInterpreter(
+            self.draft.body(),
+            CallFrame(self.frame.free_names, read_outer=read_outer, code=self.frame.code),
+            self.name,
+            self.shared,
+            self.call_depth,
+            self.line,
+            attribute_values=dict(self.attribute_values),
+            is_body=True,
+            nesting=self.nesting + 1,
+        )
+
+    def can_try_branches(self) -> bool:
+        """Return True if the branches of a condition may be interpreted, as those around are not too many."""
+        return self.nesting < MAX_NESTING
+
+    def fork(self, component_names: set[str]) -> FunctionInterpreter:
+        """Return an interpreter that goes on from here on a draft of its own, as a trial that changes nothing here.
+
+        The names of its components differ from those in `component_names`, and are added to them.
+        """
+        trial = replace(
+            self,
+            draft=Draft(names=component_names),
+            frame=replace(self.frame, names=dict(self.frame.names)),
+            span=Span(),
+            nesting=self.nesting + 1,
+        )
+        trial.attribute_values, trial.mutations = dict(self.attribute_values), self.mutations.copy()
+        trial.is_incomplete, trial.runs_user_code = False, False
+        return trial
+
+    def finish_body(self, output: Ref | None) -> tuple[Ref, bool] | None:
+        """Drop what cannot run early. Return the body's output, and whether that is `output`; None if none is left."""
+        return prune_body(self.draft, output, self.shared.helpers)
+
+
+def _has_user_code(components: Iterable[Component]) -> bool:
+    return any(component.role in (Role.OPAQUE, Role.TOOL) for component in components)
+
+
+def _innermost_first(runnable: Any) -> Any:
+    """Return the Runnable that gets the input, inside sequences, bindings and parallels of one step."""
+    while True:
+        if isinstance(runnable, RunnableSequence):
+            runnable = runnable.first
+        elif isinstance(runnable, RunnableBinding):
+            runnable = runnable.bound
+        elif isinstance(runnable, RunnableParallel) and len(runnable.steps__) == 1:
+            runnable = next(iter(runnable.steps__.values()))
+        else:
+            return runnable

@@ -1,0 +1,240 @@
+"""Names and attributes of existing objects, read without running any code of the user's.
+
+Data that a plan was made with may be other data when the plan is used again. `DataGuards` remember what was read.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import (
+    CellType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
+
+_FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
+_MISSING = object()
+_BUILTINS = vars(builtins)
+_classes_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+"""Returns the classes that a class is made of, itself included, without asking its metaclass."""
+_C_METHOD_TYPES = (MethodDescriptorType, ClassMethodDescriptorType)
+
+# ------------------------------------------------------------ classes
+
+
+def is_framework_code(thing: Any) -> bool:
+    """Return True for a class or function that the framework, or this project, defines."""
+    module = getattr(thing, "__module__", "")
+    return isinstance(module, str) and module.split(".", 1)[0] in _FRAMEWORKS
+
+
+def is_instance(value: object, kind: type) -> bool:
+    """Return True if `kind` is among the classes of `value`. Runs none of their code, unlike `isinstance`."""
+    return is_subclass(type(value), kind)
+
+
+def is_subclass(kind: type, *bases: type) -> bool:
+    """Return True if one of `bases` is among the classes that `kind` is made of. Runs no code of a metaclass.
+
+    `issubclass` may run some: abstract classes ask their subclasses, too, and those of Pydantic 2.11 read an attribute
+    of `kind`.
+    """
+    return any(cls is base for cls in _classes_of(kind) for base in bases)
+
+
+# ------------------------------------------------------------ guards on data
+
+_DATA_TYPES = (str, int, float, bool, bytes, type(None))
+_CONTAINER_TYPES = (list, tuple, set, frozenset, dict)
+MAX_ITEMS = 64
+"""Items of a container that are compared; of a longer one only its identity and length are."""
+MAX_NESTING = 3
+"""Containers inside each other that are compared."""
+MAX_CHANGES = 2
+"""Changes of one name after which its value is no longer relied on."""
+
+_recording_guards: ContextVar[DataGuards | None] = ContextVar("teola_data_guards", default=None)
+
+
+class DataGuards:
+    """The data of globals, closures and attributes that the plans of one node rely on."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[tuple[int, str], tuple[Callable[[], Any], Any, object]] = {}
+        self._changes: Counter[tuple[int, str]] = Counter()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the data that are read in the body of the `with` statement."""
+        previous = _recording_guards.set(self)
+        try:
+            yield
+        finally:
+            _recording_guards.reset(previous)
+
+    def record(self, owner: object, name: str, value: Any, read_again: Callable[[], Any]) -> bool:
+        """Record a value that was read. Return False if it has changed too often to be relied on."""
+        if self._changes[id(owner), name] >= MAX_CHANGES:
+            return False
+        self._snapshots[id(owner), name] = (read_again, _snapshot(value), owner)
+        return True
+
+    def are_unchanged(self) -> bool:
+        """Return True if all recorded data are as they were. Each change is reported, and counted, once."""
+        changed = []
+        for key, (read_again, snapshot, _) in list(self._snapshots.items()):
+            try:
+                current = _snapshot(read_again())
+            except Exception:  # it is not there any more, or changes at this moment
+                current = None
+            if current != snapshot:
+                changed.append(key)
+        for key in changed:
+            self._changes[key] += 1
+            self._snapshots.pop(key, None)
+        return not changed
+
+
+def is_reliable(owner: object, name: str, value: Any, read_again: Callable[[], Any]) -> bool:
+    """Return True if a plan may rely on `owner`'s value of that name.
+
+    Data are recorded in the guards that are recording. Other objects, such as models and functions, are always relied
+    on.
+    """
+    guards = _recording_guards.get()
+    is_data = type(value) in (*_DATA_TYPES, *_CONTAINER_TYPES)
+    return guards is None or not is_data or guards.record(owner, name, value, read_again)
+
+
+def _snapshot(value: Any, nesting: int = MAX_NESTING) -> Any:
+    """Return an object that is equal for equal data. Runs no code of the user's."""
+    kind = type(value)
+    if kind in _DATA_TYPES:
+        return kind, value
+    if kind not in _CONTAINER_TYPES or not nesting or len(value) > MAX_ITEMS:
+        return kind, id(value), len(value) if kind in _CONTAINER_TYPES else 0
+    items = (part for pair in value.items() for part in pair) if kind is dict else value
+    return kind, tuple(_snapshot(item, nesting - 1) for item in items)
+
+
+# ------------------------------------------------------------ attributes
+
+
+def read_object_attribute(owner: Any, name: str) -> Symbol:
+    """Return `owner.name`; an unknown value for what a property, or any other code, would return."""
+    symbol = _read_statically(owner, name)
+    if not isinstance(symbol, KnownValue):
+        return symbol
+
+    def read_again() -> Any:
+        current = _read_statically(owner, name)
+        return current.value if isinstance(current, KnownValue) else current
+
+    return symbol if is_reliable(owner, name, symbol.value, read_again) else UNKNOWN_VALUE
+
+
+def _read_statically(owner: Any, name: str) -> Symbol:
+    if is_instance(owner, ModuleType):
+        value = vars(owner).get(name, _MISSING)
+        return UNKNOWN_VALUE if value is _MISSING else KnownValue(value)
+    try:
+        attribute = inspect.getattr_static(owner, name, _MISSING)
+    except Exception:  # an object that is strange enough
+        return UNKNOWN_VALUE
+    if attribute is _MISSING:
+        return UNKNOWN_VALUE
+    return _bind_attribute(owner, name, attribute)
+
+
+def _bind_attribute(owner: Any, name: str, attribute: Any) -> Symbol:
+    """Return what reading an attribute gives, by the object that `owner` or its class has under that name."""
+    kind = type(attribute)
+    owner_is_class = is_instance(owner, type)
+    of_instance = not owner_is_class and attribute is _instance_attributes(owner).get(name, _MISSING)
+    if of_instance or not any("__get__" in vars(cls) for cls in kind.__mro__):
+        return KnownValue(attribute)
+    if kind is MemberDescriptorType and not owner_is_class:
+        try:
+            return KnownValue(attribute.__get__(owner, type(owner)))
+        except AttributeError:
+            return UNKNOWN_VALUE
+    if kind in _C_METHOD_TYPES:
+        return KnownValue(attribute.__get__(None, owner) if owner_is_class else attribute.__get__(owner, type(owner)))
+    if kind is property and attribute.fget is not None and is_framework_code(attribute.fget):
+        try:
+            return KnownValue(attribute.__get__(owner, type(owner)))
+        except Exception:
+            return UNKNOWN_VALUE
+    if kind is staticmethod:
+        return KnownValue(attribute.__func__)
+    if kind is classmethod and isinstance(attribute.__func__, FunctionType):
+        return KnownValue(MethodType(attribute.__func__, owner if owner_is_class else type(owner)))
+    if kind is FunctionType:
+        return KnownValue(attribute if owner_is_class else MethodType(attribute, owner))
+    return UNKNOWN_VALUE
+
+
+def _instance_attributes(owner: Any) -> Mapping[str, Any]:
+    try:
+        attributes = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) is dict else {}
+
+
+# ------------------------------------------------------------ free names
+
+
+@dataclass(frozen=True, slots=True)
+class FreeNames:
+    """The names that a function reads from outside: its closure, its module's globals, and builtins."""
+
+    cells: Mapping[str, Any]
+    """The values of the closure, by name."""
+    globals: Mapping[str, Any]
+    cell_objects: Mapping[str, CellType] = field(default_factory=dict)
+    """The cells that hold the values of the closure."""
+
+    @staticmethod
+    def of_function(func: FunctionType) -> FreeNames:
+        """Return the free names of a function, without those of its closure that have no value yet."""
+        values: dict[str, Any] = {}
+        cell_objects = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
+        for name, cell in cell_objects.items():
+            try:
+                values[name] = cell.cell_contents
+            except ValueError:  # not there yet
+                continue
+        return FreeNames(values, func.__globals__, cell_objects)
+
+    def has(self, *names: str) -> bool:
+        """Return True if all these names have a value."""
+        return all(any(name in namespace for namespace in (self.cells, self.globals, _BUILTINS)) for name in names)
+
+    def read(self, name: str) -> Symbol:
+        """Return the value of a name, unknown if there is none, or none that a plan may rely on."""
+        if name in self.cells:
+            value, cell = self.cells[name], self.cell_objects.get(name)
+            reliable = cell is None or is_reliable(cell, name, value, lambda: cell.cell_contents)
+        elif name in self.globals:
+            value = self.globals[name]
+            reliable = is_reliable(self.globals, name, value, lambda: self.globals[name])
+        else:
+            return KnownValue(_BUILTINS[name]) if name in _BUILTINS else UNKNOWN_VALUE
+        return KnownValue(value) if reliable else UNKNOWN_VALUE
+
+
+NO_FREE_NAMES = FreeNames({}, {})

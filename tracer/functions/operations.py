@@ -1,0 +1,333 @@
+"""Operations on symbols: their items and attributes, and texts put together of constants and values.
+
+What is known of a result is read off its operands. The rest becomes an expression, to be computed when it is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from teola_plugin.graph import Ref
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.lookup import read_object_attribute
+from teola_plugin.tracer.functions.pure_expressions import evaluate_constant, is_small
+from teola_plugin.tracer.functions.symbols import (
+    UNKNOWN_VALUE,
+    Expression,
+    Fields,
+    Instance,
+    Item,
+    ItemList,
+    KnownValue,
+    Piece,
+    Spread,
+    Symbol,
+    Text,
+    Unknown,
+    is_constant,
+    is_known_in_parts,
+    known_value,
+    merge_inputs,
+)
+from teola_plugin.tracer.purity.calls import FIELDS
+from teola_plugin.tracer.symbols import NotUnderstood
+
+
+def compose(interpreter: FunctionInterpreter, node: ast.expr, operands: Mapping[str, Symbol | list[Symbol]]) -> Symbol:
+    """Return the expression `node` with its operands in place of the fields of these names.
+
+    The result is unknown if an operand is, or if the expression becomes too large; a constant if it has no refs.
+    """
+    expressions: list[Expression] = []
+    fields: dict[str, Any] = {name: getattr(node, name, None) for name in node._fields}
+    for name, operand in operands.items():
+        symbols = operand if isinstance(operand, list) else [operand]
+        parts = [interpreter.to_expression(symbol) for symbol in symbols]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return UNKNOWN_VALUE
+        expressions += known
+        codes = [part.code for part in known]
+        fields[name] = codes if isinstance(operand, list) else codes[0]
+    code = type(node)(**fields)
+    if not is_small(code):
+        return UNKNOWN_VALUE
+    expression = Expression(code, *merge_inputs(expressions))
+    if expression.refs:
+        return expression
+    try:
+        value = evaluate_constant(expression)
+    except Exception:  # not pure, or the original will tell
+        return expression
+    return KnownValue(value) if is_constant(value) else expression
+
+
+# ------------------------------------------------------------ items, keys and attributes
+
+
+def read_key(owner: Symbol, key: Symbol) -> Symbol | None:
+    """Return `owner[key]`; None if an expression is all that can be said of it."""
+    is_known, name = known_value(key)
+    if not is_known or type(name) not in (str, int):
+        return None
+    if isinstance(owner, Ref):
+        return owner.at(name)
+    if isinstance(owner, Fields):
+        if name in owner.items:
+            return owner.items[name]
+        return owner.base.at(name) if owner.base is not None else UNKNOWN_VALUE
+    if isinstance(owner, ItemList) and type(name) is int:
+        return _read_item(owner, name)
+    if isinstance(owner, KnownValue) and type(owner.value) in (dict, list, tuple):
+        try:
+            return KnownValue(owner.value[name])
+        except (LookupError, TypeError):
+            return UNKNOWN_VALUE
+    return None
+
+
+def _read_item(item_list: ItemList, index: int) -> Symbol | None:
+    """Return the item at an index; None if a list of unknown length stands before it."""
+    items = item_list.items if index >= 0 else item_list.items[::-1]
+    index = index if index >= 0 else -1 - index
+    items_before = items[: index + 1]
+    if len(items_before) <= index:
+        return None if any(isinstance(item, Spread) for item in items) else UNKNOWN_VALUE
+    if any(isinstance(item, Spread) for item in items_before):
+        return None
+    item = items_before[index]
+    assert not isinstance(item, Spread)
+    return item
+
+
+def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -> Symbol:
+    """Return `owner.name`, unknown unless that is a field."""
+    if isinstance(owner, KnownValue):
+        key = (id(owner.value), name)
+        return interpreter.attribute_values.get(key) or read_object_attribute(owner.value, name)
+    if isinstance(owner, Instance):
+        return owner.fields.get(name, UNKNOWN_VALUE)
+    if isinstance(owner, Fields):
+        if not owner.attributes:
+            return UNKNOWN_VALUE
+        return owner.items.get(name) or (owner.base.at(name) if owner.base is not None else UNKNOWN_VALUE)
+    if isinstance(owner, (Ref, Expression)):
+        field = compose(interpreter, ast.Attribute(ast.Constant(0), name, ast.Load()), {"value": owner})
+        if name in FIELDS or not isinstance(owner, Ref):
+            return field
+        try:
+            return interpreter.to_ref(field)  # no expression may read a field of the user's own class, but a CALL can
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+    return UNKNOWN_VALUE
+
+
+def make_list(items: Sequence[Item], kind: type = list) -> Symbol:
+    """Return a list, or a tuple, of these items."""
+    only_item = items[0] if len(items) == 1 else None
+    if isinstance(only_item, Spread) and kind is list:
+        return only_item.iterable
+    return ItemList(tuple(items), kind)
+
+
+def items_of(symbol: Symbol) -> list[Item]:
+    """Return the items of a list: one by one as far as they are known."""
+    if isinstance(symbol, ItemList):
+        return list(symbol.items)
+    if isinstance(symbol, KnownValue) and type(symbol.value) in (list, tuple):
+        return [KnownValue(item) for item in symbol.value]
+    return [Spread(symbol)]
+
+
+def assign_names(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -> None:
+    """Assign a value to a name, or its items to several names."""
+    if isinstance(target, ast.Name):
+        interpreter.frame.names[target.id] = value
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        has_starred = any(isinstance(element, ast.Starred) for element in target.elts)
+        for index, element in enumerate(target.elts):
+            item = None if has_starred else read_key(value, KnownValue(index))
+            inner_target = element.value if isinstance(element, ast.Starred) else element
+            assign_names(interpreter, inner_target, UNKNOWN_VALUE if item is None else item)
+
+
+# ------------------------------------------------------------ texts
+
+
+def make_text(pieces: Iterable[Piece]) -> Symbol:
+    """Return the text of these pieces, one after the other, with constants written out."""
+    merged: list[Piece] = []
+    for piece in _flatten_pieces(pieces):
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        elif piece != "":
+            merged.append(piece)
+    if all(isinstance(piece, str) for piece in merged):
+        return KnownValue("".join(map(str, merged)))
+    return Text(tuple(merged))
+
+
+def _flatten_pieces(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        if isinstance(piece, Text):
+            yield from piece.pieces
+        elif isinstance(piece, KnownValue) and is_constant(piece.value):
+            yield format(piece.value)
+        else:
+            yield piece
+
+
+def is_text(symbol: Symbol) -> bool:
+    """Return True if the value is known to be a text."""
+    return isinstance(symbol, Text) or (isinstance(symbol, KnownValue) and type(symbol.value) is str)
+
+
+def format_f_string(interpreter: FunctionInterpreter, node: ast.JoinedStr) -> Symbol:
+    """Return the text of an f-string. What has a conversion or a format becomes an expression of its own."""
+    return make_text(_format_part(interpreter, part) for part in node.values)
+
+
+def _format_part(interpreter: FunctionInterpreter, part: ast.expr) -> Piece:
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    assert isinstance(part, ast.FormattedValue)
+    value = interpreter.evaluate(part.value)
+    spec = part.format_spec
+    if part.conversion == -1 and spec is None:
+        return value
+    expression = interpreter.to_expression(value)
+    spec_parts = spec.values if isinstance(spec, ast.JoinedStr) else [] if spec is None else [spec]
+    if expression is None or not all(isinstance(spec_part, ast.Constant) for spec_part in spec_parts):
+        return UNKNOWN_VALUE
+    code = ast.JoinedStr([ast.FormattedValue(expression.code, part.conversion, spec)])
+    return Expression(code, expression.refs, expression.objects)
+
+
+def call_text_method(
+    interpreter: FunctionInterpreter,
+    text: Symbol,
+    name: str,
+    arguments: Sequence[Symbol],
+    keywords: Mapping[str, Symbol],
+) -> Symbol | None:
+    """Return what a method of a text returns; None if an expression is all that can be said of it."""
+    if not is_text(text):
+        return None
+    if name == "join" and len(arguments) == 1 and isinstance(arguments[0], ItemList):
+        return _join(interpreter, text, arguments[0])
+    if name in ("strip", "lstrip", "rstrip") and not arguments and isinstance(text, Text):
+        return _strip(text, name)
+    if name == "format" and isinstance(text, KnownValue):
+        return _format(text.value, arguments, keywords)
+    return None
+
+
+def _join(interpreter: FunctionInterpreter, separator: Symbol, items: ItemList) -> Symbol | None:
+    """Return `separator.join(items)`.
+
+    A list of known length is joined item by item. Of any other list, parts that are known together become one piece
+    each, with the separator between it and the parts before.
+    """
+    if not any(isinstance(item, Spread) for item in items.items):
+        pairs = [[separator, item] for item in items.items if not isinstance(item, Spread)]
+        return make_text([piece for pair in pairs for piece in pair][1:])
+    if not is_known_in_parts(items):
+        return None
+    pieces: list[Piece] = []
+    items_before: list[Item] = []
+    for group in _group_by_time(interpreter, items.items):
+        pieces.append(_join_after(interpreter, separator, group, items_before))
+        items_before += group
+    return make_text(pieces)
+
+
+def _group_by_time(interpreter: FunctionInterpreter, items: Sequence[Item]) -> list[list[Item]]:
+    """Group neighbouring items that are known as soon as the first of their group."""
+    groups: list[list[Item]] = []
+    available: set[str] | None = None
+    for item in items:
+        expression = interpreter.to_expression(ItemList((item,)))
+        needed = None
+        if expression is not None:
+            needed = {ref.producer for ref in expression.refs.values() if not ref.external}
+        if groups and needed is not None and available is not None and needed <= available:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            available = None if needed is None else (available or set()) | needed
+    return groups
+
+
+def _join_after(
+    interpreter: FunctionInterpreter, separator: Symbol, items: list[Item], items_before: list[Item]
+) -> Symbol:
+    """Return the joined items, led by a separator if any items stand before them."""
+    separator_code = interpreter.to_expression(separator)
+    own = interpreter.to_expression(ItemList(tuple(items)))
+    before = interpreter.to_expression(ItemList(tuple(items_before)))
+    if separator_code is None or own is None or before is None:
+        return UNKNOWN_VALUE
+    assert isinstance(own.code, ast.List) and isinstance(before.code, ast.List)
+    empty_text = ast.IfExp(before.code, ast.List([ast.Constant("")], ast.Load()), ast.List([], ast.Load()))
+    lead = [ast.Starred(empty_text, ast.Load())] if items_before else []
+    join = ast.Attribute(separator_code.code, "join", ast.Load())
+    code = ast.Call(join, [ast.List([*lead, *own.code.elts], ast.Load())], [])
+    return Expression(code, *merge_inputs((separator_code, own, before))) if is_small(code) else UNKNOWN_VALUE
+
+
+def _strip(text: Text, name: str) -> Symbol | None:
+    """Return the text without the space around it; None if a piece at an end is not a constant with more than space."""
+    pieces = list(text.pieces)
+    for end, method in ((0, "lstrip"), (-1, "rstrip")):
+        if name not in ("strip", method):
+            continue
+        piece = pieces[end]
+        if not isinstance(piece, str) or not piece.strip():
+            return None
+        pieces[end] = piece.lstrip() if method == "lstrip" else piece.rstrip()
+    return make_text(pieces)
+
+
+def _format(template: str, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]) -> Symbol | None:
+    """Return `template.format(*arguments, **keywords)`; None unless all its fields are plain names or numbers."""
+    pieces: list[Piece] = []
+    next_index = 0
+    try:
+        fields = list(Formatter().parse(template))
+    except ValueError:
+        return None
+    for literal, name, spec, conversion in fields:
+        pieces.append(literal)
+        if name is None:
+            continue
+        if spec or conversion:
+            return None
+        if name == "" or name.isdigit():
+            index, next_index = (int(name) if name else next_index), next_index + 1
+            value: Symbol = arguments[index] if index < len(arguments) else UNKNOWN_VALUE
+        else:
+            value = keywords.get(name, UNKNOWN_VALUE)
+        if isinstance(value, Unknown) and not name.isidentifier() and name and not name.isdigit():
+            return None
+        pieces.append(value)
+    return make_text(pieces)
+
+
+def format_percent(template: Symbol, argument: Symbol) -> Symbol | None:
+    """Return `template % argument`; None unless the template is known and has nothing but `%s`."""
+    if not isinstance(template, KnownValue) or type(template.value) is not str:
+        return None
+    literals = template.value.split("%s")
+    if any("%" in literal for literal in literals):
+        return None
+    values = list(argument.items) if isinstance(argument, ItemList) and argument.kind is tuple else [argument]
+    if len(values) != len(literals) - 1 or any(isinstance(value, Spread) for value in values):
+        return None
+    pieces: list[Piece] = [literals[0]]
+    for value, literal in zip(values, literals[1:], strict=True):
+        assert not isinstance(value, Spread)
+        pieces += [value, literal]
+    return make_text(pieces)

@@ -1,0 +1,224 @@
+"""Pure expressions of a function's source: compiled into functions of their values, and proven by their bytecode."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FunctionType, MemberDescriptorType
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from teola_plugin.graph import INPUT, Ref, UnfitValue, read_path
+from teola_plugin.tracer.functions.lookup import is_framework_code, is_subclass
+from teola_plugin.tracer.functions.symbols import (
+    Expression,
+    Fields,
+    ItemList,
+    KnownValue,
+    Spread,
+    Symbol,
+    Text,
+    is_constant,
+)
+from teola_plugin.tracer.purity.purity import Purity, cached_purity, call_on_plain
+from teola_plugin.tracer.symbols import NotUnderstood
+
+NAME_PREFIX = "teola_"
+"""Beginning of the names that stand for refs and objects in an expression."""
+_MAX_NODES = 400
+"""Nodes of an expression that is put together of several."""
+_MAX_CONSTANT_LENGTH = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PureFunction:
+    """A function that computes a pure expression: `func({name: value})`."""
+
+    func: FunctionType
+    purity: Purity
+    inputs: Mapping[str, Ref]
+    """The refs whose values it takes, by name."""
+
+    def __call__(self, **values: Any) -> Any:
+        """Return the value of the expression for these values of its inputs."""
+        return call_on_plain(self.func, values, self.purity.degree)
+
+
+def compile_pure(expression: Expression) -> PureFunction:
+    """Compile an expression. Raise `NotUnderstood` if it is not certain to be pure."""
+    renamer = _Renamer()
+    try:
+        text = ast.unparse(ast.fix_missing_locations(renamer.visit(_copy(expression.code))))
+    except Exception:  # too deep, or quotes inside quotes
+        raise NotUnderstood("an expression that cannot be written down") from None
+    names = renamer.new_names
+    inputs = {names[name]: ref for name, ref in expression.refs.items() if name in names}
+    objects = {names[name]: value for name, value in expression.objects.items() if name in names}
+    func = _function_maker(text, tuple(inputs), tuple(objects))(*objects.values())
+    purity = cached_purity(func)
+    if purity is None:
+        raise NotUnderstood("an expression that is not certain to be pure")
+    return PureFunction(func, purity, inputs)
+
+
+def evaluate_constant(expression: Expression) -> Any:
+    """Return the value of an expression without refs.
+
+    Raises `NotUnderstood` for one that has some or is not certain to be pure, and whatever the expression raises.
+    """
+    if expression.refs:
+        raise NotUnderstood("an expression of values that are not there yet")
+    return compile_pure(expression)()
+
+
+def is_small(code: ast.expr) -> bool:
+    """Return True if the expression is small enough to become part of another."""
+    return sum(1 for _ in ast.walk(code)) <= _MAX_NODES
+
+
+def constant_node(value: object) -> ast.expr | None:
+    """Return source code for a constant; None for other values, and for long texts."""
+    if type(value) is tuple and is_constant(value):
+        items = [constant_node(item) for item in value]
+        return ast.Tuple([item for item in items if item is not None], ast.Load())
+    if is_constant(value) and (not isinstance(value, (str, bytes)) or len(value) <= _MAX_CONSTANT_LENGTH):
+        return ast.Constant(value)  # type: ignore[arg-type]
+    return None
+
+
+class _Renamer(ast.NodeTransformer):
+    """Replaces the names of refs and objects by others that depend on the expression alone, for the cache."""
+
+    def __init__(self) -> None:
+        self.new_names: dict[str, str] = {}
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if not node.id.startswith(NAME_PREFIX):
+            return node
+        new_name = self.new_names.setdefault(node.id, f"{NAME_PREFIX}{len(self.new_names)}")
+        return ast.Name(new_name, node.ctx)
+
+
+def _copy(code: ast.expr) -> ast.expr:
+    """Return a copy for a transformer, which changes the tree that it visits."""
+    return ast.parse(ast.unparse(ast.fix_missing_locations(code)), mode="eval").body
+
+
+@lru_cache(maxsize=1024)
+def _function_maker(text: str, inputs: tuple[str, ...], objects: tuple[str, ...]) -> Callable[..., FunctionType]:
+    """Compile a function that takes the objects and returns the function of the values in a dictionary."""
+    body: Any = _ReadInputs(frozenset(inputs)).visit(ast.parse(text, mode="eval").body)
+    code = _lambda(_ReadInputs.parameter, body)
+    for name in reversed(objects):
+        code = _lambda(name, code)
+    outermost = eval(compile(ast.fix_missing_locations(ast.Expression(code)), "<pure>", "eval"), {})
+
+    def make(*values: Any) -> FunctionType:
+        func = outermost
+        for value in values:
+            func = func(value)
+        return func  # type: ignore[no-any-return]
+
+    return make
+
+
+def _lambda(parameter: str, body: ast.expr) -> ast.Lambda:
+    arguments = ast.arguments(posonlyargs=[], args=[ast.arg(parameter)], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Lambda(arguments, body)
+
+
+class _ReadInputs(ast.NodeTransformer):
+    """Replaces the names of inputs by items of the dictionary that has their values."""
+
+    parameter = "teola_values"
+
+    def __init__(self, inputs: frozenset[str]) -> None:
+        self._inputs = inputs
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id not in self._inputs:
+            return node
+        return ast.Subscript(ast.Name(self.parameter, ast.Load()), ast.Constant(node.id), ast.Load())
+
+
+def read_field(value: Any, name: str) -> Any:
+    """Return `value.name` where that runs no code of the user's: a field of a data class, or the text of a message.
+
+    Data classes are pydantic's and those of the standard library. Raises `UnfitValue` for anything else.
+    """
+    kind = type(value)
+    if name == "text" and is_subclass(kind, BaseMessage) and is_framework_code(kind):
+        return str(value.text)
+    getattribute: Any = kind.__getattribute__
+    if getattribute is object.__getattribute__:
+        attribute = next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), None)
+        if type(attribute) is MemberDescriptorType:  # of `slots=True`
+            return attribute.__get__(value, kind)
+        if not hasattr(type(attribute), "__set__") and name in getattr(value, "__dict__", {}):
+            return value.__dict__[name]
+    raise UnfitValue(f"{name} is no field of {kind.__name__}")
+
+
+# ------------------------------------------------------------ conditions
+
+
+def truth_of(symbol: Symbol) -> bool | None:
+    """Return whether a condition holds, by what is known of its value; None if that does not tell."""
+    if isinstance(symbol, KnownValue):
+        return _truth_of_object(symbol.value)
+    if isinstance(symbol, Expression) and not symbol.refs:
+        try:
+            return bool(evaluate_constant(symbol))
+        except Exception:  # the original will tell
+            return None
+    if isinstance(symbol, ItemList) and not any(isinstance(item, Spread) for item in symbol.items):
+        return bool(symbol.items)
+    if isinstance(symbol, Fields) and not symbol.attributes and (symbol.items or symbol.base is None):
+        return bool(symbol.items)
+    if isinstance(symbol, Text) and any(isinstance(piece, str) and piece for piece in symbol.pieces):
+        return True
+    return None
+
+
+def _truth_of_object(value: object) -> bool | None:
+    if value is None or type(value) in (bool, int, float, str, list, tuple, dict):
+        return bool(value)
+    has_own_truth = any("__bool__" in vars(cls) or "__len__" in vars(cls) for cls in type(value).__mro__)
+    return None if has_own_truth else True
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A pure condition on the input of a template alone, such as the state of a graph."""
+
+    test: PureFunction
+
+    def holds(self, value: Any) -> bool | None:
+        """Return whether it holds for this input; None if that cannot be told, as when evaluating it raises."""
+        try:
+            return bool(self.test(**{name: read_path(value, ref.path) for name, ref in self.test.inputs.items()}))
+        except Exception:
+            return None
+
+
+Decide = Callable[[Condition], bool | None]
+"""Decides a condition by the input that is there; None leaves it open."""
+
+
+def decide_on_input(test: Symbol, decide: Decide | None) -> bool | None:
+    """Return what `decide` says to a condition; None if the condition depends on more than the input."""
+    if isinstance(test, Ref):
+        name = f"{NAME_PREFIX}v"
+        test = Expression(ast.Name(name, ast.Load()), {name: test})
+    if decide is None or not isinstance(test, Expression) or not test.refs:
+        return None
+    if any(ref.producer != INPUT for ref in test.refs.values()):
+        return None
+    truth = Expression(ast.Call(ast.Name("bool", ast.Load()), [test.code], []), test.refs, test.objects)
+    try:
+        return decide(Condition(compile_pure(truth)))
+    except NotUnderstood:
+        return None
