@@ -17,7 +17,7 @@ from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.dead_parts import Once, cause_of
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 
 
 class Endable(Protocol):
@@ -99,7 +99,7 @@ def joinable(run: Any) -> QueryRun | None:
     return run if isinstance(run, QueryRun) and run.joins and not run.closed else None
 
 
-def shape(traced: Traced, input: Any) -> dict[str, int]:
+def shape(traced: TraceResult, input: Any) -> dict[str, int]:
     """Expected sizes for this input."""
     try:
         return traced.sizes(input)

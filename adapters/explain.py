@@ -18,7 +18,7 @@ from teola_plugin.graph import Graph, PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.report import WORDS, TraceReport
 
 _K = PrimitiveKind
@@ -63,7 +63,7 @@ class Explanation:
 
 
 def explain(
-    traced: Traced,
+    traced: TraceResult,
     optimised: Optimised | None,
     pool: EnginePool | None,
     *,

@@ -1,4 +1,4 @@
-"""A template in the making."""
+"""The workflow template that is built while an object is traced, and the result of tracing."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from types import MappingProxyType
 from typing import Any
 
 from teola_plugin.graph import INPUT, ClientCalls, Component, Ref, Role, WorkflowTemplate, on_loop, read_path, simple
-from teola_plugin.tracer.label_outputs import Labels, with_labels
-from teola_plugin.tracer.list_outputs import with_splits
+from teola_plugin.tracer.output_shapes import Labels, with_labels, with_splits
 from teola_plugin.tracer.purity.purity import plain_size
 from teola_plugin.tracer.report import TraceNode, TraceReport
-from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplest
+from teola_plugin.tracer.symbols import Prompted, Record, Value, packer, simplify
 
-Call = Callable[..., Any]
+ClientCall = Callable[..., Any]
+"""A function that the graph calls in this process to compute a component."""
 Names = tuple[str, ...]
 DERIVED = ("prefilling", "decoding", "chunking", "embedding", "ingestion", "searching")
-"""Endings of the primitives that `build_pgraph` makes of a component."""
+"""Suffixes of the primitives that `build_pgraph` makes of a component."""
 
 
-def may_raise(call: Call) -> Call:
-    """Marks a callable that may end the plain object's run where it stands: a parser, the user's own function."""
+def mark_fallible(call: ClientCall) -> ClientCall:
+    """Mark a callable whose exception may end the original's run: a parser, the user's own function."""
     call.teola_may_raise = True  # type: ignore[attr-defined]
     return call
 
 
-def raises(call: object) -> bool:
-    """Whether it is marked so."""
+def is_fallible(call: object) -> bool:
+    """Return True if `mark_fallible` has marked the callable."""
     return bool(getattr(call, "teola_may_raise", False))
 
 
-def begun_before(component: Component, *, certain: bool) -> Component:
-    """Return a component of what the original may choose, or is `certain` to choose, so that it may begin before."""
+def as_lookahead(component: Component, *, certain: bool) -> Component:
+    """Return the component so that it may start before the original has chosen it, or is `certain` to choose it."""
     if not certain:
         component = _with_unknown_form(component)
     return replace(component, attributes=component.attributes.with_(lookahead=certain))
@@ -54,135 +54,148 @@ def _with_unknown_form(component: Component) -> Component:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The components of a part of the chain that run first and last in it."""
+    """The first and the last components of a part of the chain."""
 
     heads: Names = ()
     tails: Names = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """A framework object as the graph sees it. `str(report)` says what became of each of its parts."""
+class TraceResult:
+    """A framework object as a workflow template. `str(report)` says what became of each of its parts."""
 
     template: WorkflowTemplate
-    calls: Mapping[str, Call]
+    calls: Mapping[str, ClientCall]
     """Client callables by component name."""
     sizes: Callable[[Any], dict[str, int]]
     """Query input -> expected sizes by component name; never raises."""
     watched: Mapping[tuple[str, ...], str]
-    """Node path (see `paths`) of the plain run -> the OPAQUE component whose value that run returns."""
+    """Path of a run of the original (see `paths`) -> the OPAQUE component whose value that run returns."""
     report: TraceReport
-    looked_up: tuple[Ref, ...] = ()
-    """Keys that a step reads, and raises without, though nothing of the graph stands for it."""
-    filled_in: tuple[Ref, ...] = ()
-    """Variables of prompts that take them bare, too: where a dictionary comes, it must have them."""
+    required_keys: tuple[Ref, ...] = ()
+    """Keys that a step reads, and raises without, though no component of the graph stands for it."""
+    required_variables: tuple[Ref, ...] = ()
+    """Variables of prompts that take their value bare, too: if a dictionary comes, it must have them."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """Collects components, callables and order. A `.map()` body has its own, absorbed once it is known good."""
+    """A template under construction: components, their callables and their order.
+
+    The body of a loop has a draft of its own, which its parent absorbs once the body is known to be lowered.
+    """
 
     components: dict[str, Component] = field(default_factory=dict)
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, ClientCall] = field(default_factory=dict)
     order: list[tuple[str, str]] = field(default_factory=list)
     estimates: list[tuple[str, Ref, Callable[[Any], int]]] = field(default_factory=list)
     watched: dict[tuple[str, ...], str] = field(default_factory=dict)
     nodes: list[TraceNode] = field(default_factory=list)
-    lists: dict[str, str] = field(default_factory=dict)
-    """Components that turn a model's text into a list -> how the list is spelled, empty where another says it."""
+    list_spellings: dict[str, str] = field(default_factory=dict)
+    """Components that turn a model's text into a list -> how the list is spelled, empty if another one says it."""
     labels: dict[str, Labels] = field(default_factory=dict)
-    """Components whose text is read by what understands only these answers -> those."""
+    """Components whose text is read by a parser of a few labels -> these labels."""
     names: set[str] = field(default_factory=set)
-    formatted: dict[Prompted, Ref] = field(default_factory=dict)
-    looked_up: list[Ref] = field(default_factory=list)
-    filled_in: list[Ref] = field(default_factory=list)
+    formatted_prompts: dict[Prompted, Ref] = field(default_factory=dict)
+    required_keys: list[Ref] = field(default_factory=list)
+    required_variables: list[Ref] = field(default_factory=list)
 
-    def name(self, wanted: str, *parts: str) -> str:
-        """A name of its own, whose `name.part` are free as well."""
-        base = re.sub(r"[^\w.\-]", "_", wanted) or "_"
-        found, count = base, 1
-        while not self.names.isdisjoint(every := [found, *(f"{found}.{part}" for part in parts)]):
+    def name(self, preferred: str, *parts: str) -> str:
+        """Reserve a name like `preferred` for a component, and `name.part` for each part. Return the name."""
+        base = re.sub(r"[^\w.\-]", "_", preferred) or "_"
+        name, count = base, 1
+        while not self.names.isdisjoint(reserved := [name, *(f"{name}.{part}" for part in parts)]):
             count += 1
-            found = f"{base}{count}"
-        self.names.update(every)
-        return found
+            name = f"{base}{count}"
+        self.names.update(reserved)
+        return name
 
-    def add(self, component: Component, call: Call | None = None) -> Ref:
+    def add(self, component: Component, call: ClientCall | None = None) -> Ref:
         self.components[component.name] = component
         if call is not None:
             self.calls[component.name] = call
         return Ref(component.name)
 
-    def call(self, name: str, call: Call, scope: Names, /, **inputs: Ref) -> Ref:
-        """A CALL of pure framework code."""
+    def call(self, name: str, call: ClientCall, scope: Names, /, **inputs: Ref) -> Ref:
+        """Add a CALL of pure framework code. Return a reference to its result."""
         return self.add(Component(name, Role.CALL, tuple(inputs.items()), scope=scope), call)
 
-    def real(self, value: Value, name: str, scope: Names) -> Ref:
-        """The value as one ref: a dictionary is packed, a prompt formatted, by CALLs named after their reader."""
-        value = simplest(value)
+    def materialize(self, value: Value, name: str, scope: Names) -> Ref:
+        """Return the value as one reference: CALLs named after their reader pack a dictionary, or format a prompt."""
+        value = simplify(value)
         if isinstance(value, Ref):
             return value
         if isinstance(value, Record):
-            solid = {k: self.real(v, name, scope) if isinstance(v, Prompted) else v for k, v in value.items.items()}
-            inputs, pack = packer(Record(solid, value.base))
+            items = {
+                key: self.materialize(item, name, scope) if isinstance(item, Prompted) else item
+                for key, item in value.items.items()
+            }
+            inputs, pack = packer(Record(items, value.base))
             return self.add(Component(self.name(f"{name}.pack"), Role.CALL, inputs, scope=scope), on_loop(pack))
-        if value not in self.formatted:
-            inputs = tuple((key, self.real(inner, name, scope)) for key, inner in value.inputs)
+        if value not in self.formatted_prompts:
+            inputs = tuple((key, self.materialize(item, name, scope)) for key, item in value.inputs)
             component = Component(self.name(f"{name}.prompt"), Role.CALL, inputs, scope=scope)
-            self.formatted[value] = self.add(component, simple(plain_size)(lambda **given: value.render(given)))
-        return self.formatted[value]
+            call = simple(plain_size)(lambda **variables: value.render(variables))
+            self.formatted_prompts[value] = self.add(component, call)
+        return self.formatted_prompts[value]
 
     def span(self, names: Names) -> Span:
-        """Heads and tails of components that are tied by data alone."""
-        own = {name: {ref.producer for _, ref in self.components[name].inputs} for name in names}
-        read = set[str]().union(*own.values())
-        return Span(tuple(n for n in names if own[n].isdisjoint(own)), tuple(n for n in names if n not in read))
+        """Return the heads and tails of components that are tied by data alone."""
+        producers = {name: {ref.producer for _, ref in self.components[name].inputs} for name in names}
+        read = set[str]().union(*producers.values())
+        heads = tuple(name for name in names if producers[name].isdisjoint(producers))
+        return Span(heads, tuple(name for name in names if name not in read))
 
-    def then(self, first: Span, second: Span) -> Span:
-        """All of `first` before all of `second`."""
+    def in_sequence(self, first: Span, second: Span) -> Span:
+        """Order all of `first` before all of `second`. Return the span of both."""
         if not first.heads or not second.heads:
             return second if second.heads else first
         self.order += [(tail, head) for tail in first.tails for head in second.heads]
         return Span(first.heads, second.tails)
 
     def body(self) -> Draft:
+        """Return an empty draft for the body of a loop or a branch, with names that do not collide with this one's."""
         return Draft(names=self.names)
 
     def absorb(self, body: Draft) -> None:
-        """Takes over what a `.map()` body needs at run time; its components stay in its own template."""
+        """Take over what a body needs at run time; its components stay in its own template."""
         self.calls |= body.calls
         self.nodes += body.nodes
 
+    def adopt_calls(self, other: Draft) -> None:
+        """Take over the callables of another draft, some of whose components were added to this one."""
+        self.calls |= other.calls
+        self.list_spellings |= {
+            name: spelling for name, spelling in other.list_spellings.items() if name in self.components
+        }
+
     def template(self, output: Ref, name: str) -> WorkflowTemplate:
-        labelled = with_labels(tuple(self.components.values()), self.labels, self.lists)
-        components = with_splits(labelled, self.lists)
+        components = with_labels(tuple(self.components.values()), self.labels, self.list_spellings)
+        components = with_splits(components, self.list_spellings)
         return WorkflowTemplate(components, output, tuple(dict.fromkeys(self.order)), name)
 
-    def _objects(self) -> dict[str, str]:
-        """What components are of, in words."""
-        return {name: f"{node.class_name} at {node.path}" for node in self.nodes for name in node.components}
-
-    def finished(self, output: Ref, name: str) -> Traced:
-        estimates = tuple(e for e in self.estimates if e[1].producer == INPUT)
+    def finish(self, output: Ref, name: str) -> TraceResult:
+        """Return the template with `output` as its result, and all that running it needs."""
+        input_estimates = tuple(estimate for estimate in self.estimates if estimate[1].producer == INPUT)
 
         def sizes(value: Any) -> dict[str, int]:
-            return {
-                name: size for name, ref, estimate in estimates if (size := _size(estimate, value, ref)) is not None
-            }
+            by_name = {name: _estimate_size(estimate, value, ref) for name, ref, estimate in input_estimates}
+            return {name: size for name, size in by_name.items() if size is not None}
 
-        return Traced(
+        descriptions = {name: f"{node.class_name} at {node.path}" for node in self.nodes for name in node.components}
+        return TraceResult(
             self.template(output, name),
-            ClientCalls(self.calls, self._objects()),
+            ClientCalls(self.calls, descriptions),
             sizes,
             MappingProxyType(dict(self.watched)),
             TraceReport(tuple(self.nodes)),
-            tuple(self.looked_up),
-            tuple(self.filled_in),
+            tuple(self.required_keys),
+            tuple(self.required_variables),
         )
 
 
-def _size(estimate: Callable[[Any], int], value: Any, ref: Ref) -> int | None:
-    """An estimate is a hint: an input it does not understand has none, and the plain run tells why."""
+def _estimate_size(estimate: Callable[[Any], int], value: Any, ref: Ref) -> int | None:
+    """Return the estimate, or None for an input that it does not understand: the original's run will say why."""
     try:
         return estimate(read_path(value, ref.path))
     except Exception:

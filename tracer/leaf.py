@@ -1,13 +1,15 @@
-"""What a pool-backed object tells the tracer about itself.
+"""Descriptions of pool-backed objects: the models, retrievers, ... whose work is done by engines of a pool.
 
-The tracer sits below the adapters, so it never names their classes: it asks any leaf object for `__teola_leaf__`.
+The tracer sits below the adapters, so it never names their classes. A pool-backed object has a method
+`__teola_leaf__(kwargs)`, which returns its leaf for a call with these bound keyword arguments, or None if they change
+what the leaf says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from teola_plugin.graph import DraftText, Effect
 from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
@@ -23,14 +25,13 @@ class GenerationLeaf:
     message: Callable[[Generation], Any]
     """What the model returns for a generation, up to run-specific fields such as the message id."""
     items: str = ""
-    """How a list is spelled in its output when that is known from its schema: `json`; empty otherwise."""
+    """How a list is spelled in its output if its schema says so: `json`; empty otherwise."""
     expected: int | None = None
-    """Items that its schema fixes (minItems == maxItems)."""
+    """Number of items, if its schema fixes it (minItems == maxItems)."""
     forms: tuple[DraftText, ...] = ()
-    """What its answers may be, or begin with, as its schema and its tools tell."""
+    """Texts that its answers may be or begin with, according to its schema and its tools."""
     simple: bool = False
-    """Whether `payload` takes time in proportion to the text alone."""
-
+    """True if the time that `payload` takes is proportional to the text's length."""
     form: Literal["", "whole", "unknown"] = ""
     """See `Attributes.form`."""
 
@@ -68,16 +69,16 @@ class TextSearchLeaf:
 class StoreLeaf:
     """A retriever over a store of the user's own in this process: an engine embeds, the store's own code searches.
 
-    The plain object searches, too, so an early search must be quick; it counts for what comes after it.
+    The original searches, too, so a prefetched search must be quick; the gain is in what depends on it.
     """
 
     embedder: str
     text: Callable[[str], str]
-    """What is embedded for a query."""
+    """Query -> the text that is embedded for it."""
     search: Callable[[Any], Any]
     """The query's vector -> what the retriever returns."""
     resource: str
-    """What of the store is read."""
+    """Name of the part of the store that is read."""
 
     @property
     def effect(self) -> Effect:
@@ -131,7 +132,7 @@ class WrappedLeaf:
     """
 
     key: str
-    """Where it stands; names the calls made at this place."""
+    """Name of the call site."""
     kind: Literal["generation", "retrieval"]
     payload: Callable[[Any], Any]
     """Framework input -> the engine's payload."""
@@ -149,12 +150,3 @@ Leaf = (
     | EmbeddingLeaf
     | WrappedLeaf
 )
-
-
-@runtime_checkable
-class PoolBacked(Protocol):
-    """An object of a framework whose work is done by engines of a pool."""
-
-    def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> Leaf | None:
-        """Its leaf for a call with these bound keyword arguments; None when they change what is understood."""
-        ...

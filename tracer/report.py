@@ -1,4 +1,4 @@
-"""What became of every node of the user's object, and why; made before anything runs."""
+"""The trace report: what became of every node of the user's object, and why. It is made before anything runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["lowered", "joined", "original"]
-"""Understood / user code whose pool-backed parts join the query as they are called / called as it always was."""
+"""Planned as a whole / user code whose pool-backed parts join the query when called / called as it always was."""
 WORDS: dict[Level, str] = {"lowered": "optimized", "joined": "shared", "original": "unchanged"}
-"""What users read instead (the glossary of ARCHITECTURE.md)."""
+"""The words for the levels in the report (the glossary of ARCHITECTURE.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
+    """A row of the report: one node of the user's object."""
+
     path: str
-    """Where it is, e.g. `chain.steps[2].steps__["context"]`."""
+    """For example `chain.steps[2].steps__["context"]`."""
     class_name: str
     level: Level
     components: tuple[str, ...] = ()
@@ -38,12 +40,13 @@ class TraceReport:
         return tuple(node for node in self.nodes if node.level == level)
 
     def __str__(self) -> str:
-        rows = [
-            (WORDS[n.level], n.path, n.class_name, " ".join([*n.components, *([f"({n.reason})"] if n.reason else [])]))
-            for n in self.nodes
-        ]
+        rows = []
+        for node in self.nodes:
+            reasons = [f"({node.reason})"] if node.reason else []
+            rows.append((WORDS[node.level], node.path, node.class_name, " ".join([*node.components, *reasons])))
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        lines = [
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        lines = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*cells, row[3]]).rstrip())
+        return "\n".join(lines)

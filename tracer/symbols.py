@@ -1,7 +1,7 @@
-"""Symbolic values: what flows through a chain while it is walked and nothing runs.
+"""Symbolic values that flow through a chain while it is traced and nothing runs.
 
-A value is a `Ref` (somebody makes it, or the query brings it), a `Record` (a dictionary whose keys are values of their
-own, so that data edges are key-level), or `Prompted` (a formatted prompt, not yet needed as a value by anybody).
+A value is a `Ref` (a component makes it, or the query brings it), a `Record` (a dictionary whose keys are values of
+their own, so that data edges are key-level), or `Prompted` (a formatted prompt that nothing reads as a value yet).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BASE = "**"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """`{**base, **items}`; without a base, exactly the keys of `items`."""
+    """The dictionary `{**base, **items}`; without a base, it has exactly the keys of `items`."""
 
     items: Mapping[str, Value] = field(default_factory=dict)
     base: Ref | None = None
@@ -26,30 +26,30 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompted:
-    """A prompt template and the values of its variables; formatted only where somebody needs the result."""
+    """A prompt template and the values of its variables; formatted only where something needs the result."""
 
     inputs: tuple[tuple[str, Value], ...]
     parts: tuple[PromptPart, ...]
     render: Callable[[Mapping[str, Any]], Any]
     """Values by input name -> the framework's prompt value; missing ones are `UNKNOWN`, cut off after the first."""
     is_text: bool = False
-    """Whether it is rendered as a text, which may be a variable of another prompt: its beginning may be known first."""
+    """True if it is rendered as a text, which may be a variable of another prompt: its beginning may be known first."""
 
 
 Value = Ref | Record | Prompted
 
 
 class NotUnderstood(LeftToPlain):
-    """Why a node is not lowered, in words for the report. No error: the node runs as it always did."""
+    """The reason why a node is not lowered, in words for the report. No error: the node runs as it always did."""
 
 
-def simplest(value: Value) -> Value:
-    """A record that only stands for its base is that ref."""
+def simplify(value: Value) -> Value:
+    """Return the base of a record that adds no keys to it, any other value as it is."""
     return value.base if isinstance(value, Record) and value.base is not None and not value.items else value
 
 
 def read_key(value: Value, key: str | int) -> Value:
-    """`value[key]`. Raises `NotUnderstood` where the plain object would fail, or where that is not known."""
+    """Return `value[key]`. Raise `NotUnderstood` where the original would fail, or might fail."""
     if isinstance(value, Ref):
         return value.at(key)
     if isinstance(value, Record):
@@ -61,8 +61,8 @@ def read_key(value: Value, key: str | int) -> Value:
     raise NotUnderstood("reads a key of a prompt")
 
 
-def merged(value: Value, items: Mapping[str, Value]) -> Record:
-    """`{**value, **items}`."""
+def merge(value: Value, items: Mapping[str, Value]) -> Record:
+    """Return `{**value, **items}`. Raise `NotUnderstood` for a prompt."""
     if isinstance(value, Record):
         return Record({**value.items, **items}, value.base)
     if isinstance(value, Ref):
@@ -70,59 +70,59 @@ def merged(value: Value, items: Mapping[str, Value]) -> Record:
     raise NotUnderstood("adds keys to a prompt")
 
 
-def leaves(value: Value, name: str = "input") -> Iterator[tuple[str, Ref]]:
-    """Every ref that a reader of the whole value depends on, with a readable name."""
-    value = simplest(value)
+def refs_of(value: Value, name: str = "input") -> Iterator[tuple[str, Ref]]:
+    """Yield every reference that a reader of the whole value depends on, with a readable name."""
+    value = simplify(value)
     if isinstance(value, Ref):
         yield name, value
         return
-    inside = "" if name == "input" else f"{name}."
+    prefix = "" if name == "input" else f"{name}."
     if isinstance(value, Record) and value.base is not None:
-        yield inside + BASE, value.base
-    for key, inner in value.items.items() if isinstance(value, Record) else value.inputs:
-        yield from leaves(inner, inside + key)
+        yield prefix + BASE, value.base
+    for key, item in value.items.items() if isinstance(value, Record) else value.inputs:
+        yield from refs_of(item, prefix + key)
 
 
-def unique(pairs: Iterator[tuple[str, Ref]]) -> tuple[tuple[str, Ref], ...]:
-    """The same pairs with every name once (a later namesake gets a number)."""
-    found: dict[str, Ref] = {}
+def with_unique_names(pairs: Iterator[tuple[str, Ref]]) -> tuple[tuple[str, Ref], ...]:
+    """Return the pairs with every name once: a later namesake gets a number."""
+    refs: dict[str, Ref] = {}
     for name, ref in pairs:
-        again, count = name, 2
-        while again in found:
-            again, count = f"{name}#{count}", count + 1
-        found[again] = ref
-    return tuple(found.items())
+        unique_name, count = name, 2
+        while unique_name in refs:
+            unique_name, count = f"{name}#{count}", count + 1
+        refs[unique_name] = ref
+    return tuple(refs.items())
 
 
 def packer(value: Record) -> tuple[tuple[tuple[str, Ref], ...], Callable[..., dict[str, Any]]]:
-    """The inputs of a CALL that builds the dictionary for real, and its callable."""
-    plan: list[tuple[tuple[str, ...], Ref]] = list(_places(value, ()))
-    inputs = unique((".".join(place) or BASE, ref) for place, ref in plan)
-    places = [(name, place) for (name, _), (place, _) in zip(inputs, plan, strict=True)]
+    """Return the inputs of a CALL that builds the dictionary from values, and its callable."""
+    path_refs: list[tuple[tuple[str, ...], Ref]] = list(_paths(value, ()))
+    inputs = with_unique_names((".".join(path) or BASE, ref) for path, ref in path_refs)
+    paths = {name: path for (name, _), (path, _) in zip(inputs, path_refs, strict=True)}
 
-    def pack(**inputs: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for name, place in places:
-            *outer, last = place
-            inside = made
-            for key in outer:
-                inside = inside.setdefault(key, {})
-            if last == BASE:
-                inside.update(inputs[name])
+    def pack(**values: Any) -> dict[str, Any]:
+        packed: dict[str, Any] = {}
+        for name, (*outer_keys, last_key) in paths.items():
+            inner = packed
+            for key in outer_keys:
+                inner = inner.setdefault(key, {})
+            if last_key == BASE:
+                inner.update(values[name])
             else:
-                inside[last] = inputs[name]
-        return made
+                inner[last_key] = values[name]
+        return packed
 
     return inputs, pack
 
 
-def _places(value: Record, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Ref]]:
+def _paths(value: Record, prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Ref]]:
+    """Yield the key path of every reference in nested records. Raise `NotUnderstood` for a prompt in them."""
     if value.base is not None:
-        yield (*above, BASE), value.base
-    for key, inner in value.items.items():
-        if isinstance(inner, Record):
-            yield from _places(inner, (*above, key))
-        elif isinstance(inner, Ref):
-            yield (*above, key), inner
+        yield (*prefix, BASE), value.base
+    for key, item in value.items.items():
+        if isinstance(item, Record):
+            yield from _paths(item, (*prefix, key))
+        elif isinstance(item, Ref):
+            yield (*prefix, key), item
         else:
             raise NotUnderstood("passes a dictionary with an unformatted prompt on")

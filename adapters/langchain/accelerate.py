@@ -29,7 +29,7 @@ from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
 
@@ -152,7 +152,7 @@ class Planner:
             fast.prefetches_of_composites(CompositeRules([served], Threads(given.threads)))
         return fast
 
-    def _plans(self, served: Node) -> tuple[Node, Traced, PrefetchPlan | None]:
+    def _plans(self, served: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
         given = self.options
         if given.speculate == "all" and not self.own_maps and maps_own(served):
             found = replace(self, own_maps=True)._plans(served)
@@ -174,7 +174,7 @@ class Planner:
         return lowered(node, mapped=self.own_maps)
 
 
-def untraced(runnable: Runnable[Any, Any], reason: str) -> Traced:
+def untraced(runnable: Runnable[Any, Any], reason: str) -> TraceResult:
     """What is known of an object that could not be traced: it runs as it always did."""
     report = TraceReport((TraceNode("chain", type(runnable).__name__, "original", (), reason),))
-    return Traced(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)
+    return TraceResult(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)

@@ -42,7 +42,7 @@ from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
-from teola_plugin.tracer.draft import Traced, raises
+from teola_plugin.tracer.draft import TraceResult, is_fallible
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import asked_per_query
 from teola_plugin.tracer.langchain.trace import trace
@@ -174,11 +174,11 @@ PERMISSION = Effect("permission")
 class AlwaysReached:
     """A predicate: the original comes to a call, whatever becomes of the steps that the call no longer waits for."""
 
-    def __init__(self, planned: Optimised, traced: Traced) -> None:
+    def __init__(self, planned: Optimised, traced: TraceResult) -> None:
         assert planned.source is not None
         self._source, self._graph = planned.source, planned.graph
         self._calls = traced.calls
-        self._looked_up = {ref for ref in traced.looked_up if not ref.external}
+        self._looked_up = {ref for ref in traced.required_keys if not ref.external}
 
     def __call__(self, p: Primitive, passed: frozenset[str]) -> bool:
         waited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
@@ -187,7 +187,7 @@ class AlwaysReached:
         return self._looked_up <= known and not any(self._may_end(step, known) for step in steps)
 
     def _may_end(self, step: Primitive, known: set[Ref]) -> bool:
-        if is_impure(step) or any(raises(self._calls.get(one.call)) for one in (step, *held(step))):
+        if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *held(step))):
             return True
         if step.holds_fragment and any(ref.external and ref.path for one in held(step) for ref in one.refs):
             return True  # keys of an item
@@ -196,7 +196,7 @@ class AlwaysReached:
     def _may_lack(self, step: Primitive, ref: Ref) -> bool:
         """Return True if a step reads a key that may not be there, or fills a prompt with what user code made."""
         made = self._source[ref.producer]
-        users = is_impure(made) or raises(self._calls.get(made.call))
+        users = is_impure(made) or is_fallible(self._calls.get(made.call))
         return bool(ref.path) or (users and step.kind is PrimitiveKind.PREFILLING)
 
 
@@ -209,9 +209,9 @@ class Reads:
     """Read only of a dictionary."""
 
     @staticmethod
-    def of(traced: Traced) -> Reads:
+    def of(traced: TraceResult) -> Reads:
         refs = [ref for component in traced.template.components for _, ref in component.inputs]
-        return Reads(_of_input((*refs, *traced.looked_up)), _of_input(traced.filled_in))
+        return Reads(_of_input((*refs, *traced.required_keys)), _of_input(traced.required_variables))
 
     def are_in(self, value: Any) -> bool:
         """Return True if an input has all of it. Runs no user code: what is no dictionary or list has no keys."""
@@ -302,7 +302,7 @@ def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bo
 class PrefetchPlan:
     """What is prefetched beside an original whose models and retrievers can start before their place."""
 
-    traced: Traced
+    traced: TraceResult
     pool: EnginePool
     sites: Mapping[str, CallSite]
     early: frozenset[str]
@@ -413,7 +413,7 @@ def lowered(node: Node, *, mapped: bool) -> bool:
     return all(row.level == "lowered" for row in _traced(node, found).report)
 
 
-def _traced(chain: Node, found: Mapping[str, CallSite], *, careful: bool = True) -> Traced:
+def _traced(chain: Node, found: Mapping[str, CallSite], *, careful: bool = True) -> TraceResult:
     return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path, careful)) if found else None)
 
 

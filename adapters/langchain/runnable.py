@@ -54,7 +54,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain import event_listeners
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
-from teola_plugin.tracer.langchain.trace import Traced
+from teola_plugin.tracer.langchain.trace import TraceResult
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
@@ -82,7 +82,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     __teola_accelerated__: ClassVar[bool] = True
 
     _pool: EnginePool | None = PrivateAttr(default=None)
-    _traced: Traced = PrivateAttr()
+    _traced: TraceResult = PrivateAttr()
     _passes: tuple[Pass | str, ...] | None = PrivateAttr(default=None)
     _speculate: str = PrivateAttr(default="auto")
     _app: str = PrivateAttr(default=NO_APP)
@@ -104,7 +104,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def of(
         cls,
         bound: Runnable[Any, Any],
-        traced: Traced,
+        traced: TraceResult,
         pool: EnginePool | None,
         *,
         passes: Iterable[Pass | str] | None,
@@ -145,7 +145,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """True if calls of the user's own models or retrievers are prefetched."""
         return self._prefetch_plan is not None
 
-    def runs_original(self, traced: Traced) -> None:
+    def runs_original(self, traced: TraceResult) -> None:
         """Run the original from now on, and plan nothing."""
         self._chain, self._traced, self._pool = self.bound, traced, None
         self._prefetch_plan = self._snapshot = None
@@ -179,7 +179,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     # ------------------------------------------------------------ seeing it
 
     @property
-    def _understood(self) -> Traced:
+    def _understood(self) -> TraceResult:
         return self._traced if self._prefetch_plan is None else self._prefetch_plan.traced
 
     @property
@@ -195,7 +195,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """The e-graph for a query with this input, and the passes that made it; None where the original just runs."""
         return None if self._engines is None else self._plan(self._understood, self._engines, input)
 
-    def _plan(self, traced: Traced, pool: EnginePool, input: Any) -> Optimised:
+    def _plan(self, traced: TraceResult, pool: EnginePool, input: Any) -> Optimised:
         return pool.plan(traced.template, shape(traced, input), passes=self._passes, speculate=self._speculate)
 
     @property
@@ -342,7 +342,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return started
 
     def _submit(
-        self, input: Any, terms: _Terms, pool: EnginePool, traced: Traced, table: QueryCalls | None
+        self, input: Any, terms: _Terms, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
         around = context_of(terms.asked, terms.runs, pool)

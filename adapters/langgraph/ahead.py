@@ -15,7 +15,7 @@ from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langgraph import branch_of, sent, state_of
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE
 from teola_plugin.tracer.langgraph.shape import begun_with
 
@@ -65,7 +65,7 @@ class Parts:
             log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.held
 
-    def _planned(self, node: str, given: Any, config: Mapping[str, Any]) -> tuple[Traced, dict[str, Any]] | None:
+    def _planned(self, node: str, given: Any, config: Mapping[str, Any]) -> tuple[TraceResult, dict[str, Any]] | None:
         """The plan of a node, and the value that it begins with; None without one."""
         plans, shape, pushed = self._plans, self._plans.shape, sent(config)
         if shape is None or not plans.may_have(node, pushed=pushed):
@@ -80,7 +80,7 @@ class Parts:
     def _part(
         self,
         node: str,
-        planned: Traced,
+        planned: TraceResult,
         value: dict[str, Any],
         place: CallPlace,
         step: int,

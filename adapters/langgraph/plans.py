@@ -19,7 +19,7 @@ from teola_plugin.graph import EngineProfile, Graph
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langgraph import functions_of
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.langgraph.decisions import Decided
@@ -42,11 +42,11 @@ class Plans:
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
         self.channels = () if self.shape is None else tuple(self.shape.updates)
         """Of the state."""
-        self._known: dict[tuple[str, bool], Decided[Traced | None]] = {}
+        self._known: dict[tuple[str, bool], Decided[TraceResult | None]] = {}
         self._believed: dict[tuple[str, bool], DataGuards] = {}
         """Data that the plans were made with."""
         self._making: set[tuple[str, bool]] = set()
-        self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, Traced]] = {}
+        self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, TraceResult]] = {}
         """By the identity of the plan, which they keep."""
         if self.shape is not None and _all_there(node.bound for node in self.shape.nodes.values()):
             for name in self.shape.nodes:
@@ -66,11 +66,11 @@ class Plans:
             self._known.pop((node, pushed), None)
         return not self._of(node, pushed).empty
 
-    def traced(self, node: str, value: Any, *, pushed: bool) -> Traced | None:
+    def traced(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
         """For a template's input. None where nothing is gained."""
         return self._of(node, pushed).plan(value)
 
-    def at_hand(self, node: str, value: Any, *, pushed: bool) -> Traced | None:
+    def at_hand(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
         """`traced`, if it was made before; else one that decides nothing. The right one is there some time later."""
         found, another = self._of(node, pushed).made(value)
         if another and (node, pushed) not in self._making:
@@ -78,7 +78,7 @@ class Plans:
             _behind(partial(self._make, node, value, pushed))
         return found
 
-    def _of(self, node: str, pushed: bool) -> Decided[Traced | None]:
+    def _of(self, node: str, pushed: bool) -> Decided[TraceResult | None]:
         found = self._known.get((node, pushed))
         if found is None:
             found = self._known.setdefault((node, pushed), Decided(partial(self._traced, node, pushed)))
@@ -91,7 +91,7 @@ class Plans:
         self.traced(node, value, pushed=pushed)
         self._making.discard((node, pushed))
 
-    def _traced(self, node: str, pushed: bool, decide: Decide | None) -> Traced | None:
+    def _traced(self, node: str, pushed: bool, decide: Decide | None) -> TraceResult | None:
         if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
@@ -103,7 +103,7 @@ class Plans:
             return None
         return found if plan.source is None or runs_ahead(plan.source, plan.graph) else None
 
-    def graph(self, traced: Traced) -> Graph:
+    def graph(self, traced: TraceResult) -> Graph:
         """The e-graph of a plan, for the engines' profiles as they are now."""
         profiles = tuple(self.pool.profiles.values())
         known = self._graphs.get(id(traced))
@@ -111,7 +111,7 @@ class Plans:
             known = self._graphs[id(traced)] = profiles, self._plan(traced).graph, traced
         return known[1]
 
-    def _plan(self, traced: Traced) -> Any:
+    def _plan(self, traced: TraceResult) -> Any:
         return self.pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from teola_plugin.graph import INPUT, Ref, Role
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.langgraph.lookahead import STATE
 from teola_plugin.tracer.langgraph.shape import ROOT
@@ -19,7 +19,7 @@ def label(ref: Ref) -> str:
     return ".".join(path) or "state"
 
 
-def waits_for(plan: Traced, call: str) -> list[str]:
+def waits_for(plan: TraceResult, call: str) -> list[str]:
     """Calls of engines, and user code, that stand before it in a plan, directly."""
     known = {c.name: c for c in plan.template.components}
     found, todo, seen = dict[str, None](), [ref.producer for _, ref in known[call].inputs], set[str]()
@@ -35,12 +35,12 @@ def waits_for(plan: Traced, call: str) -> list[str]:
     return list(found)
 
 
-def waits_for_code(plan: Traced, waits: Sequence[str]) -> bool:
+def waits_for_code(plan: TraceResult, waits: Sequence[str]) -> bool:
     code = {c.name for c in plan.template.components if c.role is Role.OPAQUE}
     return not code.isdisjoint(waits)
 
 
-def known_tokens(plan: Traced, call: str) -> int:
+def known_tokens(plan: TraceResult, call: str) -> int:
     """Of the beginning of its prompt: what stands before the first variable that waits for user code."""
     asked = next(c for c in plan.template.components if c.name == call)
     code = {c.name for c in plan.template.components if c.role is Role.OPAQUE}

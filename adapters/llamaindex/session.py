@@ -38,7 +38,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Session(ServedObject):
             return None
         return self._planned(self.pool, self.entry(entry, texts).traced, input)
 
-    def _planned(self, pool: EnginePool, traced: Traced, input: Any) -> Optimised:
+    def _planned(self, pool: EnginePool, traced: TraceResult, input: Any) -> Optimised:
         terms = self.terms
         return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
 

@@ -13,7 +13,7 @@ from typing import Any
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import INPUT, Component, Primitive, Ref, Role
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.tracer.draft import DERIVED, Call, Draft, Span
+from teola_plugin.tracer.draft import DERIVED, ClientCall, Draft, Span
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.workflow import component as user
 from teola_plugin.workflow.flow import Flow
@@ -57,7 +57,7 @@ class Scope:
             self.values[one.name] = value
             self.draft.nodes.append(TraceNode(one.name, type(one).__name__, _level(self.draft, added), added))
         for first, second in flow.order:
-            self.draft.then(spans[first], spans[second])
+            self.draft.in_sequence(spans[first], spans[second])
         return {one.name: self.values[one.name] for one in flow}
 
 
@@ -140,21 +140,21 @@ class Decomposition:
 
     # ------------------------------------------------------------ parts
 
-    def add(self, component: Component, call: Call | None = None, *, width: int | Estimate | None = None) -> Ref:
+    def add(self, component: Component, call: ClientCall | None = None, *, width: int | Estimate | None = None) -> Ref:
         """A part as the graph has them; `call` makes its payload or its value, `width` is how many requests it has."""
         draft = self._scope.draft
         if isinstance(width, Estimate) and width.ref.producer == INPUT:
             draft.estimates.append((component.name, width.ref, width.count))
         return draft.add(component, call)
 
-    def call(self, suffix: str, function: Call, /, **inputs: Ref) -> Ref:
+    def call(self, suffix: str, function: ClientCall, /, **inputs: Ref) -> Ref:
         """Pure code, quick or not: it may run early, and more than once."""
         return self._scope.draft.call(self.part(suffix), function, (), **inputs)
 
-    def list_of(self, suffix: str, function: Call, spelling: str, /, **inputs: Ref) -> Ref:
+    def list_of(self, suffix: str, function: ClientCall, spelling: str, /, **inputs: Ref) -> Ref:
         """Pure code that reads a list from a model's text, so spelled: its items may be worked on as they close."""
         made = self.call(suffix, function, **inputs)
-        self._scope.draft.lists[made.producer] = spelling
+        self._scope.draft.list_spellings[made.producer] = spelling
         return made
 
     def primitives(

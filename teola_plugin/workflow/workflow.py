@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import INPUT, Ref
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.workflow.checks import check_names, check_order
 from teola_plugin.workflow.component import check_name
 from teola_plugin.workflow.config import Config, config_of, config_schema
@@ -34,7 +34,7 @@ _HIDDEN = frozenset({Kind.VECTOR, Kind.VECTORS})
 class Lowered:
     """A workflow under one configuration: its template, and what of it a result tells."""
 
-    traced: Traced
+    traced: TraceResult
     output: str
     sources: str
     """The component whose value are the answer's sources; empty for none."""
@@ -216,7 +216,7 @@ def _lower(workflow: Workflow, flow: Flow) -> Lowered:
     text = made[workflow.output]
     stores = tuple(store for one in flow.everything() for store, kept in one.collections() if kept == PER_QUERY)
     return Lowered(
-        scope.draft.finished(output, workflow.name),
+        scope.draft.finish(output, workflow.name),
         workflow.output,
         workflow.sources or _nearest(flow, workflow.output, made),
         text.ref.producer if text.kind is Kind.TEXT and not text.ref.path else "",

@@ -21,7 +21,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel
 from langchain_core.tools import StructuredTool, Tool
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
-from teola_plugin.tracer.draft import Draft, Span, may_raise
+from teola_plugin.tracer.draft import Draft, Span, mark_fallible
 from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES, FreeNames, is_framework_code
 from teola_plugin.tracer.functions.mutations import Mutations, assigned_names, mutated_names
 from teola_plugin.tracer.functions.pruning import prune_body
@@ -298,7 +298,7 @@ class FunctionInterpreter:
     def append_span(self, span: Span) -> None:
         """Order components that were added after all that were there before."""
         if span.heads:
-            self.span = self.draft.then(self.span, span)
+            self.span = self.draft.in_sequence(self.span, span)
             self._ends_with_user_code = False
 
     def add_user_code(self) -> None:
@@ -381,7 +381,7 @@ class FunctionInterpreter:
         if isinstance(symbol, Fields) and self.mutations.has_inside(symbol):
             raise NotUnderstood("a value that was changed in place")
         if isinstance(symbol, Prompted):
-            return self.draft.real(symbol, self.name, ())
+            return self.draft.materialize(symbol, self.name, ())
         if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
             return symbol.base
         if isinstance(symbol, (Unknown, AwaitableValue, LocalFunction)):
@@ -407,13 +407,13 @@ class FunctionInterpreter:
             return refs[code.id]
         if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id in refs:
             name = code.attr
-            get = may_raise(on_loop(lambda value: read_field(value, name)))
+            get = mark_fallible(on_loop(lambda value: read_field(value, name)))
             return self._add_call(name, get, {"value": refs[code.value.id]}, may_be_list=True)
         if isinstance(code, ast.GeneratorExp):
             expression = Expression(ast.ListComp(code.elt, code.generators), refs, expression.objects)
         func = compile_pure(expression)
         keys = {name: f"value{number + 1 if number else ''}" for number, name in enumerate(func.inputs)}
-        call = may_raise(lambda **values: func(**{name: values[key] for name, key in keys.items()}))
+        call = mark_fallible(lambda **values: func(**{name: values[key] for name, key in keys.items()}))
         call = simple(plain_size)(call) if func.purity.degree == 1 else call
         return self._add_call("value", call, {keys[name]: ref for name, ref in func.inputs.items()}, may_be_list=True)
 
@@ -423,7 +423,7 @@ class FunctionInterpreter:
         name = self.draft.name(f"{self.name}.{word}")
         self.shared.helpers.add(name)
         if may_be_list:
-            self.draft.lists[name] = ""
+            self.draft.list_spellings[name] = ""
         return self.draft.add(Component(name, Role.CALL, tuple(inputs.items())), call)
 
     def _to_ref_or_user_code(self, symbol: Symbol) -> Ref:

@@ -92,7 +92,7 @@ def _drop(draft: Draft, names: Iterable[str], span: Span = EMPTY_SPAN) -> Span:
     for name in names:
         del draft.components[name]
         draft.calls.pop(name, None)
-        draft.lists.pop(name, None)
+        draft.list_spellings.pop(name, None)
         earlier = [before for before, after in draft.order if after == name]
         later = [after for before, after in draft.order if before == name]
         bridges = [(before, after) for before in earlier for after in later]

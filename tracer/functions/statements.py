@@ -276,8 +276,7 @@ def _begin_early(draft: Draft, branch_drafts: list[Draft]) -> None:
         draft.add(component)
     for branch_draft in branch_drafts:
         draft.names |= branch_draft.names
-        draft.calls |= branch_draft.calls
-        draft.lists |= {name: how for name, how in branch_draft.lists.items() if name in draft.components}
+        draft.adopt_calls(branch_draft)
 
 
 def _merge_trials(

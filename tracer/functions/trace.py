@@ -10,7 +10,7 @@ from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.runtime.dead_parts import Once, cause_of
-from teola_plugin.tracer.draft import Draft, Span, Traced
+from teola_plugin.tracer.draft import Draft, Span, TraceResult
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.interpreter import (
     BlockExit,
@@ -159,8 +159,10 @@ def _conclude(interpreter: FunctionInterpreter, block_exit: BlockExit, draft: Dr
         removed |= set(own_draft.components)
         own_draft, span = Draft(names=draft.names), EMPTY_SPAN
     value = move_to_draft(value, removed, own_draft, draft)
-    for name in ("components", "calls", "lists", "formatted"):
-        getattr(draft, name).update(getattr(own_draft, name))
+    draft.components |= own_draft.components
+    draft.calls |= own_draft.calls
+    draft.list_spellings |= own_draft.list_spellings
+    draft.formatted_prompts |= own_draft.formatted_prompts
     draft.order += own_draft.order
     draft.nodes += own_draft.nodes
     draft.estimates += own_draft.estimates
@@ -212,20 +214,20 @@ def materialize(draft: Draft, symbol: Symbol, name: str) -> Ref | None:
         return None
 
 
-def trace_function(func: object, names: Iterable[str], name: str = "") -> Traced:
+def trace_function(func: object, names: Iterable[str], name: str = "") -> TraceResult:
     """Return the template of a function. Its input is a dictionary of the arguments with these names."""
     return _trace(func, {key: Ref(INPUT).at(key) for key in names}, name)
 
 
-def trace_node(func: object, state: str, name: str = "") -> Traced:
+def trace_node(func: object, state: str, name: str = "") -> TraceResult:
     """Return the template of a node of a graph. Its input is the state, which the argument `state` takes."""
     return _trace(func, {state: Ref(INPUT)}, name, state)
 
 
-def _trace(func: object, arguments: Mapping[str, Symbol], name: str, state: str = "") -> Traced:
+def _trace(func: object, arguments: Mapping[str, Symbol], name: str, state: str = "") -> TraceResult:
     draft = Draft()
     summary = summarize_function(func, arguments, draft, name, state=state)
     output = None
     if not isinstance(summary.value, (Unknown, KnownValue)):
         output = materialize(draft, summary.value, name or "output")
-    return draft.finished(Ref(INPUT) if output is None else output, name or "function")
+    return draft.finish(Ref(INPUT) if output is None else output, name or "function")

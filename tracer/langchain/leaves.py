@@ -18,7 +18,7 @@ from langchain_core.output_parsers import (
 from langchain_core.outputs import ChatGeneration, Generation
 
 from teola_plugin.graph import Attributes, Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
-from teola_plugin.tracer.draft import DERIVED, Call, Draft, Names, may_raise
+from teola_plugin.tracer.draft import DERIVED, ClientCall, Draft, Names, mark_fallible
 from teola_plugin.tracer.langchain.classes import changed
 from teola_plugin.tracer.langchain.labels import labels_of
 from teola_plugin.tracer.leaf import (
@@ -33,7 +33,7 @@ from teola_plugin.tracer.leaf import (
     WrappedLeaf,
 )
 from teola_plugin.tracer.purity.purity import plain_size
-from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplest
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value, read_key, simplify
 
 PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
     (StrOutputParser, ""),
@@ -62,7 +62,7 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
 
     `name` completes a short word to the wanted name. Raises `NotUnderstood` before anything is added.
     """
-    value = simplest(value)
+    value = simplify(value)
     if isinstance(leaf, GenerationLeaf):
         return _generation(draft, leaf, value, name("model"), scope)
     if isinstance(leaf, WrappedLeaf):
@@ -87,7 +87,7 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         raise NotUnderstood("a model is called with a dictionary, which it does not take")
     name = draft.name(wanted, *DERIVED, "message")
     if isinstance(value, Prompted):
-        inputs = tuple((key, draft.real(inner, name, scope)) for key, inner in value.inputs)
+        inputs = tuple((key, draft.materialize(inner, name, scope)) for key, inner in value.inputs)
         parts, render = value.parts, value.render
     else:
         inputs, parts, render = named(value=value), (PromptPart.var("value"),), _bare
@@ -109,12 +109,12 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         attributes=Attributes(items=leaf.items, forms=leaf.forms, form=leaf.form),
     )
     made = draft.add(component, payload)
-    draft.lists[f"{name}.message"] = ""
+    draft.list_spellings[f"{name}.message"] = ""
     message = _as(leaf.message, lambda generation: leaf.message(generation))
     return draft.call(f"{name}.message", message, scope, generation=made)
 
 
-def _as(does: object, call: Call) -> Call:
+def _as(does: object, call: ClientCall) -> ClientCall:
     """`call`, which does what `does` does: where that may run on the pool's loop, so may this."""
     return on_loop(call) if runs_on_loop(does) else call
 
@@ -125,7 +125,7 @@ def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, wanted: str, scope: 
         raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
     name = draft.name(wanted, *DERIVED)
     if isinstance(value, Prompted):
-        inputs = tuple((key, draft.real(inner, name, scope)) for key, inner in value.inputs)
+        inputs = tuple((key, draft.materialize(inner, name, scope)) for key, inner in value.inputs)
         render = value.render
     else:
         inputs, render = named(value=value), _bare
@@ -231,7 +231,7 @@ def lower_parser(
     draft: Draft, parser: BaseOutputParser[Any], value: Value, name: Callable[[str], str], scope: Names
 ) -> Ref:
     """A CALL of the parser's own code, without events. Raises `NotUnderstood` for one that is not known to be pure."""
-    value = simplest(value)
+    value = simplify(value)
     if isinstance(value, Ref) and (labels := labels_of(parser)):
         draft.labels[value.producer] = labels
     named = _BY_NAME.get(f"{type(parser).__module__}.{type(parser).__qualname__}")
@@ -244,12 +244,12 @@ def lower_parser(
     if not isinstance(value, Ref):
         raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
     wanted = draft.name(name("parse"))
-    draft.lists[wanted] = known[1]
+    draft.list_spellings[wanted] = known[1]
 
     def parse(value: Any) -> Any:
         return _parsed(parser, value)
 
-    call = parse if isinstance(parser, _TAKE_ALL) else may_raise(parse)
+    call = parse if isinstance(parser, _TAKE_ALL) else mark_fallible(parse)
     if type(parser) is StrOutputParser:
         simple(plain_size)(call)
     return draft.call(wanted, call, scope, value=value)

@@ -14,7 +14,7 @@ from langchain_core.runnables import RouterRunnable, Runnable, RunnableBranch, R
 from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.graph import Component, Role
-from teola_plugin.tracer.draft import Draft, begun_before
+from teola_plugin.tracer.draft import Draft, as_lookahead
 from teola_plugin.tracer.langchain.classes import changed, planned
 
 Node = Runnable[Any, Any]
@@ -54,7 +54,7 @@ def begun_early(drafts: Sequence[Draft], certain: bool) -> list[Component]:
     if not certain and sum(any(_asks(c) for c in components) for components in known) > 1:
         known = [list(_known(draft, _NEVER | {Role.GENERATION})) for draft in drafts]
     useful = [c for components in known if any(_works(c) for c in components) for c in components]
-    return [begun_before(c, certain=certain) for c in useful]
+    return [as_lookahead(c, certain=certain) for c in useful]
 
 
 def _known(draft: Draft, never: frozenset[Role]) -> Iterator[Component]:

@@ -30,7 +30,7 @@ from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import INPUT, ITEM, Attributes, Component, Ref, Role, named, on_loop, simple
 from teola_plugin.shims.langchain import handlers_in, streams
-from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, Traced, may_raise
+from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult, mark_fallible
 from teola_plugin.tracer.langchain import paths
 from teola_plugin.tracer.langchain.classes import (
     changed,
@@ -51,9 +51,18 @@ from teola_plugin.tracer.langchain.stores import written
 from teola_plugin.tracer.leaf import GenerationLeaf, WrappedLeaf
 from teola_plugin.tracer.purity.purity import AttributeGetter, Purity, analyze_callable, call_on_plain, plain_size
 from teola_plugin.tracer.report import Level, TraceNode
-from teola_plugin.tracer.symbols import NotUnderstood, Record, Value, leaves, merged, read_key, simplest, unique
+from teola_plugin.tracer.symbols import (
+    NotUnderstood,
+    Record,
+    Value,
+    merge,
+    read_key,
+    refs_of,
+    simplify,
+    with_unique_names,
+)
 
-__all__ = ["Traced", "trace", "walk_into"]
+__all__ = ["TraceResult", "trace", "walk_into"]
 
 Node = Runnable[Any, Any]
 
@@ -62,7 +71,7 @@ Leaves = Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]
 """(node, bound arguments, path) -> its leaf, for objects that are not pool-backed."""
 
 
-def trace(runnable: object, leaves: Leaves | None = None) -> Traced:
+def trace(runnable: object, leaves: Leaves | None = None) -> TraceResult:
     """The template, callables, sizes, watched paths and report of a Runnable. Runs no user code, changes nothing.
 
     `leaves` says which of the user's own objects are leaves; without it, or by its None, they run as they always did.
@@ -72,7 +81,7 @@ def trace(runnable: object, leaves: Leaves | None = None) -> Traced:
     assert isinstance(runnable, Runnable)
     draft = Draft()
     value, _ = _Walk(draft, leaves).visit(runnable, Ref(INPUT), _Place())
-    return draft.finished(draft.real(value, "output", ()), "chain")
+    return draft.finish(draft.materialize(value, "output", ()), "chain")
 
 
 def walk_into(
@@ -195,7 +204,7 @@ class _Walk:
         whole = Span()
         for i, step in enumerate(node.steps):
             value, span = self.visit(step, value, place.step(i, alone=alone))
-            whole = self._draft.then(whole, span)
+            whole = self._draft.in_sequence(whole, span)
         return value, whole
 
     def _parallel(self, node: RunnableParallel[Any], value: Value, place: _Place) -> Lowered:
@@ -210,11 +219,11 @@ class _Walk:
     def _assign(self, node: RunnableAssign, value: Value, place: _Place) -> Lowered:
         if other := changed(node.mapper, RunnableParallel):
             raise NotUnderstood(f"{other} overrides what RunnableParallel does")
-        record = merged(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
+        record = merge(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
         inner = replace(place, path=f"{place.path}.mapper", tags=(*place.tags, paths.UNTAGGED))
         made, span = self._parallel(node.mapper, record, inner)
         assert isinstance(made, Record)
-        return merged(record, made.items), span
+        return merge(record, made.items), span
 
     def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: _Place) -> Lowered:
         streamed = place.streamed or streams(handlers_in(node.config.get("callbacks")))
@@ -223,7 +232,7 @@ class _Walk:
         return self.visit(node.bound, value, inner)
 
     def _each(self, node: RunnableEach[Any, Any], value: Value, place: _Place) -> Lowered:
-        value = simplest(value)
+        value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("maps over a dictionary or a prompt")
         body = self._draft.body()
@@ -235,7 +244,7 @@ class _Walk:
         if hidden is not None:
             raise NotUnderstood(f"{hidden.path} is not understood, so what it maps is not either: {hidden.reason}")
         name = self._draft.name(wanted, *DERIVED)
-        template = body.template(body.real(inside, name, place.tags), name)
+        template = body.template(body.materialize(inside, name, place.tags), name)
         row = len(self._draft.nodes)
         self._draft.absorb(body)
         self._row(node, place, "lowered", (name,), at=row)
@@ -253,7 +262,7 @@ class _Walk:
     def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
         """As `like` is lowered, all of which is."""
         rows, before = len(self._draft.nodes), len(self._draft.components)
-        made = self.visit(like, simplest(value), replace(place, watched=False))
+        made = self.visit(like, simplify(value), replace(place, watched=False))
         del self._draft.nodes[rows:]
         self._row(node, place, "lowered", tuple(self._draft.components)[before:])
         return made
@@ -264,7 +273,7 @@ class _Walk:
             raise NotUnderstood(hidden)
         rows = len(self._draft.nodes)
         made, _ = self._like(node, first, value, place)
-        after = self._opaque(node, Record({"given": simplest(value), "first": made}), place, "")
+        after = self._opaque(node, Record({"given": simplify(value), "first": made}), place, "")
         names = tuple(name for row in self._draft.nodes[rows:] for name in row.components)
         del self._draft.nodes[rows:]
         self._row(node, place, "joined", names, "its first requests are known; the rest of it joins the query")
@@ -284,7 +293,9 @@ class _Walk:
             self._draft.add(component)
         for draft in drafts:
             self._draft.calls |= draft.calls
-            self._draft.lists |= {name: how for name, how in draft.lists.items() if name in self._draft.components}
+            self._draft.list_spellings |= {
+                name: how for name, how in draft.list_spellings.items() if name in self._draft.components
+            }
 
     # Leaves
 
@@ -307,7 +318,7 @@ class _Walk:
         for key in keys:
             value = read_key(value, key)
         if isinstance(value, Ref) and value.path:
-            self._draft.looked_up.append(value)
+            self._draft.required_keys.append(value)
         return value
 
     def _pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, place: _Place) -> Lowered:
@@ -327,31 +338,31 @@ class _Walk:
         """A CALL of the user's pure function, on what it reads."""
         func, name = node.func, self._draft.name(place.name(short_name(node)))
         read = {"value": value} if keys is None else keys
-        inputs = tuple((key, self._draft.real(one, name, place.tags)) for key, one in read.items())
-        self._draft.lists[name] = ""
+        inputs = tuple((key, self._draft.materialize(one, name, place.tags)) for key, one in read.items())
+        self._draft.list_spellings[name] = ""
         component = Component(name, Role.CALL, inputs, scope=place.tags)
 
         def call(**given: Any) -> Any:
             return call_on_plain(func, given["value"] if keys is None else given, reads.degree)
 
         marked = simple(plain_size)(call) if reads.degree == 1 else call
-        return self._draft.add(component, marked if isinstance(node, Computed) else may_raise(marked))
+        return self._draft.add(component, marked if isinstance(node, Computed) else mark_fallible(marked))
 
     def _tuple(self, read: list[Value], place: _Place) -> Ref:
         name = self._draft.name(place.part("items"))
-        inputs = {str(i): self._draft.real(one, name, place.tags) for i, one in enumerate(read)}
+        inputs = {str(i): self._draft.materialize(one, name, place.tags) for i, one in enumerate(read)}
         pack = on_loop(lambda **given: tuple(given[key] for key in inputs))
         return self._draft.call(name, pack, place.tags, **inputs)
 
     def _attributes(self, node: Node, reads: AttributeGetter, value: Value, place: _Place) -> Lowered:
-        value = simplest(value)
+        value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("reads an attribute of a dictionary or a prompt")
 
         def emit() -> Ref:
             name = self._draft.name(place.part("attribute"))
-            self._draft.lists[name] = ""
-            get = may_raise(lambda value: reads.get(value))
+            self._draft.list_spellings[name] = ""
+            get = mark_fallible(lambda value: reads.get(value))
             return self._draft.call(name, get, place.tags, value=value)
 
         return self._leaf(node, place, emit)
@@ -374,7 +385,7 @@ class _Walk:
     def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: _Place) -> Lowered:
         shape = understand(node)
         if isinstance(value, Ref) and len(shape.required) == 1:
-            self._draft.filled_in.append(value.at(shape.required[0]))
+            self._draft.required_variables.append(value.at(shape.required[0]))
         return self._silently(node, place, bind(shape, value))
 
     def _parser(self, node: BaseOutputParser[Any], value: Value, place: _Place) -> Lowered:
@@ -396,10 +407,10 @@ class _Walk:
         name = self._draft.name(wanted(short_name(node)))
         said = Attributes(slow=isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)))
         effects = written(vars(node).get("func")) if isinstance(node, RunnableLambda) else ()
-        inputs = unique(leaves(value))
+        inputs = with_unique_names(refs_of(value))
         self._draft.add(Component(name, Role.OPAQUE, inputs, effects=effects, scope=place.tags, attributes=said))
         if isinstance(node, (RunnableLambda, RunnableGenerator, BaseOutputParser)):
-            self._draft.lists[name] = ""
+            self._draft.list_spellings[name] = ""
         if place.watched and emits_own_run(node):
             self._draft.watched[place.tags] = name
         inside = list(pool_backed_inside(node, place.path))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from teola_plugin.graph import Component, PromptPart, Ref, Role
-from teola_plugin.tracer.draft import Draft, begun_before
+from teola_plugin.tracer.draft import Draft, as_lookahead
 
 _NEVER = frozenset({Role.OPAQUE, Role.TOOL, Role.INDEXING})
 _LATER = "later"
@@ -30,7 +30,7 @@ def begun_before_chosen(arms: Sequence[Draft], unknown: Callable[[], Ref], befor
     found: list[Component] = []
     for arm, names in zip(arms, written, strict=True):
         found += _begun(arm, names if one else set(), unknown)
-    return [begun_before(c, certain=False) for c in found]
+    return [as_lookahead(c, certain=False) for c in found]
 
 
 def _made_by_engines(draft: Draft) -> set[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
-from teola_plugin.tracer.draft import DERIVED, Draft, Span, Traced
+from teola_plugin.tracer.draft import DERIVED, Draft, Span, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
@@ -62,12 +62,12 @@ class _Lookahead:
     """Decides conditions on the state that is there."""
     names: set[str] = field(default_factory=set)
 
-    def template(self, start: NodeShape, pushed: bool) -> Traced:
+    def template(self, start: NodeShape, pushed: bool) -> TraceResult:
         draft = Draft(names=self.names)
         state = _State({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.updates})
         given = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
         self._visit(draft, start, given, state, (), pushed=pushed)
-        return draft.finished(Ref(INPUT), start.name)
+        return draft.finish(Ref(INPUT), start.name)
 
     def _visit(
         self,
@@ -178,8 +178,7 @@ class _Lookahead:
         for component in begun_before_chosen(drafts, partial(unknown, draft), draft):
             draft.add(component)
         for own in drafts:
-            draft.calls |= own.calls
-            draft.lists |= {name: how for name, how in own.lists.items() if name in draft.components}
+            draft.adopt_calls(own)
 
     def _updated(self, state: _State, made: Visited, *, alone: bool) -> _State:
         """The state behind a node. Of one of several that run side by side, what it adds is not all that is added."""
@@ -222,7 +221,7 @@ def _then(draft: Draft, first: Span, second: Span) -> None:
     draft.order += [(tail, head) for tail in first.tails for head in second.heads]
 
 
-def lookahead(shape: GraphShape, node: str, *, pushed: bool, decide: Decide | None = None) -> Traced:
+def lookahead(shape: GraphShape, node: str, *, pushed: bool, decide: Decide | None = None) -> TraceResult:
     """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
 
     `decide` is asked for conditions on that input; without it, or by its None, both ways are open.

@@ -18,7 +18,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import AnsweringParts
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex import engines
 from teola_plugin.tracer.llamaindex.classes import as_made, level
 from teola_plugin.tracer.llamaindex.guards import Guard
@@ -38,7 +38,7 @@ PLANNED = "its parts are planned by themselves, when they are called"
 class TracedEntry:
     """What an entry of an object looks like to the graph, and what that rests on."""
 
-    traced: Traced
+    traced: TraceResult
     guards: tuple[Guard, ...]
     lowered: frozenset[int]
     """Ids of the engines and retrievers that are in the graph."""
@@ -63,7 +63,7 @@ def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
         own = [replace(row, reason=f"{row.reason}; {PLANNED}") for row in walk.draft.nodes]
         walk.draft.nodes[:] = [*own, *inner]
     last = next(reversed(walk.draft.components), INPUT)
-    traced = walk.draft.finished(Ref(last) if made is None else made, word)
+    traced = walk.draft.finish(Ref(last) if made is None else made, word)
     return TracedEntry(traced, tuple(walk.guards), frozenset(walk.lowered))
 
 

@@ -16,9 +16,9 @@ from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.models import rate_limiter
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
-from teola_plugin.tracer.label_outputs import label_forms
 from teola_plugin.tracer.llamaindex import classes, dry_run
 from teola_plugin.tracer.llamaindex.guards import AttributeGuard, Guard, guards_of
+from teola_plugin.tracer.output_shapes import label_forms
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -160,7 +160,7 @@ class Walk:
         )
         made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
         if items:
-            self.draft.lists[f"{name}.parsed"] = items
+            self.draft.list_spellings[f"{name}.parsed"] = items
 
         def parsed(generation: Any, **given: Any) -> Any:
             if value is not None:

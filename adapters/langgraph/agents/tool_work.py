@@ -17,7 +17,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain_agents import retriever_of
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function
 from teola_plugin.tracer.langchain.trace import trace
 
@@ -36,11 +36,11 @@ class Planner:
         chosen = self.pool.passes if self.passes is None else self.passes
         return self.speculate != "off" and bool(chosen)
 
-    def plan(self, traced: Traced, value: Any) -> Optimised:
+    def plan(self, traced: TraceResult, value: Any) -> Optimised:
         """The e-graph for an input."""
         return self.pool.plan(traced.template, shape(traced, value), passes=self.passes, speculate=self.speculate)
 
-    def useful(self, traced: Traced) -> bool:
+    def useful(self, traced: TraceResult) -> bool:
         """Whether it asks engines of the pool for anything, and changes nothing there."""
         graph = self.plan(traced, None).graph
         engines = {p.engine for p in graph if p.on_engine}
@@ -53,7 +53,7 @@ class ToolWork:
     """The engine work of a tool, as a graph of its arguments. The tool itself runs in its place, and claims it."""
 
     planner: Planner
-    traced: Traced
+    traced: TraceResult
     value: Callable[[Mapping[str, Any]], Any]
     """The arguments, as the model writes them -> what the graph reads. Raises for those that the tool refuses."""
 

@@ -52,7 +52,7 @@ class WorkflowSession(Session):
         """The report; the graph of a workflow is made of those of its parts, when they are called."""
         walk = Walk()
         walk.draft.nodes[:] = rows(self.served, self.pool)
-        return TracedEntry(walk.draft.finished(Ref(INPUT), "workflow"), (), frozenset())
+        return TracedEntry(walk.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace

@@ -9,22 +9,22 @@ from pool_leaves import answer, score
 
 from teola_plugin.graph import Component, Role, WorkflowTemplate, read_path
 from teola_plugin.requests.payloads import Generation, Hit
-from teola_plugin.tracer.langchain.trace import Traced
+from teola_plugin.tracer.langchain.trace import TraceResult
 
 
-def run_beside(traced: Traced, value: Any, opaque: Mapping[str, Any] | None = None) -> Any:
+def run_beside(traced: TraceResult, value: Any, opaque: Mapping[str, Any] | None = None) -> Any:
     """The template's output for a query input."""
     return _run(traced, traced.template, {"$input": value}, opaque or {})
 
 
-def _run(traced: Traced, template: WorkflowTemplate, known: dict[str, Any], opaque: Mapping[str, Any]) -> Any:
+def _run(traced: TraceResult, template: WorkflowTemplate, known: dict[str, Any], opaque: Mapping[str, Any]) -> Any:
     for c in template.components:
         inputs = {name: read_path(known[ref.producer], ref.path) for name, ref in c.inputs}
         known[c.name] = opaque[c.name] if c.role is Role.OPAQUE else _value(traced, c, inputs, opaque)
     return read_path(known[template.output.producer], template.output.path)
 
 
-def _value(traced: Traced, c: Component, inputs: dict[str, Any], opaque: Mapping[str, Any]) -> Any:
+def _value(traced: TraceResult, c: Component, inputs: dict[str, Any], opaque: Mapping[str, Any]) -> Any:
     call = traced.calls.get(c.name)
     if c.role is Role.CALL and call is not None:
         return call(**inputs)

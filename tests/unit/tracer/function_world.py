@@ -25,7 +25,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Prompt, Sampling, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.context import current_run
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 
 
 def answer(prompt: Prompt, sampling: Sampling) -> str:
@@ -126,7 +126,7 @@ def _begun(world: World, wanted: int, patience: float) -> int:
 
 def beside(
     world: World,
-    traced: Traced,
+    traced: TraceResult,
     func: Callable[[], Any],
     value: Mapping[str, Any],
     early: int,

@@ -11,7 +11,7 @@ from function_world import World, alike, beside, called, world
 
 from teola_plugin.graph import build_pgraph
 from teola_plugin.graph.text import format_graph
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function, trace_node
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tracer" / "functions"
@@ -35,7 +35,7 @@ def farm() -> Iterator[World]:
     made.pool.close()
 
 
-def traced(case: Case, name: str) -> Traced:
+def traced(case: Case, name: str) -> TraceResult:
     return trace_function(case.func, case.given, name) if case.arguments else trace_node(case.func, "state", name)
 
 

@@ -36,7 +36,7 @@ from teola_plugin.errors import TraceError
 from teola_plugin.graph import Ref, Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.passes import PassContext, default_pipeline
-from teola_plugin.tracer.langchain.trace import Traced, trace
+from teola_plugin.tracer.langchain.trace import TraceResult, trace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tracer"
 MODEL = PoolChat()
@@ -182,7 +182,7 @@ def test_template_and_report(name: str, request: pytest.FixtureRequest) -> None:
     assert text == path.read_text()
 
 
-def _all_lowered(traced: Traced) -> bool:
+def _all_lowered(traced: TraceResult) -> bool:
     return all(c.role is not Role.OPAQUE for c in traced.template.components)
 
 

@@ -30,7 +30,7 @@ from support.own_code import own
 
 from teola_plugin.graph import Role
 from teola_plugin.tracer.langchain.paths import NodePath, PathTracker, model_value
-from teola_plugin.tracer.langchain.trace import Traced, trace
+from teola_plugin.tracer.langchain.trace import TraceResult, trace
 
 
 class Recorder(BaseCallbackHandler):
@@ -170,7 +170,7 @@ async def observed(how: Callable[..., Any], chain: Runnable[Any, Any], value: An
     return recorder
 
 
-def opaque_names(traced: Traced) -> set[str]:
+def opaque_names(traced: TraceResult) -> set[str]:
     return {c.name for c in traced.template.components if c.role is Role.OPAQUE}
 
 
