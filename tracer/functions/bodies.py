@@ -22,6 +22,7 @@ from teola_plugin.tracer.functions.symbols import (
     Spread,
     Symbol,
     Text,
+    add_input,
     map_parts,
 )
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted
@@ -75,18 +76,12 @@ class Captures:
         return UNKNOWN_VALUE if isinstance(symbol, AwaitableValue) else symbol
 
     def _capture_ref(self, ref: Ref) -> Ref:
-        for name, captured in self.inputs.items():
-            if captured == ref:
-                return Ref(f"${name}")
-        last = next((part for part in reversed(ref.path) if isinstance(part, str)), ref.producer.strip("$"))
-        base = "".join(c if c.isalnum() or c == "_" else "_" for c in last)
-        base = f"{base}_" if base in _RESERVED_INPUTS or base.startswith("part") else base
-        name, count = base, 1
-        while name in self.inputs:
-            count += 1
-            name = f"{base}{count}"
-        self.inputs[name] = ref
-        return Ref(f"${name}")
+        return Ref(f"${add_input(self.inputs, ref, _input_name)}")
+
+
+def _input_name(key: str) -> str:
+    name = "".join(c if c.isalnum() or c == "_" else "_" for c in key)
+    return f"{name}_" if name in _RESERVED_INPUTS or name.startswith("part") else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +109,22 @@ def map_items(
     items: Symbol,
     transform: Callable[[FunctionInterpreter, Symbol], Symbol],
     *,
-    beside: bool = True,
+    one_by_one: bool = True,
 ) -> Symbol:
     """Return the list of what `transform` makes of each item: a MAP, unless the items are few and known.
 
-    `beside`: the original makes one after the other. Coroutines are made at once instead.
+    `one_by_one`: the original does so, one item after the other. It awaits coroutines all at once.
     """
-    known = items_of(items)
-    if len(known) <= MAX_UNROLLED_ITEMS and not any(isinstance(item, Spread) for item in known):
-        return ItemList(tuple(transform(interpreter, item) for item in known if not isinstance(item, Spread)))
+    item_list = items_of(items)
+    if len(item_list) <= MAX_UNROLLED_ITEMS and not any(isinstance(item, Spread) for item in item_list):
+        return ItemList(tuple(transform(interpreter, item) for item in item_list if not isinstance(item, Spread)))
     loop = MapLoop(interpreter, items)
     result = transform(loop.body, Ref(ITEM))
     if isinstance(result, Instance) and result.kind.__name__ == "Send":
         return SendPerItem(items, result, loop.captures.inputs)
     if isinstance(result, AwaitableValue):
-        return AwaitableValue(loop.finish(result.value, beside=False))
-    return loop.finish(result, beside=beside)
+        return AwaitableValue(loop.finish(result.value, one_by_one=False))
+    return loop.finish(result, one_by_one=one_by_one)
 
 
 @dataclass(slots=True)
@@ -145,17 +140,17 @@ class MapLoop:
         self.captures = Captures(self.outer)
         self.body = self.captures.make_body()
 
-    def finish(self, result: Symbol, *, beside: bool) -> Symbol:
+    def finish(self, result: Symbol, *, one_by_one: bool) -> Symbol:
         """Add the MAP if its body uses any engine. Return the list of the results, unknown if one of them is."""
         try:
-            wanted = self.body.to_ref(result)
+            result_ref = self.body.to_ref(result)
         except NotUnderstood:
-            wanted = None
-        output = self.body.finish_body(wanted)
+            result_ref = None
+        output = self.body.finish_body(result_ref)
         results: Symbol = UNKNOWN_VALUE
         if output is not None:
             output_ref, is_result = output
-            component = self._add_component(output_ref, beside=beside)
+            component = self._add_component(output_ref, one_by_one=one_by_one)
             results = component if is_result else UNKNOWN_VALUE
         if self.captures.record_mutations(self.body):
             self.outer.mutations.add(self.items)
@@ -163,7 +158,7 @@ class MapLoop:
             self.outer.add_user_code()
         return results
 
-    def _add_component(self, output: Ref, *, beside: bool) -> Symbol:
+    def _add_component(self, output: Ref, *, one_by_one: bool) -> Symbol:
         outer, body_draft = self.outer, self.body.draft
         try:
             items = outer.to_ref(as_list(self.items))
@@ -173,7 +168,7 @@ class MapLoop:
         template = body_draft.template(output, name)
         outer.draft.absorb(body_draft)
         inputs = (("items", items), *self.captures.inputs.items())
-        attributes = Attributes(beside=beside)
+        attributes = Attributes(beside=one_by_one)
         ref = outer.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes))
         outer.append_span(Span((name,), (name,)))
         return ref

@@ -66,9 +66,8 @@ _MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
 """Classes of messages, and the values that the field `type` of their instances has."""
 
 
-def evaluate_call(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     """Return what a call returns."""
-    assert isinstance(node, ast.Call)
     if isinstance(node.func, ast.Attribute):
         owner, method = interpreter.evaluate(node.func.value), node.func.attr
         if not isinstance(owner, (KnownValue, Unknown)) or (isinstance(owner, KnownValue) and _is_data(owner.value)):
@@ -306,7 +305,8 @@ def _read_needed_fields(interpreter: FunctionInterpreter, func: FunctionType, ar
     argument is such a record, or if not all of the function is understood.
     """
     symbols = arguments.symbols if arguments.complete else None
-    if symbols is None or not any(map(_is_record, arguments.all_items())):
+    all_fields = [item for item in arguments.all_items() if isinstance(item, Fields)]
+    if symbols is None or not any(fields.base is None and len(fields.items) > 1 for fields in all_fields):
         return None
     if cached_purity(func) is not None:  # else no expression can hold a call of it
         trial = interpreter.fork(set(interpreter.draft.names))
@@ -315,7 +315,3 @@ def _read_needed_fields(interpreter: FunctionInterpreter, func: FunctionType, ar
         if not is_understood or trial.is_incomplete or trial.runs_user_code:
             return None
     return interpreter.call_function(func, symbols, arguments.keywords)
-
-
-def _is_record(item: Item) -> bool:
-    return isinstance(item, Fields) and item.base is None and len(item.items) > 1

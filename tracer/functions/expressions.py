@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
+from typing import Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.bodies import map_items
@@ -23,7 +24,7 @@ from teola_plugin.tracer.functions.operations import (
     read_attribute,
     read_key,
 )
-from teola_plugin.tracer.functions.pure_expressions import compile_pure, is_small
+from teola_plugin.tracer.functions.pure_expressions import compile_pure, copy_code, is_small
 from teola_plugin.tracer.functions.source import Definition, location_of
 from teola_plugin.tracer.functions.symbols import (
     RUN_METHODS,
@@ -43,6 +44,8 @@ from teola_plugin.tracer.functions.symbols import (
 )
 from teola_plugin.tracer.symbols import NotUnderstood
 
+_ListComprehension = ast.ListComp | ast.GeneratorExp
+
 
 def evaluate(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     """Return the value of an expression; unknown if no rule understands it."""
@@ -53,8 +56,7 @@ def evaluate(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
 # ------------------------------------------------------------ containers
 
 
-def _evaluate_list(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, (ast.List, ast.Tuple))
+def _evaluate_list(interpreter: FunctionInterpreter, node: ast.List | ast.Tuple) -> Symbol:
     items: list[Item] = []
     for element in node.elts:
         if isinstance(element, ast.Starred):
@@ -64,8 +66,7 @@ def _evaluate_list(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
     return make_list(items, tuple if isinstance(node, ast.Tuple) else list)
 
 
-def _evaluate_dictionary(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.Dict)
+def _evaluate_dictionary(interpreter: FunctionInterpreter, node: ast.Dict) -> Symbol:
     items: dict[str, Symbol] = {}
     base: Ref | None = None
     understood = True
@@ -95,8 +96,7 @@ def _to_fields(symbol: Symbol) -> Fields | None:
     return symbol if isinstance(symbol, Fields) else None
 
 
-def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.Subscript)
+def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.Subscript) -> Symbol:
     owner = interpreter.evaluate(node.value)
     if isinstance(owner, Unknown):
         return owner
@@ -125,8 +125,7 @@ def _evaluate_slice(
 # ------------------------------------------------------------ operators and conditions
 
 
-def _evaluate_operator(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.BinOp)
+def _evaluate_operator(interpreter: FunctionInterpreter, node: ast.BinOp) -> Symbol:
     left, right = interpreter.evaluate(node.left), interpreter.evaluate(node.right)
     value: Symbol | None = None
     if isinstance(node.op, ast.Add):
@@ -145,21 +144,20 @@ def _is_list(symbol: Symbol) -> bool:
     return isinstance(symbol, ItemList) or (isinstance(symbol, KnownValue) and type(symbol.value) is list)
 
 
-def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.Compare)
-    left, others = interpreter.evaluate(node.left), [interpreter.evaluate(other) for other in node.comparators]
-    if len(others) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-        right = others[0]
+def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.Compare) -> Symbol:
+    left = interpreter.evaluate(node.left)
+    comparators = [interpreter.evaluate(comparator) for comparator in node.comparators]
+    if len(comparators) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        right = comparators[0]
         if isinstance(left, KnownValue) and isinstance(right, KnownValue):
             return KnownValue((left.value is right.value) == isinstance(node.ops[0], ast.Is))
         if not isinstance(left, KnownValue) and not isinstance(right, KnownValue):
             return UNKNOWN_VALUE  # nobody can tell whether two values that are computed are one object
-    return compose(interpreter, node, {"left": left, "comparators": others})
+    return compose(interpreter, node, {"left": left, "comparators": comparators})
 
 
-def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.BoolOp) -> Symbol:
     """Evaluate `and` and `or`, of which only the first operand is certain to be evaluated."""
-    assert isinstance(node, ast.BoolOp)
     first, *rest = node.values
     value = interpreter.evaluate(first)
     truth = interpreter.decide_condition(value)
@@ -172,9 +170,8 @@ def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol
     return compose(interpreter, node, {"values": [value, *map(interpreter.evaluate, rest)]})
 
 
-def _evaluate_conditional(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+def _evaluate_conditional(interpreter: FunctionInterpreter, node: ast.IfExp) -> Symbol:
     """Evaluate `body if test else orelse`."""
-    assert isinstance(node, ast.IfExp)
     test = interpreter.evaluate(node.test)
     truth = interpreter.decide_condition(test)
     if truth is not None:
@@ -196,20 +193,17 @@ def _may_use_engine(node: ast.AST) -> bool:
 # ------------------------------------------------------------ names, attributes, functions
 
 
-def _evaluate_attribute(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.Attribute)
+def _evaluate_attribute(interpreter: FunctionInterpreter, node: ast.Attribute) -> Symbol:
     return read_attribute(interpreter, interpreter.evaluate(node.value), node.attr)
 
 
-def _evaluate_await(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
-    assert isinstance(node, ast.Await)
+def _evaluate_await(interpreter: FunctionInterpreter, node: ast.Await) -> Symbol:
     awaitable = interpreter.evaluate(node.value)
     return awaitable.value if isinstance(awaitable, AwaitableValue) else UNKNOWN_VALUE
 
 
-def _evaluate_assignment(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+def _evaluate_assignment(interpreter: FunctionInterpreter, node: ast.NamedExpr) -> Symbol:
     """Evaluate `(name := value)`."""
-    assert isinstance(node, ast.NamedExpr)
     value = interpreter.evaluate(node.value)
     interpreter.frame.names[node.target.id] = value
     return value
@@ -260,17 +254,18 @@ def _make_function(
 # ------------------------------------------------------------ comprehensions
 
 
-def _evaluate_comprehension(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+def _evaluate_comprehension(
+    interpreter: FunctionInterpreter, node: _ListComprehension | ast.SetComp | ast.DictComp
+) -> Symbol:
     """Evaluate a comprehension: as an expression if it is pure, as a MAP if it uses an engine for each item."""
-    assert isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp))
-    first, *others = node.generators
+    first, *inner_generators = node.generators
     items, name = interpreter.evaluate(first.iter), f"<items {node.lineno}:{node.col_offset}>"
     interpreter.frame.names[name] = items
     first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
     fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
-    node = ast.copy_location(type(node)(**fields, generators=[first, *others]), node)
+    node = ast.copy_location(type(node)(**fields, generators=[first, *inner_generators]), node)
     if not _may_use_engine(node):
-        if is_known_in_parts(items) and isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not others:
+        if is_known_in_parts(items) and isinstance(node, _ListComprehension) and not inner_generators:
             parts = _evaluate_in_parts(interpreter, node, items)
             if parts is not None:
                 return parts
@@ -278,10 +273,10 @@ def _evaluate_comprehension(interpreter: FunctionInterpreter, node: ast.expr) ->
         expression = _to_pure_expression(interpreter, node)
         if expression is not None:
             return expression
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not others:
+    if isinstance(node, _ListComprehension) and not inner_generators:
         return _evaluate_each(interpreter, first, items, node.elt)
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and not _may_use_engine(node.elt):
-        return _evaluate_nested(interpreter, node, first, items, others)
+    if isinstance(node, _ListComprehension) and not _may_use_engine(node.elt):
+        return _evaluate_nested(interpreter, node, first, items, inner_generators)
     interpreter.add_user_code()
     return UNKNOWN_VALUE
 
@@ -293,8 +288,7 @@ def _evaluate_each(
     if generator.ifs:
         selected: Symbol | None = None
         if not any(map(_may_use_engine, generator.ifs)):
-            item = ast.parse(ast.unparse(generator.target), mode="eval").body
-            selected = _to_pure_expression(interpreter, ast.ListComp(item, [generator]))
+            selected = _to_pure_expression(interpreter, ast.ListComp(copy_code(generator.target), [generator]))
         if selected is None:  # a condition that is not certain to be pure
             interpreter.add_user_code()
             return UNKNOWN_VALUE
@@ -309,13 +303,13 @@ def _evaluate_each(
 
 def _evaluate_nested(
     interpreter: FunctionInterpreter,
-    node: ast.ListComp | ast.GeneratorExp,
+    node: _ListComprehension,
     first: ast.comprehension,
     items: Symbol,
-    others: list[ast.comprehension],
+    inner_generators: list[ast.comprehension],
 ) -> Symbol:
     """Evaluate `[d for q in queries for d in search(q)]`: the inner lists are made at once, then put together."""
-    inner = ast.copy_location(ast.ListComp(node.elt, others), node)
+    inner = ast.copy_location(ast.ListComp(node.elt, inner_generators), node)
     lists = _evaluate_each(interpreter, first, items, inner)
     if isinstance(lists, ItemList):
         return ItemList(tuple(Spread(inner_list) for inner_list in lists.items if not isinstance(inner_list, Spread)))
@@ -328,9 +322,7 @@ def _evaluate_nested(
     return Expression(ast.ListComp(ast.Name("item", ast.Load()), [outer_loop, inner_loop]), {name: lists})
 
 
-def _evaluate_in_parts(
-    interpreter: FunctionInterpreter, node: ast.ListComp | ast.GeneratorExp, items: ItemList
-) -> ItemList | None:
+def _evaluate_in_parts(interpreter: FunctionInterpreter, node: _ListComprehension, items: ItemList) -> ItemList | None:
     """Evaluate a pure comprehension over each part of a list whose beginning may be known before its end.
 
     Return None if even the first part is not understood.
@@ -431,29 +423,23 @@ def _names(node: ast.AST) -> Iterator[str]:
     return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
 
 
-# ------------------------------------------------------------ rules
-
-_RULES: Mapping[type[ast.expr], Callable[[FunctionInterpreter, ast.expr], Symbol]] = {
-    ast.Constant: lambda interpreter, node: KnownValue(node.value),  # type: ignore[attr-defined]
-    ast.Name: lambda interpreter, node: interpreter.frame.read(node.id),  # type: ignore[attr-defined]
-    ast.JoinedStr: format_f_string,  # type: ignore[dict-item]
+_RULES: Mapping[type[ast.expr], Callable[[FunctionInterpreter, Any], Symbol]] = {
+    ast.Constant: lambda interpreter, node: KnownValue(node.value),
+    ast.Name: lambda interpreter, node: interpreter.frame.read(node.id),
+    ast.JoinedStr: format_f_string,
     ast.List: _evaluate_list,
     ast.Tuple: _evaluate_list,
     ast.Dict: _evaluate_dictionary,
     ast.Subscript: _evaluate_subscript,
     ast.Attribute: _evaluate_attribute,
     ast.BinOp: _evaluate_operator,
-    ast.UnaryOp: lambda interpreter, node: compose(
-        interpreter,
-        node,
-        {"operand": interpreter.evaluate(node.operand)},  # type: ignore[attr-defined]
-    ),
+    ast.UnaryOp: lambda interpreter, node: compose(interpreter, node, {"operand": interpreter.evaluate(node.operand)}),
     ast.Compare: _evaluate_comparison,
     ast.BoolOp: _evaluate_and_or,
     ast.IfExp: _evaluate_conditional,
     ast.Await: _evaluate_await,
     ast.NamedExpr: _evaluate_assignment,
-    ast.Lambda: define_function,  # type: ignore[dict-item]
+    ast.Lambda: define_function,
     ast.Call: evaluate_call,
     ast.ListComp: _evaluate_comprehension,
     ast.GeneratorExp: _evaluate_comprehension,

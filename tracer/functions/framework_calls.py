@@ -156,7 +156,7 @@ def _call_runnable(interpreter: FunctionInterpreter, runnable: Any, method: str,
         return body.run_runnable(runnable, argument, kwargs, streamed=streamed)
 
     if method in ("batch", "abatch"):
-        result = map_items(interpreter, first, run_one, beside=False)
+        result = map_items(interpreter, first, run_one, one_by_one=False)
     else:
         result = run_one(interpreter, first)
     if is_stream:
@@ -202,11 +202,11 @@ def _search_store(interpreter: FunctionInterpreter, store: Any, method: str, arg
     options = {key: arguments.keywords[key] for key in ("k", "filter") if key in arguments.keywords}
     if len(arguments.positional) > 1 and not isinstance(arguments.positional[1], Spread):
         options["k"] = arguments.positional[1]
-    known = {key: known_value(value) for key, value in options.items()}
-    all_known = all(is_known for is_known, _ in known.values())
+    option_values = {key: known_value(value) for key, value in options.items()}
+    all_known = all(is_known for is_known, _ in option_values.values())
     if query is None or not all_known or not is_framework_code(type(store).as_retriever):
         return None
-    retriever = store.as_retriever(search_kwargs={"k": 4, **{key: value for key, (_, value) in known.items()}})
+    retriever = store.as_retriever(search_kwargs={"k": 4, **{key: value for key, (_, value) in option_values.items()}})
     return interpreter.run_runnable(retriever, query, {}) if is_pool_backed(retriever) else None
 
 
@@ -296,14 +296,14 @@ def build(func: Any, arguments: Sequence[Symbol | Spread], keywords: Mapping[str
     if not _is_builder(func):
         return None
     positional = [known_value(argument) for argument in arguments if not isinstance(argument, Spread)]
-    named = {key: known_value(value) for key, value in keywords.items()}
-    all_safe = all(is_known and is_safe(value) for is_known, value in (*positional, *named.values()))
+    keyword_values = {key: known_value(value) for key, value in keywords.items()}
+    all_safe = all(is_known and is_safe(value) for is_known, value in (*positional, *keyword_values.values()))
     if len(positional) < len(arguments) or not all_safe:
         return UNKNOWN_VALUE
     values = [value for _, value in positional]
-    if any(func is known for known in _PURE_STDLIB_FUNCTIONS) and not all(map(is_constant, values)):
+    if any(func is pure for pure in _PURE_STDLIB_FUNCTIONS) and not all(map(is_constant, values)):
         return None
-    return _try_build(lambda: func(*values, **{key: value for key, (_, value) in named.items()}))
+    return _try_build(lambda: func(*values, **{key: value for key, (_, value) in keyword_values.items()}))
 
 
 def is_safe(value: Any) -> bool:
@@ -330,7 +330,7 @@ def _is_builder(func: Any) -> bool:
     if type(func) is MethodType:
         method: Any = func.__func__
         return type(method) is FunctionType and method.__name__ in _BUILDER_METHODS and is_framework_code(method)
-    if any(func is known for known in _PURE_STDLIB_FUNCTIONS):
+    if any(func is pure for pure in _PURE_STDLIB_FUNCTIONS):
         return True
     is_runnable_class = is_instance(func, type) and is_subclass(func, Runnable)
     return is_runnable_class and is_framework_code(func) and is_framework_code(func.__init__)

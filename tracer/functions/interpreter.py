@@ -74,7 +74,7 @@ class OutOfFuel(Exception):
 
 
 class BlockExit(Enum):
-    """How control leaves a block of statements."""
+    """The way in which control leaves a block of statements."""
 
     FALLS_THROUGH = auto()
     """The next statement runs."""
@@ -136,10 +136,8 @@ def enter_call(
     Return None for functions of the framework, those without source, and those that take any number of arguments.
     """
     if isinstance(func, LocalFunction):
-        names = _bind_arguments(func.code, func.defaults, arguments, keywords)
-        if names is None:
-            return None
-        return func.definition, _make_frame(func.code, names, NO_FREE_NAMES, func.read_outer)
+        frame = _make_frame(func.code, func.defaults, arguments, keywords, NO_FREE_NAMES, func.read_outer)
+        return None if frame is None else (func.definition, frame)
     plain_function, arguments = to_plain_function(func, arguments)
     if plain_function is None or is_framework_code(plain_function):
         return None
@@ -154,31 +152,27 @@ def enter_function(
     parameters = code.co_varnames[: code.co_argcount]
     defaults: dict[str, Any] = dict(zip(parameters[::-1], (func.__defaults__ or ())[::-1], strict=False))
     defaults |= func.__kwdefaults__ or {}
-    names = _bind_arguments(code, {name: KnownValue(value) for name, value in defaults.items()}, arguments, keywords)
-    definition = None if names is None else source_of(code)
-    if names is None or definition is None:
-        return None
-    return definition, _make_frame(code, names, FreeNames.of_function(func), None)
-
-
-def _bind_arguments(
-    code: CodeType, defaults: Mapping[str, Symbol], arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
-) -> dict[str, Symbol] | None:
-    """Return the values of the parameters; None for a function that takes any number of arguments."""
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        return None
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    values: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in parameters} | dict(defaults)
-    values |= dict(zip(parameters[: code.co_argcount], arguments, strict=False))
-    return values | {name: value for name, value in keywords.items() if name in parameters}
+    symbols: dict[str, Symbol] = {name: KnownValue(value) for name, value in defaults.items()}
+    frame = _make_frame(code, symbols, arguments, keywords, FreeNames.of_function(func))
+    definition = None if frame is None else source_of(code)
+    return None if frame is None or definition is None else (definition, frame)
 
 
 def _make_frame(
     code: CodeType,
-    names: dict[str, Symbol],
+    defaults: Mapping[str, Symbol],
+    arguments: Sequence[Symbol],
+    keywords: Mapping[str, Symbol],
     free_names: FreeNames,
-    read_outer: Callable[[str], Symbol] | None,
-) -> CallFrame:
+    read_outer: Callable[[str], Symbol] | None = None,
+) -> CallFrame | None:
+    """Return the frame with which a call begins; None for a function that takes any number of arguments."""
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in parameters} | dict(defaults)
+    names |= dict(zip(parameters[: code.co_argcount], arguments, strict=False))
+    names |= {name: value for name, value in keywords.items() if name in parameters}
     local_names = frozenset((*code.co_varnames, *code.co_cellvars))
     return CallFrame(free_names, local_names, names, read_outer=read_outer, code=code)
 
@@ -188,7 +182,7 @@ def _make_frame(
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an interpreter does with an expression, and with a block of statements."""
+    """The functions by which an interpreter evaluates an expression and runs a block of statements."""
 
     evaluate: Callable[[FunctionInterpreter, ast.expr], Symbol]
     run_block: Callable[[FunctionInterpreter, Sequence[ast.stmt]], BlockExit]
@@ -196,7 +190,7 @@ class Rules:
 
 @dataclass(slots=True)
 class SharedContext:
-    """What the interpreter of a function shares with those of its loops' and branches' bodies."""
+    """The state that the interpreter of a function shares with those of its loops' and branches' bodies."""
 
     rules: Rules
     decide: Decide | None = None
@@ -345,22 +339,22 @@ class FunctionInterpreter:
             )
             for part in parts
         ]
-        known = [expression for expression in expressions if expression is not None]
-        if len(known) < len(expressions):
+        known_parts = [expression for expression in expressions if expression is not None]
+        if len(known_parts) < len(expressions):
             return None
         codes: list[ast.expr] = [
             ast.Starred(expression.code, ast.Load()) if isinstance(part, Spread) else expression.code
-            for part, expression in zip(parts, known, strict=True)
+            for part, expression in zip(parts, known_parts, strict=True)
         ]
         if isinstance(symbol, ItemList):
-            whole: ast.expr = (ast.Tuple if symbol.kind is tuple else ast.List)(codes, ast.Load())
+            code: ast.expr = (ast.Tuple if symbol.kind is tuple else ast.List)(codes, ast.Load())
         else:
             texts: list[ast.expr] = [
-                code if isinstance(code, ast.Constant) else ast.Call(ast.Name("str", ast.Load()), [code], [])
-                for code in codes
+                piece if isinstance(piece, ast.Constant) else ast.Call(ast.Name("str", ast.Load()), [piece], [])
+                for piece in codes
             ]
-            whole = ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(texts, ast.Load())], [])
-        return Expression(whole, *merge_inputs(known)) if is_small(whole) else None
+            code = ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(texts, ast.Load())], [])
+        return Expression(code, *merge_inputs(known_parts)) if is_small(code) else None
 
     def _expression_of_object(self, value: Any) -> Expression:
         node = constant_node(value)
@@ -456,8 +450,8 @@ class FunctionInterpreter:
             if _has_user_code(trial.components.values()):
                 self.add_user_code()
             return UNKNOWN_VALUE
-        place = f"{self.name}:{self.line}"
-        result, span = walk_into(self.draft, runnable, value, self.name, place, kwargs, streamed=streamed)
+        location = f"{self.name}:{self.line}"
+        result, span = walk_into(self.draft, runnable, value, self.name, location, kwargs, streamed=streamed)
         self.append_span(span)
         if _has_user_code(list(self.draft.components.values())[first_new:]):
             self.runs_user_code = True
@@ -472,21 +466,19 @@ class FunctionInterpreter:
                 return self.to_ref(argument)
             return to_prompt(argument, self._to_ref_or_user_code)
         if isinstance(argument, Fields):
-            return Record({key: self._prompt_variable(item) for key, item in argument.items.items()}, argument.base)
+            to_ref = self._to_ref_or_user_code
+            variables = {
+                key: to_prompt_text(item, to_ref) if isinstance(item, Text) else to_ref(item)
+                for key, item in argument.items.items()
+            }
+            return Record(variables, argument.base)
         return self.to_ref(argument)
-
-    def _prompt_variable(self, symbol: Symbol) -> Value:
-        if isinstance(symbol, Text):
-            return to_prompt_text(symbol, self._to_ref_or_user_code)
-        return self._to_ref_or_user_code(symbol)
 
     def embed(self, leaf: EmbeddingLeaf, argument: Symbol, *, is_list: bool) -> Symbol:
         """Return the vector of a text, or with `is_list` the vectors of several documents."""
         if is_list:
             to_result = leaf.result
-            leaf = replace(
-                leaf, role="document", batchable=True, result=lambda vectors: [to_result(vector) for vector in vectors]
-            )
+            leaf = replace(leaf, role="document", batchable=True, result=lambda vectors: [*map(to_result, vectors)])
         try:
             first_new = len(self.draft.components)
             ref = lower_leaf(self.draft, leaf, self.to_ref(argument), lambda word: f"{self.name}.{word}", ())
@@ -510,10 +502,6 @@ class FunctionInterpreter:
             is_body=True,
             nesting=self.nesting + 1,
         )
-
-    def can_try_branches(self) -> bool:
-        """Return True if the branches of a condition may be interpreted, as those around are not too many."""
-        return self.nesting < MAX_NESTING
 
     def fork(self, component_names: set[str]) -> FunctionInterpreter:
         """Return an interpreter that goes on from here on a draft of its own, as a trial that changes nothing here.

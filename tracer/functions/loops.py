@@ -15,17 +15,13 @@ from teola_plugin.tracer.draft import DERIVED, Span
 from teola_plugin.tracer.functions.bodies import MAX_UNROLLED_ITEMS, Captures, MapLoop, as_list
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
-from teola_plugin.tracer.functions.mutations import (
-    assigned_names,
-    has_statement,
-    loop_carried_names,
-    names_in,
-)
+from teola_plugin.tracer.functions.mutations import assigned_names, has_statement, loop_carried_names, names_in
 from teola_plugin.tracer.functions.operations import assign_names, is_text, items_of, make_list, make_text, read_key
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import (
     NAME_PREFIX,
     compile_pure,
+    copy_code,
     evaluate_constant,
     is_small,
     truth_of,
@@ -39,6 +35,7 @@ from teola_plugin.tracer.functions.symbols import (
     KnownValue,
     Spread,
     Symbol,
+    symbol_of_item,
 )
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -47,19 +44,18 @@ _name_numbers = itertools.count()
 """Variables of comprehensions that are made of loops have names of their own: one may stand inside another."""
 
 
-def run_for(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+def run_for(interpreter: FunctionInterpreter, node: _ForLoop) -> BlockExit:
     """Interpret a `for` loop."""
-    assert isinstance(node, _ForLoop)
     items = _evaluate_range(interpreter.evaluate(node.iter))
     item_list = items_of(items)
-    known = [item for item in item_list if not isinstance(item, Spread)] if len(item_list) <= MAX_UNROLLED_ITEMS else []
-    all_known = len(known) == len(item_list)
+    known_items = [item for item in item_list if not isinstance(item, Spread)]
+    all_known = len(known_items) == len(item_list) <= MAX_UNROLLED_ITEMS
     if node.orelse or has_statement(node.body, (ast.Return, ast.Raise, ast.Break)):
-        first = known[0] if all_known and known else read_key(items, KnownValue(0))
+        first = known_items[0] if all_known and known_items else read_key(items, KnownValue(0))
         assign_names(interpreter, node.target, UNKNOWN_VALUE if first is None else first)
         return _exit_after_first_iteration(interpreter, node, interpreter.run_block(node.body))
     if all_known:
-        return _run_unrolled(interpreter, node, known)
+        return _run_unrolled(interpreter, node, known_items)
     names_before = dict(interpreter.frame.names)
     is_map = _run_as_map(interpreter, node, items)
     if not is_map and not _run_as_fold(interpreter, node, items, names_before):
@@ -67,9 +63,8 @@ def run_for(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     return BlockExit.FALLS_THROUGH
 
 
-def run_while(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+def run_while(interpreter: FunctionInterpreter, node: ast.While) -> BlockExit:
     """Interpret a `while` loop: no more than its first iteration is certain, if that is."""
-    assert isinstance(node, ast.While)
     runs_once = truth_of(interpreter.evaluate(node.test))
     if runs_once is False:
         return interpreter.run_block(node.orelse)
@@ -138,7 +133,7 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
     interpreter.is_incomplete = interpreter.is_incomplete or loop.body.is_incomplete or is_unknown
     added = {} if is_unknown else accumulators.added_items(names)
     comprehensions = _to_comprehensions(loop, added)
-    results = loop.finish(accumulators.output(added), beside=True)
+    results = loop.finish(accumulators.output(added), one_by_one=True)
     interpreter.forget_names([node.target, *node.body])
     asks_early = any(map(uses_engine, list(interpreter.draft.components.values())[first_new:]))
     if isinstance(results, Ref) and asks_early:
@@ -226,7 +221,7 @@ class Accumulators:
         for name in self.initial:
             value = names_after.get(name, UNKNOWN_VALUE)
             item = value.items[0] if isinstance(value, ItemList) and len(value.items) == 1 else Spread(value)
-            if _symbol_of_item(item) is not UNKNOWN_VALUE:
+            if symbol_of_item(item) is not UNKNOWN_VALUE:
                 added[name] = item
         return added
 
@@ -234,7 +229,7 @@ class Accumulators:
         """Return what one iteration adds to all names, as one value."""
         if not added or len(added) < len(self.initial):
             return UNKNOWN_VALUE
-        symbols = {name: _symbol_of_item(item) for name, item in added.items()}
+        symbols = {name: symbol_of_item(item) for name, item in added.items()}
         return next(iter(symbols.values())) if len(symbols) == 1 else Fields(symbols)
 
     def final_values(
@@ -248,10 +243,6 @@ class Accumulators:
                 items = UNKNOWN_VALUE if expression is None else _flatten(expression, "")
             values[name] = _extend(interpreter, self.initial[name], items)
         return values
-
-
-def _symbol_of_item(item: Item) -> Symbol:
-    return item.iterable if isinstance(item, Spread) else item
 
 
 def _find_addition(interpreter: FunctionInterpreter, node: ast.stmt) -> tuple[str, ast.expr] | None:
@@ -345,7 +336,7 @@ def _to_comprehensions(loop: MapLoop, added: Mapping[str, Item]) -> dict[str, Sy
     comprehensions: dict[str, Symbol] = {}
     for name, item in added.items():
         try:
-            comprehension = _to_comprehension(loop, _symbol_of_item(item))
+            comprehension = _to_comprehension(loop, symbol_of_item(item))
             compile_pure(comprehension)
         except NotUnderstood:
             continue
@@ -369,8 +360,7 @@ def _to_comprehension(loop: MapLoop, symbol: Symbol) -> Expression:
         else:
             raise NotUnderstood("a value that is made in the loop")
     variable = f"{NAME_PREFIX}one{next(_name_numbers)}"
-    copy = ast.parse(ast.unparse(ast.fix_missing_locations(element.code)), mode="eval").body
-    code = _ReadItem(variable, item_paths).visit(copy)
+    code = _ReadItem(variable, item_paths).visit(copy_code(element.code))
     comprehension = ast.ListComp(code, [ast.comprehension(ast.Name(variable, ast.Store()), items.code, [], 0)])
     return Expression(comprehension, {**items.refs, **outer_refs}, {**items.objects, **element.objects})
 

@@ -46,11 +46,11 @@ def compose(interpreter: FunctionInterpreter, node: ast.expr, operands: Mapping[
     for name, operand in operands.items():
         symbols = operand if isinstance(operand, list) else [operand]
         parts = [interpreter.to_expression(symbol) for symbol in symbols]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        known_parts = [part for part in parts if part is not None]
+        if len(known_parts) < len(parts):
             return UNKNOWN_VALUE
-        expressions += known
-        codes = [part.code for part in known]
+        expressions += known_parts
+        codes = [part.code for part in known_parts]
         fields[name] = codes if isinstance(operand, list) else codes[0]
     code = type(node)(**fields)
     if not is_small(code):
@@ -119,7 +119,7 @@ def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -
         if name in FIELDS or not isinstance(owner, Ref):
             return field
         try:
-            return interpreter.to_ref(field)  # no expression may read a field of the user's own class, but a CALL can
+            return interpreter.to_ref(field)  # a CALL can read a field of the user's own class, an expression cannot
         except NotUnderstood:
             return UNKNOWN_VALUE
     return UNKNOWN_VALUE
@@ -250,14 +250,14 @@ def _group_by_time(interpreter: FunctionInterpreter, items: Sequence[Item]) -> l
     available: set[str] | None = None
     for item in items:
         expression = interpreter.to_expression(ItemList((item,)))
-        needed = None
+        producers = None
         if expression is not None:
-            needed = {ref.producer for ref in expression.refs.values() if not ref.external}
-        if groups and needed is not None and available is not None and needed <= available:
+            producers = {ref.producer for ref in expression.refs.values() if not ref.external}
+        if groups and producers is not None and available is not None and producers <= available:
             groups[-1].append(item)
         else:
             groups.append([item])
-            available = None if needed is None else (available or set()) | needed
+            available = None if producers is None else (available or set()) | producers
     return groups
 
 
@@ -265,17 +265,18 @@ def _join_after(
     interpreter: FunctionInterpreter, separator: Symbol, items: list[Item], items_before: list[Item]
 ) -> Symbol:
     """Return the joined items, led by a separator if any items stand before them."""
-    separator_code = interpreter.to_expression(separator)
-    own = interpreter.to_expression(ItemList(tuple(items)))
-    before = interpreter.to_expression(ItemList(tuple(items_before)))
-    if separator_code is None or own is None or before is None:
+    separator_expression = interpreter.to_expression(separator)
+    items_list = interpreter.to_expression(ItemList(tuple(items)))
+    before_list = interpreter.to_expression(ItemList(tuple(items_before)))
+    if separator_expression is None or items_list is None or before_list is None:
         return UNKNOWN_VALUE
-    assert isinstance(own.code, ast.List) and isinstance(before.code, ast.List)
-    empty_text = ast.IfExp(before.code, ast.List([ast.Constant("")], ast.Load()), ast.List([], ast.Load()))
+    assert isinstance(items_list.code, ast.List) and isinstance(before_list.code, ast.List)
+    empty_text = ast.IfExp(before_list.code, ast.List([ast.Constant("")], ast.Load()), ast.List([], ast.Load()))
     lead = [ast.Starred(empty_text, ast.Load())] if items_before else []
-    join = ast.Attribute(separator_code.code, "join", ast.Load())
-    code = ast.Call(join, [ast.List([*lead, *own.code.elts], ast.Load())], [])
-    return Expression(code, *merge_inputs((separator_code, own, before))) if is_small(code) else UNKNOWN_VALUE
+    join = ast.Attribute(separator_expression.code, "join", ast.Load())
+    code = ast.Call(join, [ast.List([*lead, *items_list.code.elts], ast.Load())], [])
+    inputs = merge_inputs((separator_expression, items_list, before_list))
+    return Expression(code, *inputs) if is_small(code) else UNKNOWN_VALUE
 
 
 def _strip(text: Text, name: str) -> Symbol | None:

@@ -51,7 +51,7 @@ def compile_pure(expression: Expression) -> PureFunction:
     """Compile an expression. Raise `NotUnderstood` if it is not certain to be pure."""
     renamer = _Renamer()
     try:
-        text = ast.unparse(ast.fix_missing_locations(renamer.visit(_copy(expression.code))))
+        text = ast.unparse(ast.fix_missing_locations(renamer.visit(copy_code(expression.code))))
     except Exception:  # too deep, or quotes inside quotes
         raise NotUnderstood("an expression that cannot be written down") from None
     names = renamer.new_names
@@ -102,8 +102,8 @@ class _Renamer(ast.NodeTransformer):
         return ast.Name(new_name, node.ctx)
 
 
-def _copy(code: ast.expr) -> ast.expr:
-    """Return a copy for a transformer, which changes the tree that it visits."""
+def copy_code(code: ast.expr) -> ast.expr:
+    """Return a copy, which reads what the original may assign: transformers change the tree that they visit."""
     return ast.parse(ast.unparse(ast.fix_missing_locations(code)), mode="eval").body
 
 

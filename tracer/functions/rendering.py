@@ -15,7 +15,17 @@ from langchain_core.prompt_values import StringPromptValue
 from teola_plugin.graph import PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.functions.lookup import is_instance
-from teola_plugin.tracer.functions.symbols import Fields, Instance, Item, ItemList, KnownValue, Spread, Symbol, Text
+from teola_plugin.tracer.functions.symbols import (
+    Fields,
+    Instance,
+    ItemList,
+    KnownValue,
+    Spread,
+    Symbol,
+    Text,
+    add_input,
+    symbol_of_item,
+)
 from teola_plugin.tracer.purity.purity import is_plain
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted
 
@@ -64,7 +74,7 @@ class Renderer:
         if isinstance(symbol, Text):
             return self._text(symbol)
         if isinstance(symbol, ItemList):
-            fills = [(isinstance(item, Spread), self.value(_symbol_of_item(item))) for item in symbol.items]
+            fills = [(isinstance(item, Spread), self.value(symbol_of_item(item))) for item in symbol.items]
             return lambda values: _render_items(symbol.kind, fills, values)
         if isinstance(symbol, Fields):
             return self._dictionary(symbol)
@@ -78,13 +88,11 @@ class Renderer:
             return self.value(symbol)
         messages: list[tuple[bool, Render]] = []
         for item in symbol.items:
-            message = _symbol_of_item(item)
+            message = symbol_of_item(item)
             self._add_literal(f"\n{_engine_role(message)}: " if not isinstance(item, Spread) else "")
             messages.append((isinstance(item, Spread), self._message(message)))
         self._add_literal("\nassistant: ")
         return lambda values: _render_items(list, messages, values, _complete_message)
-
-    # ------------------------------------------------------------ pieces
 
     def _known_value(self, value: Any) -> Render:
         if type(value) is str:
@@ -95,30 +103,15 @@ class Renderer:
 
     def _input(self, symbol: Symbol) -> Render:
         """Read a value that is not known yet from an input."""
-        key = self._input_key(self.to_ref(symbol))
+        key = add_input(self.inputs, self.to_ref(symbol), lambda key: key.rsplit(".", 1)[-1] or "value")
         self.parts.append(PromptPart.var(key))
         return lambda values: (values[key], True) if key in values else (UNKNOWN, False)
-
-    def _input_key(self, ref: Ref) -> str:
-        for key, known in self.inputs.items():
-            if known == ref:
-                return key
-        last = next((part for part in reversed(ref.path) if isinstance(part, str)), ref.producer.strip("$"))
-        base = last.rsplit(".", 1)[-1] or "value"
-        key, count = base, 1
-        while key in self.inputs:
-            count += 1
-            key = f"{base}{count}"
-        self.inputs[key] = ref
-        return key
 
     def _add_literal(self, text: str) -> None:
         if self.parts and not self.parts[-1].variable:
             text = self.parts.pop().text + text
         if text:
             self.parts.append(PromptPart.literal(text))
-
-    # ------------------------------------------------------------ values made of values
 
     def _text(self, symbol: Text) -> Render:
         pieces = [self._known_value(p) if isinstance(p, str) else self.value(p) for p in symbol.pieces]
@@ -172,7 +165,7 @@ class Renderer:
         items = symbol.items  # ("system", "...")
         if len(items) != 2 or symbol.kind is not tuple or any(isinstance(item, Spread) for item in items):
             raise NotUnderstood("a message that is a list")
-        role, content = map(_symbol_of_item, items)
+        role, content = map(symbol_of_item, items)
         if not isinstance(role, KnownValue):
             raise NotUnderstood("a message of a role that is not known")
         render_content = self.value(content)
@@ -209,10 +202,6 @@ def _render_items(
 def _complete_message(value: Any) -> Any:
     """Return a message in place of one that is missing."""
     return HumanMessage(content=UNKNOWN) if type(value) is str and value == UNKNOWN else value
-
-
-def _symbol_of_item(item: Item) -> Symbol:
-    return item.iterable if isinstance(item, Spread) else item
 
 
 def _engine_role(symbol: Symbol) -> str:

@@ -11,13 +11,14 @@ import ast
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Draft, Span
 from teola_plugin.tracer.functions.bodies import Captures
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.expressions import define_function
-from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
+from teola_plugin.tracer.functions.interpreter import MAX_NESTING, BlockExit, FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import read_object_attribute
 from teola_plugin.tracer.functions.loops import run_for, run_while
 from teola_plugin.tracer.functions.mutations import (
@@ -29,6 +30,7 @@ from teola_plugin.tracer.functions.mutations import (
 )
 from teola_plugin.tracer.functions.operations import assign_names, compose
 from teola_plugin.tracer.functions.pruning import uses_engine
+from teola_plugin.tracer.functions.pure_expressions import copy_code
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     Expression,
@@ -63,24 +65,21 @@ def run_block(interpreter: FunctionInterpreter, statements: Statements) -> Block
 # ------------------------------------------------------------ assignments
 
 
-def _run_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
-    assert isinstance(node, ast.Assign)
+def _run_assign(interpreter: FunctionInterpreter, node: ast.Assign) -> BlockExit:
     value = interpreter.evaluate(node.value)
     for target in node.targets:
         _assign(interpreter, target, value)
     return BlockExit.FALLS_THROUGH
 
 
-def _run_annotated_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
-    assert isinstance(node, ast.AnnAssign)
+def _run_annotated_assign(interpreter: FunctionInterpreter, node: ast.AnnAssign) -> BlockExit:
     if node.value is not None:
         _assign(interpreter, node.target, interpreter.evaluate(node.value))
     return BlockExit.FALLS_THROUGH
 
 
-def _run_augmented_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+def _run_augmented_assign(interpreter: FunctionInterpreter, node: ast.AugAssign) -> BlockExit:
     """Interpret `name += value` and the like, which changes a list, a dictionary or a set in place."""
-    assert isinstance(node, ast.AugAssign)
     if isinstance(node.target, ast.Name):
         name = ast.Name(node.target.id, ast.Load())
         old_value = interpreter.evaluate(name)
@@ -90,8 +89,7 @@ def _run_augmented_assign(interpreter: FunctionInterpreter, node: ast.stmt) -> B
     else:
         new_value = UNKNOWN_VALUE
         interpreter.evaluate(node.value)
-        target = ast.fix_missing_locations(ast.parse(ast.unparse(node.target), mode="eval").body)
-        interpreter.mutations.add(interpreter.evaluate(target))
+        interpreter.mutations.add(interpreter.evaluate(copy_code(node.target)))
     _assign(interpreter, node.target, new_value)
     return BlockExit.FALLS_THROUGH
 
@@ -126,8 +124,7 @@ def _assign_key(interpreter: FunctionInterpreter, target: ast.Subscript, name: s
         interpreter.frame.names[name] = UNKNOWN_VALUE
 
 
-def _run_delete(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
-    assert isinstance(node, ast.Delete)
+def _run_delete(interpreter: FunctionInterpreter, node: ast.Delete) -> BlockExit:
     for target in node.targets:
         if isinstance(target, (ast.Subscript, ast.Attribute)):
             interpreter.mutations.add(interpreter.evaluate(target.value))
@@ -135,9 +132,8 @@ def _run_delete(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     return BlockExit.FALLS_THROUGH
 
 
-def _run_import(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+def _run_import(interpreter: FunctionInterpreter, node: ast.Import | ast.ImportFrom) -> BlockExit:
     """Interpret an import: a module that is imported already is known, any other may run any code."""
-    assert isinstance(node, (ast.Import, ast.ImportFrom))
     for alias in node.names:
         name = alias.asname or alias.name.split(".", 1)[0]
         if isinstance(node, ast.Import):
@@ -152,8 +148,9 @@ def _run_import(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
     return BlockExit.FALLS_THROUGH
 
 
-def _run_definition(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
-    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+def _run_definition(
+    interpreter: FunctionInterpreter, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+) -> BlockExit:
     frame = interpreter.frame
     frame.assigned_by_inner_functions |= nonlocal_names(node)
     frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else define_function(interpreter, node)
@@ -163,20 +160,18 @@ def _run_definition(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockEx
 # ------------------------------------------------------------ control flow
 
 
-def _run_expression(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
-    interpreter.evaluate(node.test if isinstance(node, ast.Assert) else node.value)  # type: ignore[attr-defined]
+def _run_expression(interpreter: FunctionInterpreter, node: ast.Expr | ast.Assert) -> BlockExit:
+    interpreter.evaluate(node.test if isinstance(node, ast.Assert) else node.value)
     return BlockExit.FALLS_THROUGH
 
 
-def _run_return(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
-    assert isinstance(node, ast.Return)
+def _run_return(interpreter: FunctionInterpreter, node: ast.Return) -> BlockExit:
     interpreter.frame.return_value = KnownValue(None) if node.value is None else interpreter.evaluate(node.value)
     return BlockExit.LEAVES
 
 
-def _run_try(interpreter: FunctionInterpreter, node: ast.stmt) -> BlockExit:
+def _run_try(interpreter: FunctionInterpreter, node: ast.Try) -> BlockExit:
     """Interpret a `try` statement as if nothing was raised."""
-    assert isinstance(node, ast.Try)
     block_exit = interpreter.run_block(node.body)
     if block_exit is BlockExit.FALLS_THROUGH:
         block_exit = interpreter.run_block(node.orelse)
@@ -202,7 +197,7 @@ def _run_if(interpreter: FunctionInterpreter, node: ast.If, rest: Statements) ->
     both = [*node.body, *node.orelse]
     may_leave = has_statement(both, (ast.Return, ast.Raise, ast.Continue))
     may_break = has_statement(both, (ast.Break,))
-    if may_break or not interpreter.can_try_branches():
+    if may_break or interpreter.nesting >= MAX_NESTING:
         interpreter.is_incomplete = True
         interpreter.forget_names(both)
         if may_write(interpreter, both):
@@ -309,8 +304,7 @@ def _merge_values(
         return Fields(items, None, body.attributes) if items else UNKNOWN_VALUE
     if isinstance(body, KnownValue) and isinstance(orelse, KnownValue) and body.value is orelse.value:
         return body
-    nothing = ast.Constant(None)
-    template = ast.IfExp(nothing, nothing, nothing)
+    template = ast.IfExp(ast.Constant(None), ast.Constant(None), ast.Constant(None))
     merged = compose(interpreter, template, {"test": test, "body": body, "orelse": orelse})
     trial_components = {name for trial in trials for name in trial.draft.components}
     if isinstance(merged, Expression) and trial_components.isdisjoint(ref.producer for ref in merged.refs.values()):
@@ -390,9 +384,9 @@ class _BranchBuilder:
     def _add_component(self, bodies: Sequence[FunctionInterpreter], outputs: Sequence[dict[str, Ref]]) -> Ref | None:
         """Add the BRANCH, if any of it can run early. Return its ref if both bodies give all outputs, else None."""
         interpreter = self._interpreter
-        nothing = Ref("$condition")
+        condition = Ref("$condition")
         output_refs = [
-            body.to_ref(Fields(output)) if output else nothing for body, output in zip(bodies, outputs, strict=True)
+            body.to_ref(Fields(output)) if output else condition for body, output in zip(bodies, outputs, strict=True)
         ]
         pruned = [body.finish_body(ref) for body, ref in zip(bodies, output_refs, strict=True)]
         if all(body_output is None for body_output in pruned):
@@ -401,13 +395,13 @@ class _BranchBuilder:
         templates = []
         for body, ref in zip(bodies, output_refs, strict=True):
             is_left = ref.external or ref.producer in body.draft.components
-            templates.append(body.draft.template(ref if is_left else nothing, name))
+            templates.append(body.draft.template(ref if is_left else condition, name))
             interpreter.draft.absorb(body.draft)
         inputs = (("condition", self._condition), *self._captures.inputs.items())
         component = Component(name, Role.BRANCH, inputs, body=templates[0], otherwise=templates[1])
         branch_ref = interpreter.draft.add(component)
         interpreter.append_span(Span((name,), (name,)))
-        is_complete = all(template.output.producer != nothing.producer for template in templates)
+        is_complete = all(template.output.producer != condition.producer for template in templates)
         return branch_ref if is_complete else None
 
     @staticmethod
@@ -425,9 +419,7 @@ class _BranchBuilder:
         return Fields({key: ref.at(name) if name in shared_keys else UNKNOWN_VALUE for key, name in names.items()})
 
 
-# ------------------------------------------------------------ rules
-
-_RULES: Mapping[type[ast.stmt], Callable[[FunctionInterpreter, ast.stmt], BlockExit]] = {
+_RULES: Mapping[type[ast.stmt], Callable[[FunctionInterpreter, Any], BlockExit]] = {
     ast.Expr: _run_expression,
     ast.Assign: _run_assign,
     ast.AnnAssign: _run_annotated_assign,

@@ -55,7 +55,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """All items of an iterable whose length is not known, as part of an `ItemList`: `*iterable`."""
+    """The part `*iterable` of an `ItemList`: all items of an iterable whose length is not known."""
 
     iterable: Symbol
 
@@ -150,6 +150,11 @@ def is_known_in_parts(symbol: Item) -> TypeGuard[ItemList]:
     )
 
 
+def symbol_of_item(item: Item) -> Symbol:
+    """Return the item, or the iterable whose items it stands for."""
+    return item.iterable if isinstance(item, Spread) else item
+
+
 def to_symbol(value: Value | Symbol) -> Symbol:
     """Return the symbol for a value of the tracer."""
     if isinstance(value, Record):
@@ -185,6 +190,23 @@ def word_set(*lines: str) -> frozenset[str]:
 
 
 # ------------------------------------------------------------ symbols made of symbols
+
+
+def add_input(inputs: dict[str, Ref], ref: Ref, make_name: Callable[[str], str]) -> str:
+    """Return the name under which a component takes a ref as input. It is added to `inputs` if it is new.
+
+    `make_name` makes a name of the ref's last key, or of its producer; a later namesake gets a number.
+    """
+    for name, input_ref in inputs.items():
+        if input_ref == ref:
+            return name
+    base = make_name(next((key for key in reversed(ref.path) if isinstance(key, str)), ref.producer.strip("$")))
+    name, count = base, 1
+    while name in inputs:
+        count += 1
+        name = f"{base}{count}"
+    inputs[name] = ref
+    return name
 
 
 def merge_inputs(expressions: Iterable[Expression]) -> tuple[dict[str, Ref], dict[str, object]]:

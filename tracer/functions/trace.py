@@ -48,7 +48,7 @@ _RULES = Rules(evaluate, run_block)
 
 @dataclass(frozen=True, slots=True)
 class FunctionSummary:
-    """What a function returns, changes and asks for, as far as its source tells."""
+    """The effects of calling a function, as far as its source tells: what it returns, changes and asks for."""
 
     value: Symbol = UNKNOWN_VALUE
     """What it returns."""
