@@ -73,7 +73,7 @@ def _nodes(graph: Any, acceleration: Acceleration, options: Options, like: Accel
             inner = runs if has_terms(runs) else _inner(runs, acceleration, like)
             changes = {"bound": inner, "subgraphs": [inner if one is runs else one for one in node.subgraphs]}
         eager = acceleration.tools
-        instead = None if eager is None else with_eager_tools(runs, eager, around, in_loop)
+        instead = None if eager is None else with_eager_tools(runs, around, in_loop)
         made[name] = watched_node(node, partial(WatchedNode, acceleration, name), instead, **changes)
     return made
 

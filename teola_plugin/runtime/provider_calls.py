@@ -305,8 +305,11 @@ class Invocation(Protocol):
     """What the trace calls it, as of a `Span`."""
     streams: bool
     """Whether the method yields chunks; otherwise it returns one result."""
-    run_id: Any
-    """Of the framework's run in which the method is called; None if that is not known."""
+
+    @property
+    def run_id(self) -> Any:
+        """The id of the framework's run in which the method is called; None if that is not known."""
+        ...
 
     def key(self) -> Hashable:
         """Return the request key. Raises `UnknownValue`."""
@@ -344,6 +347,8 @@ class CallScope:
     """The call that a prefetch which was parked for it gets now."""
     on_change: Callable[[], object] = bool
     """Called when the method of a prefetched call was seen to change what it was called with."""
+    is_user_code: bool = False
+    """True for tools: their code calls other objects as any code of the user's does, not as a part of the call."""
     has_changed: bool = False
     is_dropped: bool = False
     """Set once nobody wants the prefetch any more."""
@@ -486,6 +491,9 @@ class CallScope:
     @contextmanager
     def _inside(self, call: ProviderCall, invocation: Invocation) -> Iterator[None]:
         """Run the body as part of the provider method."""
+        if self.is_user_code:
+            yield
+            return
         target, report = executing.set(invocation.target), current_call.set(call.report)
         try:
             yield

@@ -33,6 +33,8 @@ EXTENSION_POINTS: Mapping[str, str] = {
     "_get_ls_params": "BaseLanguageModel, BaseRetriever: what it tells traces; langchain-tests asks for it",
     "_get_relevant_documents": "BaseRetriever: what a retriever of one's own writes",
     "_aget_relevant_documents": "the same in a loop",
+    "_run": "BaseTool: what a tool of one's own does",
+    "_arun": "the same in a loop",
     "_select_relevance_score_fn": "VectorStore: how a store of one's own turns distances into scores",
     "_call_with_config": "Runnable: 'use this method to implement `invoke` in subclasses'",
     "_acall_with_config": "the same in a loop",

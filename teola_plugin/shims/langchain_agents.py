@@ -148,17 +148,14 @@ RunOne = Callable[..., Any]
 """(tool call, ...) -> the message that comes of it; for a loop, a coroutine of that."""
 
 
-def tool_node_with(
-    node: Any, tools: Mapping[str, Any], around: Callable[[RunOne], RunOne], in_loop: Callable[[RunOne], RunOne]
-) -> Any:
-    """A copy of a `ToolNode` with other tools of the same names; `around` and `in_loop` wrap what runs a single call.
+def tool_node_with(node: Any, around: Callable[[RunOne], RunOne], in_loop: Callable[[RunOne], RunOne]) -> Any:
+    """Return a copy of a `ToolNode` in which `around` and `in_loop` wrap the function that runs a single call.
 
-    Private: `_tools_by_name`, `_run_one` and `_arun_one` of that class, which `_func` and `_afunc` call for each tool
-    call; since langgraph-prebuilt 1.0.0. `tool_node_parts` tells before whether they are there.
+    Private: `_run_one` and `_arun_one` of that class, which `_func` and `_afunc` call for each tool call; since
+    langgraph-prebuilt 1.0.0. `tool_node_parts` tells before whether they are there.
     """
     made = copy.copy(node)
     own = vars(made)
-    own["_tools_by_name"] = {name: tools.get(name, tool) for name, tool in node._tools_by_name.items()}
     own["func"], own["afunc"] = made._func, made._afunc
     own["_run_one"] = around(MethodType(type(node)._run_one, made))
     own["_arun_one"] = in_loop(MethodType(type(node)._arun_one, made))

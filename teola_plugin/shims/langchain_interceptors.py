@@ -1,16 +1,22 @@
-"""LangChain's seam: the methods by which integrations of models and retrievers call their provider.
+"""LangChain's seam: the methods by which models and retrievers call their provider, and tools their function.
 
 The framework's own `invoke`, `stream` and `generate`, its callbacks, caches and rate limiters run above these methods,
 unchanged. `_generate`, `_stream` and the others are documented for subclasses; they are wrapped in the class that
-defines them, never in a base class: `BaseChatModel._should_stream` compares `type(self)._stream` with its own.
+defines them, never in a base class: `BaseChatModel._should_stream` compares `type(self)._stream` with its own, and
+`BaseTool.arun` compares `type(self)._arun`.
 """
 
 from __future__ import annotations
 
 import copy
+import datetime
+import decimal
 import functools
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -20,6 +26,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.tools import BaseTool
 
 from teola_plugin.request_keys import TargetKey, freeze
 from teola_plugin.shims.interception import MethodInterceptors, Wrap
@@ -40,10 +47,26 @@ class FindScope(Protocol):
     def __call__(self, target: Any, run_manager: Any, /) -> ProviderScope | None: ...
 
 
-_BASES = (BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor)
+class ToolClaim(Protocol):
+    """The original's claim to the prefetched call of a tool, in the place of that call."""
+
+    tool: Any
+
+    def result(self, invocation: Any, /) -> Any: ...
+
+    async def aresult(self, invocation: Any, /) -> Any: ...
+
+
+_BASES = (BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor, BaseTool)
 _UNWRAPPED_MODULES = tuple(
     f"langchain_core.{name}"
-    for name in ("language_models.chat_models", "language_models.llms", "retrievers", "documents.compressor")
+    for name in (
+        "language_models.chat_models",
+        "language_models.llms",
+        "retrievers",
+        "documents.compressor",
+        "tools.base",
+    )
 )
 """Where the framework defines the defaults of these methods, which call each other."""
 _COMPOSITES = "langchain_classic.retrievers."
@@ -119,6 +142,80 @@ def run_manager_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the run manager among the arguments of a provider method; None if there is none."""
     manager = args[2] if len(args) > 2 else kwargs.get("run_manager")
     return kwargs.get("callbacks") if manager is None else manager
+
+
+_ATOMS = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
+"""Immutable types of arguments, besides those of JSON. Some values that Python takes as equal print differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What the function of a tool returned or raised. It is called once: its exception is a result like any other."""
+
+    value: Any = None
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        """Return the value, or raise the exception."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class ToolInvocation(LangChainInvocation):
+    """One entry into `_run` or `_arun` of a tool. Its result is a `ToolOutcome`."""
+
+    __slots__ = ("is_started",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_started = False
+        """Set once the tool's function is called by this invocation."""
+
+    @property
+    def run_id(self) -> Any:
+        """The id of the tool's run; None where it is prefetched."""
+        return getattr(self._kwargs.get("run_manager"), "run_id", None)
+
+    def key(self) -> Hashable:
+        """Return the tool, the method and the arguments that the model wrote."""
+        arguments = {name: self._kwargs[name] for name in sorted(self._kwargs) if name not in _NO_ARGUMENTS}
+        return TargetKey(self.target), self._method, freeze(self._args, _argument_key), freeze(arguments, _argument_key)
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        """Call the original method. Return its outcome, or an awaitable of it."""
+        self.is_started = True
+        return self._aoutcome() if self._method.startswith("_a") else self._outcome()
+
+    def set_config(self, config: Any) -> None:
+        """Have the method called with this config."""
+        self._kwargs = {**self._kwargs, "config": config}
+
+    def _outcome(self) -> ToolOutcome:
+        try:
+            return ToolOutcome(self._original(self.target, *self._args, **self._kwargs))
+        except Exception as error:
+            return ToolOutcome(error=error)
+
+    async def _aoutcome(self) -> ToolOutcome:
+        try:
+            return ToolOutcome(await self._original(self.target, *self._args, **self._kwargs))
+        except Exception as error:
+            return ToolOutcome(error=error)
+
+
+def tool_invocation(tool: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolInvocation | None:
+    """Return an entry into a method of a tool below everybody who has wrapped it; None if it is not intercepted."""
+    original = interceptors.original_of(type(tool), method)
+    return None if original is None else ToolInvocation(tool, method, original, args, kwargs)
+
+
+_NO_ARGUMENTS = frozenset(("config", "run_manager"))
+"""Parameters of tools that the framework fills in, by their names."""
+
+
+def _argument_key(value: Any) -> Hashable | None:
+    return (type(value), repr(value)) if isinstance(value, _ATOMS) else message_key(value)
 
 
 def message_key(value: Any) -> Hashable | None:
@@ -234,6 +331,41 @@ def _achunks(original: Any) -> Any:
     return wrapper
 
 
+tool_claim: ContextVar[ToolClaim | None] = ContextVar("teola_tool_claim", default=None)
+"""Set in the place of a tool call that was prefetched."""
+
+
+def _claim_of(tool: Any) -> ToolClaim | None:
+    claim = tool_claim.get()
+    return claim if claim is not None and claim.tool is tool and interceptors.is_installed else None
+
+
+def _tool_result(original: Any) -> Any:
+    name = original.__name__
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        claim = _claim_of(self)
+        if claim is None:
+            return original(self, *args, **kwargs)
+        return claim.result(ToolInvocation(self, name, original, args, kwargs))
+
+    return wrapper
+
+
+def _tool_aresult(original: Any) -> Any:
+    name = original.__name__
+
+    @functools.wraps(original)
+    async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        claim = _claim_of(self)
+        if claim is None:
+            return await original(self, *args, **kwargs)
+        return await claim.aresult(ToolInvocation(self, name, original, args, kwargs))
+
+    return wrapper
+
+
 METHODS = {
     "_generate": _result,
     "_agenerate": _aresult,
@@ -246,11 +378,13 @@ METHODS = {
     "compress_documents": _result,
     "acompress_documents": _aresult,
 }
-"""The provider methods, and how each is wrapped."""
+"""The provider methods of models and retrievers, and how each is wrapped."""
+TOOL_METHODS = {"_run": _tool_result, "_arun": _tool_aresult}
+"""Those of tools."""
 
 
 def install(find_scope: FindScope) -> None:
-    """Intercept the provider methods of every class of models and retrievers that there is. Idempotent."""
+    """Intercept the provider methods of every class of models, retrievers and tools that there is. Idempotent."""
     _find_scope[:] = [find_scope]
     interceptors.is_installed = True
     wrap_new_classes()
@@ -267,7 +401,9 @@ def wrap_new_classes() -> bool:
         if cls not in _seen:
             _seen.add(cls)
             new.append(cls)
-    interceptors.install([cls for cls in new if not _is_framework(cls)], METHODS)
+    new = [cls for cls in new if not _is_framework(cls)]
+    interceptors.install([cls for cls in new if not issubclass(cls, BaseTool)], METHODS)
+    interceptors.install([cls for cls in new if issubclass(cls, BaseTool)], TOOL_METHODS)
     return True
 
 

@@ -14,11 +14,14 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.langchain.listening import AgentListener, AnswerListener, ModelCall, current_agent
-from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
-from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall, EarlyStep
+from teola_plugin.adapters.langgraph.agents.arguments import Given
+from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTool, EagerTools
 from teola_plugin.adapters.langgraph.agents.heard_answer import HeardAnswer
-from teola_plugin.adapters.langgraph.agents.tool_places import during, tools_of
+from teola_plugin.adapters.langgraph.agents.tool_places import tools_of
+from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolPrefetch, during
+from teola_plugin.runtime.provider_calls import ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.shims.langchain_interceptors import tool_invocation
 
 MOST = 16
 """Functions of tools that run early at once: not more than a tool node runs side by side on most machines."""
@@ -33,6 +36,7 @@ class AgentCall:
 
     def __init__(self, eager: EagerTools, run: QueryRun) -> None:
         self.eager, self.run = eager, run
+        self._table = ProviderCallTable()
         self._context = copy_context()
         self._loop = _running_loop()
         """Where coroutines of tools run; None where the graph is called without a loop."""
@@ -87,6 +91,7 @@ class AgentCall:
             answers, self._answers, self._by_id = self._answers, [], {}
         for one in answers:
             one.close()
+        self._table.close()
 
     # ------------------------------------------------------------ its tools
 
@@ -99,29 +104,34 @@ class AgentCall:
     def has_loop(self) -> bool:
         return self._loop is not None
 
-    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> bool:
-        """Run a function of the tool of that name early, as its kind asks for; `config`: where the model is called.
+    def prefetch_of(self, eager: EagerTool, method: str, arguments: Given) -> ToolPrefetch | None:
+        """Create the prefetch of a tool call; None if that method of the tool is not intercepted."""
+        invocation = tool_invocation(eager.tool, method, *arguments)
+        return None if invocation is None else ToolPrefetch(invocation, eager.history, self._table)
 
-        False where too many run already.
+    def start(self, prefetch: ToolPrefetch, config: RunnableConfig, *, on_loop: bool) -> bool:
+        """Start the prefetch of a tool call, on the loop or on a thread. Return False if too many are under way.
+
+        `config`: that of the code that calls the model.
         """
         with self._lock:
             if self._running >= MOST:
                 return False
             self._running += 1
-        early.outcome.add_done_callback(self._ended)
-        early.step = EarlyStep(self.run, self.run.step_began("tool", name, early=True))
-        context = early.prepared(self._context, config, self.run, sync=not in_loop)
-        if not in_loop:
-            threading.Thread(target=context.run, args=(early.run,), name="teola-early-tool", daemon=True).start()
+        prefetch.over.add_done_callback(self._ended)
+        context = prefetch.prepare(self._context, config, self.run, on_loop=on_loop)
+        if not on_loop:
+            target = (prefetch.run_on_thread, self.run)
+            threading.Thread(target=context.run, args=target, name="teola-early-tool", daemon=True).start()
             return True
         loop = self._loop
         assert loop is not None
 
         def launch() -> None:
-            task = loop.create_task(early.arun(), context=context)
+            task = loop.create_task(prefetch.run_on_loop(self.run), context=context)
             _tasks.add(task)
             task.add_done_callback(_tasks.discard)
-            early.stop = lambda: _on(loop, task.cancel)
+            prefetch.cancel = lambda: _on(loop, task.cancel)
 
         if _running_loop() is loop:
             launch()

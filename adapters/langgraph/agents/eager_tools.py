@@ -12,10 +12,9 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool
 from teola_plugin.adapters.langchain.read_only import is_read_only
 from teola_plugin.adapters.langgraph.agents import approvals
 from teola_plugin.adapters.langgraph.agents.arguments import takes_its_place
-from teola_plugin.adapters.langgraph.agents.early_calls import aclaiming, claiming
 from teola_plugin.adapters.langgraph.agents.reach import reach
+from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolHistory, is_streamed
 from teola_plugin.adapters.langgraph.agents.tool_work import Planner, ToolWork, work_of
-from teola_plugin.adapters.langgraph.agents.unheard import Found, is_streamed
 from teola_plugin.shims.langchain_agents import (
     ToolNodeParts,
     agent_model,
@@ -42,21 +41,17 @@ class EagerTool:
     """Whether it changes nothing: its author says so, or it was made of a retriever."""
     tells: bool
     """Whether its function calls what listeners hear of."""
-    found: Found = field(default_factory=Found)
+    history: ToolHistory = field(default_factory=ToolHistory)
 
     def may_run_early(self, config: RunnableConfig) -> bool:
         """Whether a call made ahead, where the model is called with this config, can be kept from who listens there."""
-        return self.runs and self.found.may_run_early(config) and not (self.tells and is_streamed(config))
+        return self.runs and self.history.allows_prefetch(config) and not (self.tells and is_streamed(config))
 
-    @property
-    def function(self) -> Callable[..., Any] | None:
-        """For a thread."""
-        return getattr(self.tool, "func", None)
-
-    @property
-    def coroutine(self) -> Callable[..., Any] | None:
-        """For a loop."""
-        return getattr(self.tool, "coroutine", None)
+    def method(self, *, has_loop: bool) -> str | None:
+        """Return the method by which the tool is called early; None where there is no loop for its coroutine."""
+        if has_loop and getattr(self.tool, "coroutine", None) is not None:
+            return "_arun"
+        return None if getattr(self.tool, "func", None) is None else "_run"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,24 +128,6 @@ def _may_run(tool: BaseTool, functions: Iterable[Callable[..., Any]]) -> bool:
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def with_eager_tools(node: Any, eager: EagerTools, around: Around, in_loop: Around) -> Any:
-    """A copy of a `ToolNode` whose tools take what was begun early; anything else as it is.
-
-    `around` and `in_loop` wrap what runs one tool call. Names, schemas and signatures of tools stay what they were.
-    """
-    parts = tool_node_parts(node)
-    if parts is None:
-        return node
-    tools = {name: _claiming(eager.tools[name]) for name in parts.tools if name in eager.tools}
-    return tool_node_with(node, tools, around, in_loop)
-
-
-def _claiming(eager: EagerTool) -> BaseTool:
-    if not eager.runs:
-        return eager.tool
-    function, coroutine = eager.function, eager.coroutine
-    wrapped = {
-        "func": None if function is None else claiming(function),
-        "coroutine": None if coroutine is None else aclaiming(coroutine),
-    }
-    return eager.tool.model_copy(update=wrapped)
+def with_eager_tools(node: Any, around: Around, in_loop: Around) -> Any:
+    """Return a copy of a `ToolNode` in which these wrap what runs one tool call; anything else as it is."""
+    return node if tool_node_parts(node) is None else tool_node_with(node, around, in_loop)

@@ -10,10 +10,10 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.langchain.listening import ModelCall
-from teola_plugin.adapters.langgraph.agents.arguments import given
+from teola_plugin.adapters.langgraph.agents.arguments import Given, given
 from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTool, EagerTools
-from teola_plugin.adapters.langgraph.agents.early_calls import EarlyCall
 from teola_plugin.adapters.langgraph.agents.next_prompt import NextPrompt
+from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolPrefetch
 from teola_plugin.adapters.plain_data import own_copy
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.adapters.tool_calls import Call
@@ -29,7 +29,9 @@ class Agent(Protocol):
     @property
     def has_loop(self) -> bool: ...
 
-    def start(self, early: EarlyCall, name: str, config: RunnableConfig, *, in_loop: bool) -> bool: ...
+    def prefetch_of(self, eager: EagerTool, method: str, arguments: Given) -> ToolPrefetch | None: ...
+
+    def start(self, prefetch: ToolPrefetch, config: RunnableConfig, *, on_loop: bool) -> bool: ...
 
     def keep(self, answer: HeardAnswer, ids: list[str]) -> None: ...
 
@@ -41,13 +43,13 @@ class Begun:
     call: Call
     part: PartRun | None = None
     """Of its engine work."""
-    early: EarlyCall | None = None
-    """Its function, if that runs."""
+    prefetch: ToolPrefetch | None = None
+    """Of its function, if that runs."""
 
-    def end(self) -> None:
+    def end(self, run: QueryRun) -> None:
         """The call has been made in its place, or will not be."""
-        if self.early is not None:
-            self.early.drop()
+        if self.prefetch is not None:
+            self.prefetch.close(run)
         if self.part is not None:
             self.part.close()
 
@@ -75,30 +77,28 @@ class HeardAnswer:
             return
         begun = Begun(call)
         self._begin(eager, begun)
-        if begun.early is not None or begun.part is not None:
+        if begun.prefetch is not None or begun.part is not None:
             self._begun.append(begun)
 
     def _begin(self, eager: EagerTool, begun: Begun) -> None:
         if not self._others and eager.may_run_early(self._config):
-            begun.early = self._started(eager, begun)
-        if begun.early is None and eager.work is not None:
+            begun.prefetch = self._started(eager, begun)
+        if begun.prefetch is None and eager.work is not None:
             with contextlib.suppress(Exception):  # arguments that the tool does not take
                 begun.part = eager.work.begin(self._agent.run, own_copy(begun.call.args))
 
-    def _started(self, eager: EagerTool, begun: Begun) -> EarlyCall | None:
-        """The function, running with what the model wrote; None where it has to wait for its place."""
-        in_loop = self._agent.has_loop and eager.coroutine is not None
-        function = eager.coroutine if in_loop else eager.function
-        if function is None:
+    def _started(self, eager: EagerTool, begun: Begun) -> ToolPrefetch | None:
+        """Prefetch the call with what the model wrote; None where it has to wait for its place."""
+        method = eager.method(has_loop=self._agent.has_loop)
+        if method is None:
             return None
         try:
-            asked = given(eager.tool, own_copy(begun.call.args))
-            if asked is None:
-                return None
-            early = EarlyCall(function, snapshot(asked), eager.found)
+            arguments = given(eager.tool, own_copy(begun.call.args))
+            prefetch = None if arguments is None else self._agent.prefetch_of(eager, method, snapshot(arguments))
         except (NotCopied, TypeError, ValueError):  # arguments that the tool refuses, or that cannot be compared
             return None
-        return early if self._agent.start(early, begun.call.name, self._config, in_loop=in_loop) else None
+        starts = prefetch is not None and self._agent.start(prefetch, self._config, on_loop=method == "_arun")
+        return prefetch if starts else None
 
     # ------------------------------------------------------------ when it is whole
 
@@ -122,13 +122,13 @@ class HeardAnswer:
                 left.remove(found)
                 self._by_id[made["id"]] = found
         for one in left:
-            one.end()
+            one.end(self._agent.run)
         self._begun = list(self._by_id.values())
 
     def _takes_time(self, tool_call: str) -> bool:
         """Whether a call that is yet to be made will take its time there; not where most of it is done."""
         found = self._by_id.get(tool_call)
-        return found is None or (found.early is not None and not found.early.outcome.done())
+        return found is None or (found.prefetch is not None and not found.prefetch.over.done())
 
     def failed(self) -> None:
         self.close()
@@ -136,7 +136,7 @@ class HeardAnswer:
     def close(self) -> None:
         """Nobody will come for what is left."""
         for one in self._begun:
-            one.end()
+            one.end(self._agent.run)
         if self._next is not None:
             self._next.close()
 
@@ -153,7 +153,7 @@ class HeardAnswer:
         """A tool call has been made in its place."""
         found = self._by_id.get(tool_call)
         if found is not None:
-            found.end()
+            found.end(self._agent.run)
         if self._next is not None:
             self._next.result(result)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from typing import Any, Protocol
 from langgraph.errors import GraphBubbleUp
 
 from teola_plugin.adapters.langchain.listening import current_agent
-from teola_plugin.adapters.langgraph.agents.early_calls import claimable
 from teola_plugin.adapters.langgraph.agents.heard_answer import HeardAnswer
+from teola_plugin.adapters.langgraph.agents.tool_prefetch import during
 from teola_plugin.runtime.context import current_place, placed
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.shims.langchain_interceptors import tool_claim
 
 
 class Agent(Protocol):
@@ -63,7 +63,8 @@ def _place(call: Any) -> Iterator[Callable[[Any], None]]:
     answer = agent.answer_of(name) if agent is not None else None
     found = answer.begun(name) if answer is not None else None
     results: list[Any] = []
-    with _step(agent, called), nobody(), during(claimable, found.early if found is not None else None):
+    claim = found.prefetch.claim() if found is not None and found.prefetch is not None else None
+    with _step(agent, called), nobody(), during(tool_claim, claim):
         try:
             yield results.append
         finally:
@@ -99,17 +100,6 @@ def nobody() -> Iterator[None]:
     """What is called in the body belongs to no agent: models are not listened to, tools find nothing."""
     with during(current_agent, None), during(tools_of, None):
         yield
-
-
-@contextmanager
-def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """The variable has this value in the body."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
-            variable.reset(token)
 
 
 def _safely(does: Callable[[], None]) -> None:
