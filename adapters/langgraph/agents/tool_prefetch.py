@@ -190,11 +190,11 @@ class ToolClaim:
     def result(self, invocation: ToolInvocation) -> Any:
         """Return or raise what the tool's function did: in the prefetch, or else in a call that is made here."""
         with during(tool_claim, None):  # calls of the same tool in its own function are no claims
-            outcome: ToolOutcome = next(iter(list(self.scope.items(invocation))))
+            outcomes = list(self.scope.items(invocation))
         if not invocation.is_started:
             self.prefetch.is_claimed = True
             self.prefetch.events.report(var_child_runnable_config.get() or {})
-        return outcome.get()
+        return outcomes[0].get()
 
     async def aresult(self, invocation: ToolInvocation) -> Any:
         """`result` for a method of a loop."""
