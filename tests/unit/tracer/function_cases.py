@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from function_world import World
+from function_resources import Resources
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -37,34 +37,32 @@ STATE: dict[str, Any] = {
 
 
 class Grade(BaseModel):
-    """Whether it is of use."""
+    """The grade of a document."""
 
     grade: str
 
 
 class Plan(BaseModel):
-    """What to look for."""
+    """Queries for a search."""
 
     queries: list[str]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A function and how it is called."""
+    """A function, how it is called, and the requests that are expected of it."""
 
     func: Callable[..., Any]
-    early: int
+    prefetched: int
     """Requests that engines have before it runs."""
-    plain: int
-    """Requests that the plain function makes."""
-    given: Mapping[str, Any] = field(default_factory=lambda: STATE)
+    requests: int
+    """Requests that the original function makes."""
+    inputs: Mapping[str, Any] = field(default_factory=lambda: STATE)
     arguments: bool = False
-    """Whether it is called with arguments, as a tool, rather than with a state."""
-    ends: bool = True
-    """Whether its source is understood to its end."""
+    """True if it is called with arguments, as a tool, rather than with a state."""
     model: type | None = None
-    """What makes an object of the state."""
-    warmed: int = 0
+    """The class of the state, if that is an object."""
+    prefilled: int = 0
     """Prompts whose beginning is prefilled."""
 
 
@@ -72,17 +70,17 @@ def formatted(documents: list[Document]) -> str:
     return "\n\n".join(document.page_content for document in documents)
 
 
-def own(value: Any) -> Any:
-    """User code that nobody can see through."""
-    OWN.append(value)
-    return f"{value}, for the {len(OWN) and 'n'}th time"
+def opaque_code(value: Any) -> Any:
+    """Return a text that the reader of functions cannot know before the call."""
+    OPAQUE_CALLS.append(value)
+    return f"{value}, for the {len(OPAQUE_CALLS) and 'n'}th time"
 
 
-OWN: list[Any] = []
+OPAQUE_CALLS: list[Any] = []
 
 
-def straight(w: World) -> dict[str, Case]:
-    retriever, chain = w.retriever, ANSWER | w.llm | StrOutputParser()
+def straight_line_cases(resources: Resources) -> dict[str, Case]:
+    retriever, chain = resources.retriever, ANSWER | resources.llm | StrOutputParser()
 
     def generate(state: Any) -> Any:
         print("--- generate ---")
@@ -103,11 +101,11 @@ def straight(w: World) -> dict[str, Case]:
         return {"answer": answer, "count": len(documents)}
 
     def helper_formats(state: Any) -> Any:
-        found = retriever.invoke(state["queries"][0])
-        return {"answer": chain.invoke({"context": formatted(found), "question": state["question"]})}
+        documents = retriever.invoke(state["queries"][0])
+        return {"answer": chain.invoke({"context": formatted(documents), "question": state["question"]})}
 
     def reranked(state: Any) -> Any:
-        best = w.reranker.compress_documents(state["documents"], state["question"])
+        best = resources.reranker.compress_documents(state["documents"], state["question"])
         return {"documents": best}
 
     def not_asking(state: Any) -> Any:
@@ -128,12 +126,12 @@ def straight(w: World) -> dict[str, Case]:
     }
 
 
-def prompts(w: World) -> dict[str, Case]:
-    llm = w.llm
+def prompt_cases(resources: Resources) -> dict[str, Case]:
+    llm = resources.llm
 
     def f_string(state: Any) -> Any:
-        said = llm.invoke(f"{RULES}\n\nQuestion: {state['question'].strip()!s}\nTry: {state['tries']:02d}\nAnswer:")
-        return {"messages": [said]}
+        reply = llm.invoke(f"{RULES}\n\nQuestion: {state['question'].strip()!s}\nTry: {state['tries']:02d}\nAnswer:")
+        return {"messages": [reply]}
 
     def concatenated(state: Any) -> Any:
         prompt = RULES + "\nQuestion: " + state["question"] + "\n" + "Answer:"
@@ -147,8 +145,8 @@ def prompts(w: World) -> dict[str, Case]:
         return {"answer": llm.invoke("%s\nQuestion: %s" % (RULES, state["question"])).content}  # noqa: UP031
 
     def messages(state: Any) -> Any:
-        said = llm.invoke([SystemMessage(content=RULES), HumanMessage(content=f"Of {state['question']}: why?")])
-        return {"messages": [said]}
+        reply = llm.invoke([SystemMessage(content=RULES), HumanMessage(content=f"Of {state['question']}: why?")])
+        return {"messages": [reply]}
 
     def history(state: Any) -> Any:
         return {"messages": [llm.invoke([SystemMessage(RULES)] + state["messages"])]}
@@ -186,49 +184,49 @@ def prompts(w: World) -> dict[str, Case]:
         return {"messages": [first, second]}
 
     def streamed(state: Any) -> Any:
-        said = ""
+        text = ""
         for chunk in llm.stream(f"Tell of {state['question']}"):
-            said += chunk.content
-        return {"answer": said}
+            text += chunk.content
+        return {"answer": text}
 
     return {
         name: Case(func, 2 if name == "second_of_two" else 1, 2 if name == "second_of_two" else 1)
         for name, func in locals().items()
-        if name not in ("w", "llm")
+        if name not in ("resources", "llm")
     }
 
 
-def half_known(w: World) -> dict[str, Case]:
+def partly_known_prompt_cases(resources: Resources) -> dict[str, Case]:
     """Lists and texts whose beginnings are known, and whose ends are not."""
-    llm, chain = w.llm, ANSWER | w.llm | StrOutputParser()
+    llm, chain = resources.llm, ANSWER | resources.llm | StrOutputParser()
 
     def found_elsewhere(state: Any) -> Any:
-        more = [Document(own("more"))]
+        more = [Document(opaque_code("more"))]
         context = formatted([*state["documents"], *more])
         return {"answer": chain.invoke({"context": context, "question": state["question"]})}
 
     def lines_then_own(state: Any) -> Any:
-        lines = ["Notes:"] + state["queries"] + [own("more")]
+        lines = ["Notes:"] + state["queries"] + [opaque_code("more")]
         return {"answer": llm.invoke(f"{RULES}\n" + "\n".join(f"- {line}" for line in lines)).content}
 
     def all_in_pieces(state: Any) -> Any:
-        found = w.retriever.invoke(state["question"])
-        nothing = [d for d in state["documents"] if d.page_content == ""]
-        context = "\n".join(d.page_content for d in [*nothing, *state["documents"], *nothing, *found])
+        retrieved = resources.retriever.invoke(state["question"])
+        empty = [d for d in state["documents"] if d.page_content == ""]
+        context = "\n".join(d.page_content for d in [*empty, *state["documents"], *empty, *retrieved])
         words = ", ".join([*(q for q in state["queries"] if q == ""), "first", *state["queries"], *[], "last"])
-        others = "; ".join([*(q for q in state["queries"] if q == ""), state["answer"], *state["queries"]])
-        said = chain.invoke({"context": context, "question": f"{words}? {others}"})
-        return {"answer": said}
+        more_words = "; ".join([*(q for q in state["queries"] if q == ""), state["answer"], *state["queries"]])
+        answer = chain.invoke({"context": context, "question": f"{words}? {more_words}"})
+        return {"answer": answer}
 
     return {
-        "found_elsewhere": Case(found_elsewhere, 0, 1, warmed=1),
-        "lines_then_own": Case(lines_then_own, 0, 1, warmed=1),
+        "found_elsewhere": Case(found_elsewhere, 0, 1, prefilled=1),
+        "lines_then_own": Case(lines_then_own, 0, 1, prefilled=1),
         "all_in_pieces": Case(all_in_pieces, 3, 3),
     }
 
 
-def made_inside(w: World) -> dict[str, Case]:
-    llm = w.llm
+def local_object_cases(resources: Resources) -> dict[str, Case]:
+    llm = resources.llm
 
     def chain_inside(state: Any) -> Any:
         chain = ChatPromptTemplate.from_template(RULES + " {question}") | llm.bind(stop=["#"]) | StrOutputParser()
@@ -253,19 +251,19 @@ def made_inside(w: World) -> dict[str, Case]:
         return {"answer": (prompt | llm | Parser()).invoke({"question": state["question"]})}
 
     def mapping_chain(state: Any) -> Any:
-        chain = {"context": w.retriever | formatted, "question": RunnablePassthrough()} | ANSWER | llm
+        chain = {"context": resources.retriever | formatted, "question": RunnablePassthrough()} | ANSWER | llm
         return {"answer": chain.invoke(state["question"]).content}
 
     def lambdas_inside(state: Any) -> Any:
-        context = w.retriever | (lambda found: "; ".join(d.page_content for d in found))
+        context = resources.retriever | (lambda documents: "; ".join(d.page_content for d in documents))
         chain = RunnablePassthrough.assign(context=itemgetter("question") | context) | ANSWER | llm
         return {"answer": chain.invoke({"question": state["question"]}).content}
 
     def searches_and_vectors(state: Any) -> Any:
-        found = w.store.similarity_search(state["question"], k=3)
-        best = w.reranker.compress_documents(documents=found, query=state["question"])
-        vector = w.store.embeddings.embed_query(state["answer"])
-        vectors = w.store.embeddings.embed_documents(state["queries"])
+        documents = resources.store.similarity_search(state["question"], k=3)
+        best = resources.reranker.compress_documents(documents=documents, query=state["question"])
+        vector = resources.store.embeddings.embed_query(state["answer"])
+        vectors = resources.store.embeddings.embed_documents(state["queries"])
         return {"documents": best, "vectors": [vector, *vectors]}
 
     def formatted_text(state: Any) -> Any:
@@ -274,7 +272,7 @@ def made_inside(w: World) -> dict[str, Case]:
         return {"answer": llm.invoke(text).content, "messages": [llm.invoke(messages)]}
 
     def retriever_inside(state: Any) -> Any:
-        return {"documents": w.store.as_retriever(search_kwargs={"k": 3}).invoke(state["question"])}
+        return {"documents": resources.store.as_retriever(search_kwargs={"k": 3}).invoke(state["question"])}
 
     return {
         "chain_inside": Case(chain_inside, 1, 1),
@@ -289,8 +287,8 @@ def made_inside(w: World) -> dict[str, Case]:
     }
 
 
-def loops(w: World) -> dict[str, Case]:
-    llm, retriever = w.llm, w.retriever
+def loop_cases(resources: Resources) -> dict[str, Case]:
+    llm, retriever = resources.llm, resources.retriever
     grader = GRADE | llm.with_structured_output(Grade)
 
     def grade_documents(state: Any) -> Any:
@@ -313,34 +311,34 @@ def loops(w: World) -> dict[str, Case]:
         return {"documents": filtered_docs, "question": question, "web_search": web_search}
 
     def graded_answer(state: Any) -> Any:
-        kept, refused = [], []
+        relevant, irrelevant = [], []
         for d in state["documents"]:
             grade = grader.invoke({"question": state["question"], "document": d.page_content}).grade
             if grade == "yes" or "oats" in d.page_content:
                 logger.info("of use")
-                kept.append(d)
+                relevant.append(d)
                 if "spring" in d.page_content:
-                    kept.append(d)
+                    relevant.append(d)
             else:
-                refused.append(d.page_content)
+                irrelevant.append(d.page_content)
                 continue
-        context = formatted(kept) + f" ({', '.join(refused)})"
+        context = formatted(relevant) + f" ({', '.join(irrelevant)})"
         return {"answer": (ANSWER | llm).invoke({"context": context, "question": state["question"]}).content}
 
     def short_ones(state: Any) -> Any:
-        found = ["first"]
+        words = ["first"]
         for q in state["queries"]:
             if len(q) < 4:
-                found.append(q)
-        return {"answer": llm.invoke(f"Of {' '.join(found)}").content}
+                words.append(q)
+        return {"answer": llm.invoke(f"Of {' '.join(words)}").content}
 
     def until_two(state: Any) -> Any:
-        kept: list[Any] = []
+        relevant: list[Any] = []
         for d in state["documents"]:
-            said = llm.invoke(f"Is it of use? {d.page_content}").content
-            if said and len(kept) < 2:
-                kept.append(d)
-        return {"answer": llm.invoke(f"{RULES} {formatted(kept)}").content}
+            grade = llm.invoke(f"Is it of use? {d.page_content}").content
+            if grade and len(relevant) < 2:
+                relevant.append(d)
+        return {"answer": llm.invoke(f"{RULES} {formatted(relevant)}").content}
 
     def comprehension(state: Any) -> Any:
         grades = [
@@ -349,31 +347,31 @@ def loops(w: World) -> dict[str, Case]:
         return {"grades": [one.grade for one in grades]}
 
     def chosen_items(state: Any) -> Any:
-        said = [llm.invoke(f"Of {q}, in {len(state['queries'])}") for q in state["queries"] if q != "ivy"]
-        return {"messages": said}
+        replies = [llm.invoke(f"Of {q}, in {len(state['queries'])}") for q in state["queries"] if q != "ivy"]
+        return {"messages": replies}
 
     def appended(state: Any) -> Any:
         parts = []
         for i, q in enumerate(state["queries"]):
-            said = llm.invoke(f"{i}. What of {q}?")
-            parts.append(said.content)
+            reply = llm.invoke(f"{i}. What of {q}?")
+            parts.append(reply.content)
         return {"answer": llm.invoke("Sum up:\n" + "\n".join(parts)).content}
 
     def two_lists(state: Any) -> Any:
-        found, said = [], []
+        document_lists, replies = [], []
         for q in state["queries"]:
             documents = retriever.invoke(q)
-            found.append(documents)
-            said.append(llm.invoke(f"{q}: {formatted(documents)}").content)
-        return {"documents": found, "answer": llm.invoke("; ".join(said)).content}
+            document_lists.append(documents)
+            replies.append(llm.invoke(f"{q}: {formatted(documents)}").content)
+        return {"documents": document_lists, "answer": llm.invoke("; ".join(replies)).content}
 
     def batched(state: Any) -> Any:
-        made = grader.batch([{"question": state["question"], "document": d.page_content} for d in state["documents"]])
-        return {"grades": made}
+        grades = grader.batch([{"question": state["question"], "document": d.page_content} for d in state["documents"]])
+        return {"grades": grades}
 
     async def gathered(state: Any) -> Any:
-        made = await asyncio.gather(*[llm.ainvoke(f"What of {q}?") for q in state["queries"]])
-        return {"answer": (await llm.ainvoke("Sum up: " + " ".join(m.content for m in made))).content}
+        replies = await asyncio.gather(*[llm.ainvoke(f"What of {q}?") for q in state["queries"]])
+        return {"answer": (await llm.ainvoke("Sum up: " + " ".join(m.content for m in replies))).content}
 
     async def tasks(state: Any) -> Any:
         one = asyncio.create_task(llm.ainvoke(f"First: {state['question']}"))
@@ -392,8 +390,8 @@ def loops(w: World) -> dict[str, Case]:
 
     def written_queries(state: Any) -> Any:
         plan = llm.with_structured_output(Plan).invoke(f"Write queries for {state['question']}")
-        found = [document for query in plan.queries for document in retriever.invoke(query)]
-        return {"documents": found}
+        documents = [document for query in plan.queries for document in retriever.invoke(query)]
+        return {"documents": documents}
 
     def carried(state: Any) -> Any:
         answer = ""
@@ -413,10 +411,10 @@ def loops(w: World) -> dict[str, Case]:
             for letter in q:
                 words.append(letter.upper())
             pairs.append(" ".join(words))
-        said = ""
+        text = ""
         for q in state["queries"]:
-            said += llm.invoke(f"{context} {', '.join(sources)} {q} {pairs[0]}").content
-        return {"answer": llm.invoke(f"Sum up: {said}").content}
+            text += llm.invoke(f"{context} {', '.join(sources)} {q} {pairs[0]}").content
+        return {"answer": llm.invoke(f"Sum up: {text}").content}
 
     def retried(state: Any) -> Any:
         answer = ""
@@ -450,7 +448,7 @@ def loops(w: World) -> dict[str, Case]:
         "grade_documents": Case(grade_documents, 3, 3),
         "graded_answer": Case(graded_answer, 4, 4),
         "short_ones": Case(short_ones, 1, 1),
-        "until_two": Case(until_two, 3, 4, warmed=1),
+        "until_two": Case(until_two, 3, 4, prefilled=1),
         "built_up": Case(built_up, 4, 4),
         "retried": Case(retried, 1, 1),
         "until_good": Case(until_good, 1, 1),
@@ -470,8 +468,8 @@ def loops(w: World) -> dict[str, Case]:
     }
 
 
-def conditions(w: World) -> dict[str, Case]:
-    llm, retriever = w.llm, w.retriever
+def condition_cases(resources: Resources) -> dict[str, Case]:
+    llm, retriever = resources.llm, resources.retriever
     grader = GRADE | llm.with_structured_output(Grade)
 
     def decided_at_once(state: Any) -> Any:
@@ -496,10 +494,10 @@ def conditions(w: World) -> dict[str, Case]:
 
     def texts_of_either(state: Any) -> Any:
         if state["documents"]:
-            context, found = formatted(state["documents"]), True
+            context, has_notes = formatted(state["documents"]), True
         else:
-            context, found = "There are no notes.", False
-        return {"answer": llm.invoke(f"{RULES} {context}").content, "found": found}
+            context, has_notes = "There are no notes.", False
+        return {"answer": llm.invoke(f"{RULES} {context}").content, "found": has_notes}
 
     def graded_route(state: Any) -> str:
         """Self-RAG's second router: the second grade is begun before the first is there."""
@@ -520,21 +518,21 @@ def conditions(w: World) -> dict[str, Case]:
         return {"messages": [llm.invoke([SystemMessage(RULES), *messages])]}
 
     def each_or_not(state: Any) -> Any:
-        found = []
+        replies = []
         for q in state["queries"]:
             if q == "ivy":
                 continue
-            found.append(llm.invoke(f"What of {q}?").content)
-        return {"answer": found}
+            replies.append(llm.invoke(f"What of {q}?").content)
+        return {"answer": replies}
 
-    def refused_each(state: Any) -> Any:
-        said = []
+    def checked_each(state: Any) -> Any:
+        replies = []
         for q in state["queries"]:
             check = llm.invoke(f"Is this allowed? {q}").content
             if check != "no":
                 check = llm.invoke(f"{RULES} {q}").content
-            said.append(check)
-        return {"answer": said}
+            replies.append(check)
+        return {"answer": replies}
 
     def raises_first(state: Any) -> Any:
         if not state["question"]:
@@ -555,7 +553,7 @@ def conditions(w: World) -> dict[str, Case]:
             answer = llm.invoke(f"With care: {kind}")
         return {"answer": answer.content}
 
-    def refused(state: Any) -> Any:
+    def checked_answer(state: Any) -> Any:
         """The answer is begun beside the check, which rarely refuses."""
         check = llm.invoke(f"Is this allowed? {state['question']}").content
         if check == "no":
@@ -570,15 +568,15 @@ def conditions(w: World) -> dict[str, Case]:
         "graded_route": Case(graded_route, 2, 2),
         "last_has_calls": Case(last_has_calls, 1, 1),
         "each_or_not": Case(each_or_not, 2, 2),
-        "refused_each": Case(refused_each, 6, 6),
+        "checked_each": Case(checked_each, 6, 6),
         "raises_first": Case(raises_first, 1, 1),
         "late_and_both": Case(late_and_both, 2, 2),
-        "refused": Case(refused, 2, 2),
+        "checked_answer": Case(checked_answer, 2, 2),
     }
 
 
 class Notes(BaseModel):
-    """A state."""
+    """A state that is a pydantic model."""
 
     question: str
     documents: list[Any] = []
@@ -586,24 +584,24 @@ class Notes(BaseModel):
 
 
 @dataclass
-class Asked:
-    """Another."""
+class QuestionState:
+    """A state that is a dataclass."""
 
     question: str
     tries: int = 0
 
 
 class Agent:
-    """With a model of its own."""
+    """An object whose methods are nodes, and which has a model of its own."""
 
-    def __init__(self, w: World) -> None:
-        self.llm = w.llm
+    def __init__(self, resources: Resources) -> None:
+        self.llm = resources.llm
         self.rules = RULES
-        self._retriever = w.retriever
+        self._retriever = resources.retriever
 
     @property
     def hidden(self) -> str:
-        OWN.append("property")
+        OPAQUE_CALLS.append("property")
         return "never read"
 
     def answer(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -611,8 +609,8 @@ class Agent:
         return {"answer": self.llm.invoke(f"{self.rules}\n{formatted(documents)}").content}
 
     async def aanswer(self, state: dict[str, Any], config: Any = None) -> dict[str, Any]:
-        said = await self.llm.ainvoke(f"{self.rules}\n{state['question']}", config)
-        return {"answer": said.content}
+        reply = await self.llm.ainvoke(f"{self.rules}\n{state['question']}", config)
+        return {"answer": reply.content}
 
     def reads_a_property(self, state: dict[str, Any]) -> dict[str, Any]:
         return {"answer": self.llm.invoke(f"{RULES}: {self.hidden}").content}
@@ -641,15 +639,15 @@ def counted(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def objects(w: World) -> dict[str, Case]:
-    llm, agent = w.llm, Agent(w)
+def object_cases(resources: Resources) -> dict[str, Case]:
+    llm, agent = resources.llm, Agent(resources)
     limits = {"k": 2}
 
     def pydantic_state(state: Notes) -> Any:
         context = formatted(state.documents)
         return {"answer": (ANSWER | llm).invoke({"context": context, "question": state.question}).content}
 
-    def dataclass_state(state: Asked) -> dict[str, Any]:
+    def dataclass_state(state: QuestionState) -> dict[str, Any]:
         return {"answer": llm.invoke(f"{state.tries}: {state.question}").content}
 
     def configured(state: Any, model: Any, rules: str = RULES, *, k: int = limits["k"]) -> Any:
@@ -665,28 +663,39 @@ def objects(w: World) -> dict[str, Case]:
 
     def calls_own_code(state: Any) -> Any:
         first = llm.invoke(f"{RULES} First: {state['question']}").content
-        second = llm.invoke(f"{RULES * 4} Second: {own(first)}").content
-        return {"answer": second, "documents": w.retriever.invoke(state["question"])}
+        second = llm.invoke(f"{RULES * 4} Second: {opaque_code(first)}").content
+        return {"answer": second, "documents": resources.retriever.invoke(state["question"])}
 
     def sets_a_key(state: Any) -> Any:
-        made = {"answer": "", **limits}
-        made["answer"] = llm.invoke(state["question"]).content
-        return made
+        update = {"answer": "", **limits}
+        update["answer"] = llm.invoke(state["question"]).content
+        return update
 
     return {
         "pydantic_state": Case(pydantic_state, 1, 1, {"question": "oats?", "documents": NOTES}, model=Notes),
-        "dataclass_state": Case(dataclass_state, 1, 1, {"question": "oats?", "tries": 2}, model=Asked),
+        "dataclass_state": Case(dataclass_state, 1, 1, {"question": "oats?", "tries": 2}, model=QuestionState),
         "method": Case(agent.answer, 3, 3),
         "async_method": Case(agent.aanswer, 1, 1),
-        "property_of_self": Case(agent.reads_a_property, 0, 1, warmed=1),
+        "property_of_self": Case(agent.reads_a_property, 0, 1, prefilled=1),
         "partial": Case(functools.partial(configured, model=llm), 1, 1),
         "lambda": Case(lambda state: {"answer": llm.invoke(state["question"]).content}, 1, 1),
         "decorated": Case(decorated, 1, 1),
         "decorated_anyhow": Case(decorated_anyhow, 0, 1),
-        "calls_own_code": Case(calls_own_code, 3, 4, warmed=1),
+        "calls_own_code": Case(calls_own_code, 3, 4, prefilled=1),
         "sets_a_key": Case(sets_a_key, 1, 1),
     }
 
 
-def every(w: World) -> dict[str, Case]:
-    return straight(w) | prompts(w) | half_known(w) | made_inside(w) | loops(w) | conditions(w) | objects(w)
+def all_cases(resources: Resources) -> dict[str, Case]:
+    return {name: case for make_cases in _GROUPS for name, case in make_cases(resources).items()}
+
+
+_GROUPS = (
+    straight_line_cases,
+    prompt_cases,
+    partly_known_prompt_cases,
+    local_object_cases,
+    loop_cases,
+    condition_cases,
+    object_cases,
+)

@@ -1,4 +1,4 @@
-"""What a walk of a function's source never does: run user code, raise, take long, believe a source that is another."""
+"""The reader of functions never runs user code, raises, takes long, or reads a source that is not that of the code."""
 
 from __future__ import annotations
 
@@ -32,63 +32,63 @@ PROMPT = ChatPromptTemplate.from_template("Answer {question} with {context}")
 STATE = {"state": Ref(INPUT)}
 
 
-def walked(func: object, draft: Draft | None = None) -> FunctionSummary:
+def summarized(func: object, draft: Draft | None = None) -> FunctionSummary:
     return summarize_function(func, STATE, Draft() if draft is None else draft)
 
 
 def roles(func: object) -> collections.Counter[str]:
     draft = Draft()
-    walked(func, draft)
+    summarized(func, draft)
     return collections.Counter(c.role.name for c in draft.components.values())
 
 
 # ------------------------------------------------------------ no user code runs
 
 
-RAN: list[str] = []
+TRIPS: list[str] = []
 
 
-class Trip(Exception):
-    """User code ran."""
+class UserCodeRan(Exception):
+    """Signals that user code ran."""
 
-    def __init__(self, what: str) -> None:
-        RAN.append(what)
+    def __init__(self, action: str) -> None:
+        TRIPS.append(action)
 
 
 class Meta(type):
     def __getattr__(cls, name: str) -> Any:
-        raise Trip(name)
+        raise UserCodeRan(name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise Trip("made")
+        raise UserCodeRan("made")
 
     def __instancecheck__(cls, one: object) -> bool:
-        raise Trip("isinstance")
+        raise UserCodeRan("isinstance")
 
     def __or__(cls, other: Any) -> Any:
-        raise Trip("|")
+        raise UserCodeRan("|")
 
 
-class Wire(metaclass=Meta):
-    """Whatever is done with it is noticed."""
+class Tripwire(metaclass=Meta):
+    """An object that notices whatever is done with it."""
 
     plain = "a class attribute"
 
     def __getattribute__(self, name: str) -> Any:
-        raise Trip(name)
+        raise UserCodeRan(name)
 
     def __getattr__(self, name: str) -> Any:
-        raise Trip(name)
+        raise UserCodeRan(name)
 
     @property
     def prop(self) -> Any:
-        raise Trip("property")
+        raise UserCodeRan("property")
 
     def method(self, *args: Any) -> Any:
-        raise Trip("method")
+        raise UserCodeRan("method")
 
     def _trip(self, *args: Any) -> Any:
-        raise Trip("operator")
+        raise UserCodeRan("operator")
 
     __eq__ = __ne__ = __lt__ = __add__ = __radd__ = __or__ = __ror__ = __bool__ = __len__ = __iter__ = _trip  # type: ignore[assignment]
     __getitem__ = __contains__ = __str__ = __repr__ = __format__ = __call__ = __hash__ = __enter__ = __exit__ = _trip  # type: ignore[assignment]
@@ -97,44 +97,54 @@ class Wire(metaclass=Meta):
 
 class Descriptor:
     def __get__(self, one: Any, kind: Any = None) -> Any:
-        raise Trip("descriptor")
+        raise UserCodeRan("descriptor")
 
     def __set__(self, one: Any, value: Any) -> None:
-        raise Trip("descriptor")
+        raise UserCodeRan("descriptor")
 
 
 class Owner:
-    held = Descriptor()
+    descriptor = Descriptor()
 
     def __init__(self) -> None:
-        self.wire = WIRE
+        self.wire = TRIPWIRE
         self.llm = LLM
 
 
-WIRE = object.__new__(Wire)
+TRIPWIRE = object.__new__(Tripwire)
 OWNER = Owner()
 
 
 def touches(state: Any) -> Any:
-    a = f"{WIRE} {WIRE.prop!r:>5} {OWNER.held} {WIRE.plain}"
-    b = [WIRE + 1, WIRE | PROMPT, PROMPT | WIRE, 1 in WIRE, WIRE == 1, not WIRE, WIRE and 1, WIRE[0], -len(WIRE)]
-    c = [x for x in WIRE if x.ok] + [WIRE.method(x) for x in state["items"]]
-    d, *e = WIRE
-    f = Wire(1) if isinstance(state, Wire) else Wire.anything
-    g = {**WIRE, "k": WIRE, WIRE: 1}
-    WIRE.attribute = WIRE.method
-    WIRE["key"] = 1
-    h = sorted([3, 1], key=WIRE.method) or max(state["items"], key=WIRE)
-    i = PROMPT.invoke({"question": WIRE, "context": OWNER.wire})
-    j = LLM.invoke([HumanMessage(content=WIRE), WIRE, ("system", WIRE)], config=WIRE)
-    k = LLM.bind(stop=WIRE).with_config(WIRE).invoke(WIRE)
-    m = RETRIEVER.map().batch(WIRE, **WIRE)
-    n = f"{WIRE}{WIRE}" + "%s" % WIRE + ", ".join(WIRE) + ", ".join([WIRE])  # noqa: UP031
-    if WIRE or OWNER.wire is None:
+    a = f"{TRIPWIRE} {TRIPWIRE.prop!r:>5} {OWNER.descriptor} {TRIPWIRE.plain}"
+    b = [
+        TRIPWIRE + 1,
+        TRIPWIRE | PROMPT,
+        PROMPT | TRIPWIRE,
+        1 in TRIPWIRE,
+        TRIPWIRE == 1,
+        not TRIPWIRE,
+        TRIPWIRE and 1,
+        TRIPWIRE[0],
+        -len(TRIPWIRE),
+    ]
+    c = [x for x in TRIPWIRE if x.ok] + [TRIPWIRE.method(x) for x in state["items"]]
+    d, *e = TRIPWIRE
+    f = Tripwire(1) if isinstance(state, Tripwire) else Tripwire.anything
+    g = {**TRIPWIRE, "k": TRIPWIRE, TRIPWIRE: 1}
+    TRIPWIRE.attribute = TRIPWIRE.method
+    TRIPWIRE["key"] = 1
+    h = sorted([3, 1], key=TRIPWIRE.method) or max(state["items"], key=TRIPWIRE)
+    i = PROMPT.invoke({"question": TRIPWIRE, "context": OWNER.wire})
+    j = LLM.invoke([HumanMessage(content=TRIPWIRE), TRIPWIRE, ("system", TRIPWIRE)], config=TRIPWIRE)
+    k = LLM.bind(stop=TRIPWIRE).with_config(TRIPWIRE).invoke(TRIPWIRE)
+    m = RETRIEVER.map().batch(TRIPWIRE, **TRIPWIRE)
+    n = f"{TRIPWIRE}{TRIPWIRE}" + "%s" % TRIPWIRE + ", ".join(TRIPWIRE) + ", ".join([TRIPWIRE])  # noqa: UP031
+    if TRIPWIRE or OWNER.wire is None:
         o = OWNER.llm.invoke("after")
-    for p in WIRE:
-        print(p, WIRE)
-    with WIRE as q:
+    for p in TRIPWIRE:
+        print(p, TRIPWIRE)
+    with TRIPWIRE as q:
         return a, b, c, d, e, f, g, h, i, j, k, m, n, o, q
     return LLM.invoke("never")
 
@@ -142,47 +152,49 @@ def touches(state: Any) -> Any:
 def test_no_user_code_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "teola_plugin")
     draft = Draft()
-    RAN.clear()
-    made = summarize_function(touches, STATE, draft)
-    assert RAN == [] and caplog.records == []
-    assert not made.reached_end and made.runs_user_code
-    assert summarize_function(WIRE, STATE, draft) == summarize_function(Wire, STATE, draft) == FunctionSummary()
-    assert RAN == []
+    TRIPS.clear()
+    summary = summarize_function(touches, STATE, draft)
+    assert TRIPS == [] and caplog.records == []
+    assert not summary.reached_end and summary.runs_user_code
+    assert summarize_function(TRIPWIRE, STATE, draft) == summarize_function(Tripwire, STATE, draft) == FunctionSummary()
+    assert TRIPS == []
 
 
-def test_a_walk_that_breaks_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """That would be a fault of ours, and nothing of the function would begin early, call after call."""
+def test_an_error_of_the_reader_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of ours is logged: nothing of the function is prefetched, call after call."""
 
     def breaks(*_: Any) -> None:
-        raise ArithmeticError("in the walk")
+        raise ArithmeticError("in the reader")
 
     monkeypatch.setattr(trace_of_functions, "_warned", Once())
     monkeypatch.setattr(FunctionInterpreter, "run_function", breaks)
     for _ in range(3):
         assert not summarize_function(touches, STATE, Draft()).reached_end
-    [said] = caplog.records
-    assert said.levelname == "WARNING" and "touches" in said.getMessage() and "report it" in said.getMessage()
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and "touches" in record.getMessage() and "report it" in record.getMessage()
 
 
-class Loud:
-    """Says what is done with it."""
+class Recorder:
+    """A callable object that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.calls: list[str] = []
         self.llm = LLM
 
     def __call__(self, state: Any) -> Any:
-        self.heard.append("called")
+        self.calls.append("called")
         self.note()
         return {"answer": self.llm.invoke(state["question"])}
 
     def note(self) -> None:
-        self.heard.append("noted")
+        self.calls.append("noted")
 
 
-def test_what_is_walked_does_not_happen() -> None:
-    loud = Loud()
-    assert walked(loud).uses_engines and loud.heard == []
+def test_a_function_that_is_read_is_not_called() -> None:
+    recorder = Recorder()
+    assert summarized(recorder).uses_engines and recorder.calls == []
 
 
 # ------------------------------------------------------------ sources
@@ -200,28 +212,42 @@ def anything(*args: Any, **kwargs: Any) -> Any:
     return LLM.invoke(args[0])
 
 
-TWO = (lambda state: LLM.invoke(state["a"]), lambda state: LLM.invoke(state["b"]))
-MADE: dict[str, Any] = {"LLM": LLM}
-exec("def executed(state):\n    return LLM.invoke(state['question'])", MADE)
+TWO_LAMBDAS = (lambda state: LLM.invoke(state["a"]), lambda state: LLM.invoke(state["b"]))
+EXEC_GLOBALS: dict[str, Any] = {"LLM": LLM}
+exec("def executed(state):\n    return LLM.invoke(state['question'])", EXEC_GLOBALS)
 
 
 @pytest.mark.parametrize(
     "func",
-    [generator, agenerator, anything, TWO[0], TWO[1], MADE["executed"], len, dict, Owner, None, 3, "text", LLM],
+    [
+        generator,
+        agenerator,
+        anything,
+        TWO_LAMBDAS[0],
+        TWO_LAMBDAS[1],
+        EXEC_GLOBALS["executed"],
+        len,
+        dict,
+        Owner,
+        None,
+        3,
+        "text",
+        LLM,
+    ],
     ids=lambda func: getattr(type(func), "__name__", "?"),
 )
-def test_what_has_no_source_that_is_understood_is_left_alone(func: object) -> None:
-    assert walked(func) == FunctionSummary()
+def test_callables_without_source_that_is_understood_are_left_alone(func: object) -> None:
+    assert summarized(func) == FunctionSummary()
     assert trace_function(func, ["state"]).template.components == ()
 
 
 def module(folder: Path, text: str) -> ModuleType:
     path = folder / "nodes_of_a_user.py"
     path.write_text(text)
-    made = ModuleType("nodes_of_a_user")
-    made.__dict__["LLM"] = LLM
-    exec(compile(text, str(path), "exec"), made.__dict__)
-    return made
+    result = ModuleType("nodes_of_a_user")
+    result.__dict__["LLM"] = LLM
+    exec(compile(text, str(path), "exec"), result.__dict__)
+    return result
 
 
 NODE = """
@@ -243,21 +269,21 @@ def node(state):
         ("", False),
     ],
 )
-def test_a_source_that_is_another_is_not_believed(tmp_path: Path, after: str, asks: bool) -> None:
+def test_a_source_that_differs_from_the_code_is_not_used(tmp_path: Path, after: str, asks: bool) -> None:
     source_of.cache_clear()
-    made = module(tmp_path, NODE)
+    nodes = module(tmp_path, NODE)
     (tmp_path / "nodes_of_a_user.py").write_text(after)
     linecache.checkcache()
-    assert walked(made.node).uses_engines == asks
+    assert summarized(nodes.node).uses_engines == asks
 
 
 def test_a_source_is_read_once(tmp_path: Path) -> None:
     source_of.cache_clear()
-    made = module(tmp_path, NODE)
-    assert walked(made.node).uses_engines
+    nodes = module(tmp_path, NODE)
+    assert summarized(nodes.node).uses_engines
     (tmp_path / "nodes_of_a_user.py").unlink()
     linecache.checkcache()
-    assert walked(made.node).uses_engines
+    assert summarized(nodes.node).uses_engines
 
 
 # ------------------------------------------------------------ no end
@@ -295,7 +321,7 @@ def doubling(state: Any) -> Any:
 
 
 def forked(state: Any) -> Any:
-    """Sixteen conditions that are not known, each with a model on either way."""
+    """Eight conditions that are not known, each with a model in a branch."""
     if state["a"]:
         LLM.invoke("a")
     if state["b"]:
@@ -316,11 +342,11 @@ def forked(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("func", [recursive, mutual, endless, nested, doubling, forked])
-def test_the_walk_ends_soon(func: Callable[..., Any]) -> None:
-    walked(func)  # its file is read
-    began = time.thread_time()  # of this thread alone, whatever else runs here
-    walked(func)
-    assert time.thread_time() - began < 0.5
+def test_reading_ends_soon(func: Callable[..., Any]) -> None:
+    summarized(func)  # its file is read
+    start = time.thread_time()  # of this thread alone, whatever else runs here
+    summarized(func)
+    assert time.thread_time() - start < 0.5
 
 
 @pytest.mark.parametrize(
@@ -335,11 +361,11 @@ def test_the_walk_ends_soon(func: Callable[..., Any]) -> None:
     ids=["long sum", "parentheses", "attributes", "many lines", "many calls"],
 )
 def test_long_functions(tmp_path: Path, text: str) -> None:
-    made = module(tmp_path, f"def node(state):\n    {text}\n")
-    walked(made.node)
-    began = time.thread_time()
-    walked(made.node)
-    assert time.thread_time() - began < 1.0
+    nodes = module(tmp_path, f"def node(state):\n    {text}\n")
+    summarized(nodes.node)
+    start = time.thread_time()
+    summarized(nodes.node)
+    assert time.thread_time() - start < 1.0
 
 
 def test_functions_of_the_standard_library_and_frameworks_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -371,8 +397,8 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 def unknown_in_between(state: Any) -> Any:
     LLM.invoke("first")
     Path(state["path"]).touch()
-    found = RETRIEVER.invoke(state["question"])
-    return {"documents": found}
+    documents = RETRIEVER.invoke(state["question"])
+    return {"documents": documents}
 
 
 def harmless_in_between(state: Any) -> Any:
@@ -381,19 +407,19 @@ def harmless_in_between(state: Any) -> Any:
     return {"documents": RETRIEVER.invoke(state["question"])}
 
 
-def test_unknown_code_stands_in_the_order() -> None:
+def test_user_code_is_a_component_in_the_order_of_the_others() -> None:
     draft = Draft()
-    made = walked(unknown_in_between, draft)
+    summary = summarized(unknown_in_between, draft)
     (code,) = [c.name for c in draft.components.values() if c.role is Role.OPAQUE]
-    first, found = (next(n for n in draft.components if word in n) for word in ("model.message", "retrieve"))
-    assert {(first, code), (code, found)} <= set(draft.order)
-    assert made.reached_end and made.runs_user_code
-    assert not walked(harmless_in_between).runs_user_code and "OPAQUE" not in roles(harmless_in_between)
+    first, search = (next(n for n in draft.components if word in n) for word in ("model.message", "retrieve"))
+    assert {(first, code), (code, search)} <= set(draft.order)
+    assert summary.reached_end and summary.runs_user_code
+    assert not summarized(harmless_in_between).runs_user_code and "OPAQUE" not in roles(harmless_in_between)
 
 
 def test_print_is_harmless_after_ray_has_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "print", pytest.importorskip("ray.experimental.tqdm_ray").safe_print)
-    assert not walked(harmless_in_between).runs_user_code
+    assert not summarized(harmless_in_between).runs_user_code
 
 
 def test_print_that_the_app_has_replaced_is_user_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +427,7 @@ def test_print_that_the_app_has_replaced_is_user_code(monkeypatch: pytest.Monkey
         Path(str(values[0])).touch()
 
     monkeypatch.setattr(builtins, "print", print_and_write)
-    assert walked(harmless_in_between).runs_user_code
+    assert summarized(harmless_in_between).runs_user_code
 
 
 @tool

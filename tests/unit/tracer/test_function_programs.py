@@ -1,4 +1,4 @@
-"""Functions that nobody wrote: what is asked for them early is what they ask for, and none of it is in vain."""
+"""Functions of random statements: what is prefetched for them is what they ask for, and none of it is wasted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from function_cases import ANSWER, GRADE, RULES, STATE, Grade, Plan, formatted
 from function_programs import Program
-from function_world import World, alike, beside, called, world
+from function_resources import Resources, call, call_prefetched, comparable, make_resources
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 
@@ -19,20 +19,20 @@ SEEDS = range(40)
 
 
 @pytest.fixture(scope="module")
-def farm() -> Iterator[World]:
-    made = world()
-    yield made
-    made.pool.close()
+def resources() -> Iterator[Resources]:
+    resources = make_resources()
+    yield resources
+    resources.pool.close()
 
 
-def compiled(farm: World, source: str, name: str) -> Callable[..., Any]:
+def compiled(resources: Resources, source: str, name: str) -> Callable[..., Any]:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     names: dict[str, Any] = {
-        "llm": farm.llm,
-        "retriever": farm.retriever,
-        "chain": ANSWER | farm.llm | StrOutputParser(),
-        "grader": GRADE | farm.llm.with_structured_output(Grade),
-        "planner": farm.llm.with_structured_output(Plan),
+        "llm": resources.llm,
+        "retriever": resources.retriever,
+        "chain": ANSWER | resources.llm | StrOutputParser(),
+        "grader": GRADE | resources.llm.with_structured_output(Grade),
+        "planner": resources.llm.with_structured_output(Plan),
         "formatted": formatted,
         "RULES": RULES,
         "SystemMessage": SystemMessage,
@@ -43,26 +43,29 @@ def compiled(farm: World, source: str, name: str) -> Callable[..., Any]:
     return node
 
 
+COUNTS: list[tuple[int, int]] = []
+"""For each program: its requests that were prefetched, and all its requests."""
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_asked_early_is_what_is_asked(farm: World, seed: int) -> None:
+def test_prefetched_requests_are_those_of_the_original(resources: Resources, seed: int) -> None:
     source = Program(seed).source()
-    node = compiled(farm, source, f"<program {seed}>")
-    farm.asked()
-    plain = called(node, STATE)
-    asked = farm.asked()
+    node = compiled(resources, source, f"<program {seed}>")
+    resources.take_requests()
+    original = call(node, STATE)
+    requests = resources.take_requests()
+    count = sum(requests.values())
     traced = trace_node(node, "state", "node")
-    most = sum(asked.values())
-    made = beside(farm, traced, lambda: called(node, STATE), STATE, most, speculate="off", patience=0.2)
-    assert alike(made.value) == alike(plain), source
-    assert made.asked - asked == {} and made.wasted == 0, source  # equal searches are made once
-    EARLY.append((made.early, most))
+    result = call_prefetched(
+        resources, traced, lambda: call(node, STATE), STATE, count, speculate="off", patience_s=0.2
+    )
+    assert comparable(result.value) == comparable(original), source
+    assert result.requests - requests == {} and result.wasted == 0, source  # equal searches are made once
+    COUNTS.append((result.prefetched, count))
 
 
-EARLY: list[tuple[int, int]] = []
-
-
-def test_most_of_it_is_asked_early() -> None:
-    if len(EARLY) < len(SEEDS):
+def test_most_requests_are_prefetched() -> None:
+    if len(COUNTS) < len(SEEDS):
         pytest.skip("not all programs ran")
-    early, all_of_it = map(sum, zip(*EARLY, strict=True))
-    assert early >= 0.8 * all_of_it
+    prefetched, all_requests = map(sum, zip(*COUNTS, strict=True))
+    assert prefetched >= 0.8 * all_requests

@@ -1,4 +1,4 @@
-"""Functions' sources -> templates (golden files); run early, they ask for what the plain function asks for."""
+"""Templates of functions (golden files). Their plans make the requests that the original functions make."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from function_cases import Case, every
-from function_world import World, alike, beside, called, world
+from function_cases import Case, all_cases
+from function_resources import Resources, call, call_prefetched, comparable, make_resources
 
 from teola_plugin.graph import build_pgraph
 from teola_plugin.graph.text import format_graph
@@ -18,31 +18,31 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "tracer" / "functions"
 
 
 def _names() -> list[str]:
-    made = world()
+    resources = make_resources()
     try:
-        return list(every(made))
+        return list(all_cases(resources))
     finally:
-        made.pool.close()
+        resources.pool.close()
 
 
 NAMES = _names()
 
 
 @pytest.fixture(scope="module")
-def farm() -> Iterator[World]:
-    made = world()
-    yield made
-    made.pool.close()
+def resources() -> Iterator[Resources]:
+    resources = make_resources()
+    yield resources
+    resources.pool.close()
 
 
 def traced(case: Case, name: str) -> TraceResult:
-    return trace_function(case.func, case.given, name) if case.arguments else trace_node(case.func, "state", name)
+    return trace_function(case.func, case.inputs, name) if case.arguments else trace_node(case.func, "state", name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_template(farm: World, name: str, request: pytest.FixtureRequest) -> None:
-    made = traced(every(farm)[name], name)
-    text = f"{format_graph(build_pgraph(made.template), depths=False)}\n"
+def test_template(resources: Resources, name: str, request: pytest.FixtureRequest) -> None:
+    result = traced(all_cases(resources)[name], name)
+    text = f"{format_graph(build_pgraph(result.template), depths=False)}\n"
     path = GOLDEN / f"{name}.txt"
     if request.config.getoption("--update-golden", default=False):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,16 +51,20 @@ def test_template(farm: World, name: str, request: pytest.FixtureRequest) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_asked_early_is_claimed(farm: World, name: str) -> None:
-    case = every(farm)[name]
-    given = case.given if case.model is None else case.model(**case.given)
-    farm.asked()
-    plain = called(case.func, given, spread=case.arguments)
-    asked = farm.asked()
-    assert sum(asked.values()) == case.plain
-    made = beside(
-        farm, traced(case, name), lambda: called(case.func, given, spread=case.arguments), case.given, case.early
+def test_prefetched_requests_are_claimed(resources: Resources, name: str) -> None:
+    case = all_cases(resources)[name]
+    inputs = case.inputs if case.model is None else case.model(**case.inputs)
+    resources.take_requests()
+    original = call(case.func, inputs, as_keywords=case.arguments)
+    requests = resources.take_requests()
+    assert sum(requests.values()) == case.requests
+    result = call_prefetched(
+        resources,
+        traced(case, name),
+        lambda: call(case.func, inputs, as_keywords=case.arguments),
+        case.inputs,
+        case.prefetched,
     )
-    assert alike(made.value) == alike(plain)
-    assert (made.early, made.wasted) == (case.early, 0)
-    assert made.asked == asked
+    assert comparable(result.value) == comparable(original)
+    assert (result.prefetched, result.wasted) == (case.prefetched, 0)
+    assert result.requests == requests
