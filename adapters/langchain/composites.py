@@ -15,7 +15,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableEach
 
 from teola_plugin.tracer.langchain.classes import is_accelerated
-from teola_plugin.tracer.langchain.equivalents import asked_per_query
+from teola_plugin.tracer.langchain.equivalents import retriever_per_query
 
 Node = Runnable[Any, Any]
 
@@ -32,7 +32,7 @@ def parts(node: Node) -> Iterator[tuple[str, Node]]:
         yield from ((f'.steps__["{key}"]', step) for key, step in node.steps__.items())
     elif isinstance(node, RunnableBinding) or type(node) is RunnableEach:
         yield ".bound", node.bound
-    elif (asked := asked_per_query(node)) is not None:
+    elif (asked := retriever_per_query(node)) is not None:
         yield ".retriever", asked
 
 

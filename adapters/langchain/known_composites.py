@@ -6,8 +6,8 @@ from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 
-from teola_plugin.tracer.langchain.classes import changed, is_accelerated
-from teola_plugin.tracer.langchain.equivalent_parts import is_from
+from teola_plugin.tracer.langchain.classes import find_override, is_accelerated
+from teola_plugin.tracer.langchain.equivalents import is_framework_function
 
 _RETRIEVERS = "langchain_classic.retrievers"
 _COMPRESSORS = f"{_RETRIEVERS}.document_compressors"
@@ -50,7 +50,7 @@ def name_of(node: Any) -> str:
     """Of a known class that nobody changed; empty for any other object."""
     kind = type(node)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return name if name in FIELDS and not is_accelerated(node) and not changed(node, kind) else ""
+    return name if name in FIELDS and not is_accelerated(node) and not find_override(node, kind) else ""
 
 
 def parts_of(node: Any) -> list[Any]:
@@ -77,4 +77,4 @@ def calls_of(node: Any) -> list[Any]:
 def asks_as_usual(node: Any) -> bool:
     """Whether an extractor or filter makes its question by the framework's own function."""
     modules = (EXTRACTOR.rpartition(".")[0], FILTER.rpartition(".")[0])
-    return any(is_from(node.get_input, module, "default_get_input") for module in modules)
+    return any(is_framework_function(node.get_input, module, "default_get_input") for module in modules)

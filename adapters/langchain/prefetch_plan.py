@@ -44,7 +44,7 @@ from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.tracer.draft import TraceResult, is_fallible
 from teola_plugin.tracer.langchain.classes import is_pool_backed
-from teola_plugin.tracer.langchain.equivalents import asked_per_query
+from teola_plugin.tracer.langchain.equivalents import retriever_per_query
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.leaf import WrappedLeaf
 
@@ -97,7 +97,7 @@ class _Walk:
     ) -> Iterator[tuple[str, CallSite]]:
         if eligible(node) and not (each and not batches_by_calls(node)):
             yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=each)
-        asked = asked_per_query(node) if self._mapped and not kwargs else None
+        asked = retriever_per_query(node) if self._mapped and not kwargs else None
         if asked is not None and eligible(asked):
             where = f"{path}.retriever"
             yield where, CallSite(where, asked, {}, config, self._limit(asked), mapped=True, within=path)

@@ -54,7 +54,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain import event_listeners
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
-from teola_plugin.tracer.langchain.trace import TraceResult
+from teola_plugin.tracer.draft import TraceResult
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation

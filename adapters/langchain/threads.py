@@ -15,7 +15,7 @@ from teola_plugin.adapters.langchain import known_composites as classes
 from teola_plugin.adapters.langchain.prefetch_plan import eligible, lowered, may_be_early, sites_of
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
-from teola_plugin.tracer.langchain.classes import changed, is_pool_backed, leaf_of, pool_backed_inside
+from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of
 from teola_plugin.tracer.leaf import GenerationLeaf, RerankingLeaf, RetrievalLeaf, TextSearchLeaf
 
 
@@ -63,7 +63,7 @@ class Threads:
         if isinstance(leaf_of(node, {}), RetrievalLeaf | TextSearchLeaf):
             return True
         store = getattr(node, "vectorstore", None)
-        known = isinstance(node, TeolaRetriever) and not changed(node, TeolaRetriever)
+        known = isinstance(node, TeolaRetriever) and not find_override(node, TeolaRetriever)
         return known and type(store) is TeolaVectorStore and self.embeddings(store.embeddings)
 
     def unnamed(self, part: Any) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ class Threads:
     def _chain(self, node: Any) -> bool:
         """LCEL: all of it is understood, so it has no code of the user's that might do anything."""
         own = (site.target for site in sites_of(node, mapped=True).values())
-        leaves = [*own, *(one for _, one in pool_backed_inside(node, ""))]
+        leaves = [*own, *(one for _, one in find_pool_backed(node, ""))]
         if not leaves:
             return False
         return all(self._leaf(leaf) for leaf in leaves) and lowered(node, mapped=True)

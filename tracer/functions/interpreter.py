@@ -52,9 +52,9 @@ from teola_plugin.tracer.functions.symbols import (
     merge_inputs,
     to_symbol,
 )
-from teola_plugin.tracer.langchain.classes import planned
+from teola_plugin.tracer.langchain.classes import unwrap_accelerated
 from teola_plugin.tracer.langchain.leaves import lower_leaf
-from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.langchain.trace import trace_into
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import is_plain, plain_size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
@@ -440,18 +440,18 @@ class FunctionInterpreter:
         self, runnable: Runnable[Any, Any], argument: Symbol, kwargs: Mapping[str, Any], *, streamed: bool = False
     ) -> Symbol:
         """Return what a Runnable returns for an input. `streamed`: the call may make its models stream."""
-        runnable = planned(runnable)
+        runnable = unwrap_accelerated(runnable)
         first_new = len(self.draft.components)
         try:
             value = self._runnable_input(runnable, argument)
         except NotUnderstood:
             trial = Draft()  # is there user code in it, whatever it is called with?
-            walk_into(trial, runnable, Ref(INPUT), "", "", {})
+            trace_into(trial, runnable, Ref(INPUT), "", "", {})
             if _has_user_code(trial.components.values()):
                 self.add_user_code()
             return UNKNOWN_VALUE
         location = f"{self.name}:{self.line}"
-        result, span = walk_into(self.draft, runnable, value, self.name, location, kwargs, streamed=streamed)
+        result, span = trace_into(self.draft, runnable, value, self.name, location, kwargs, may_stream=streamed)
         self.append_span(span)
         if _has_user_code(list(self.draft.components.values())[first_new:]):
             self.runs_user_code = True

@@ -40,7 +40,7 @@ from teola_plugin.tracer.functions.symbols import (
     Unknown,
     known_value,
 )
-from teola_plugin.tracer.langchain.lookahead import begun_early
+from teola_plugin.tracer.lookahead import lookahead_of_choice
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Statements = Sequence[ast.stmt]
@@ -267,7 +267,7 @@ def _take_over_user_code(interpreter: FunctionInterpreter, branches: Sequence[Fu
 
 def _begin_early(draft: Draft, branch_drafts: list[Draft]) -> None:
     """Add the components of both branches that may begin before the condition is known, as they cost little."""
-    for component in begun_early(branch_drafts, False):
+    for component in lookahead_of_choice(branch_drafts, False):
         draft.add(component)
     for branch_draft in branch_drafts:
         draft.names |= branch_draft.names

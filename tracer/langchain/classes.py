@@ -1,11 +1,11 @@
-"""What a LangChain object is: recognised by `isinstance`, trusted only where nothing it executes is overridden."""
+"""Facts about LangChain objects, which are trusted only if nothing that they execute is overridden."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers.base import BaseLLMOutputParser
@@ -29,63 +29,68 @@ from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.tools import BaseTool
+from langchain_core.vectorstores import InMemoryVectorStore
 
 from teola_plugin.errors import TraceError
+from teola_plugin.graph import UNKNOWN_EFFECT, Effect
 from teola_plugin.tracer.leaf import Leaf
 from teola_plugin.tracer.purity.purity import Purity, analyze_callable
 
-# Methods that may be overridden without a change of what a call computes.
-_HARMLESS = re.compile(
+Node = Runnable[Any, Any]
+_HARMLESS_OVERRIDES = re.compile(
     r"__.*|lc_.*|get_.*|with_.*|(a?stream|a?transform)_events|is_lc_serializable|bind|bind_tools|pipe|map|assign|pick"
     r"|partial|pretty_.*|save|dict|asdict|json|copy|model_post_init|_abc_.*|from_.*|validate_.*|pre_init_.*"
 )
+"""Methods that may be overridden without changing the result of a call."""
 _RUN_KEEPERS = ("langchain_core", "langchain_classic", "teola_plugin")
 _EXECUTED = ("invoke", "ainvoke", "stream", "astream", "transform", "atransform", "batch", "abatch")
-_ANY_EXECUTED = frozenset(_EXECUTED)
+_STORE_WRITERS = ("add_documents", "add_texts", "aadd_documents", "aadd_texts")
 
 
 @lru_cache(maxsize=1024)
-def overridden(cls: type[Any], known: type[Any]) -> str:
-    """Name of a method below `known` that changes what a call does; empty when there is none."""
-    for one in cls.__mro__[: cls.__mro__.index(known)]:
-        for name, value in vars(one).items():
-            if callable(value) and callable(getattr(known, name, None)) and not _HARMLESS.fullmatch(name):
-                return f"{one.__name__}.{name}"
+def _overridden_method(cls: type[Any], base: type[Any]) -> str:
+    """Return the name of a method of a class below `base` that changes what a call does, "" if there is none."""
+    for derived in cls.__mro__[: cls.__mro__.index(base)]:
+        for name, value in vars(derived).items():
+            if callable(value) and callable(getattr(base, name, None)) and not _HARMLESS_OVERRIDES.fullmatch(name):
+                return f"{derived.__name__}.{name}"
     return ""
 
 
-def changed(node: object, known: type[Any]) -> str:
-    """As `overridden`, for an object: its own attributes may hide methods too."""
-    below = overridden(type(node), known)  # type: ignore[arg-type]
-    if below or _ANY_EXECUTED.isdisjoint(vars(node)):
-        return below
+def find_override(node: object, base: type[Any]) -> str:
+    """Return what overrides a method of `base` so that a call does something else, "" if nothing does.
+
+    It is a method of a subclass, or an attribute of the object itself.
+    """
+    method = _overridden_method(type(node), base)  # type: ignore[arg-type]
+    if method or vars(node).keys().isdisjoint(_EXECUTED):
+        return method
     return next(f"its own {name}" for name in _EXECUTED if name in vars(node))
 
 
 @lru_cache(maxsize=1024)
-def _leaf_owner(cls: type[Any]) -> type[Any] | None:
-    """The class that says what leaf objects of `cls` are; None where they are no leaves of the pool."""
-    return next((one for one in cls.__mro__ if "__teola_leaf__" in vars(one)), None)
+def _leaf_class(cls: type[Any]) -> type[Any] | None:
+    """Return the class that describes the leaf of pool-backed objects of `cls`, None if these are not pool-backed."""
+    return next((base for base in cls.__mro__ if "__teola_leaf__" in vars(base)), None)
 
 
 def leaf_of(node: object, kwargs: Mapping[str, Any]) -> Leaf | str | None:
-    """The leaf of a pool-backed object, why it has none, or None for any other object."""
-    owner = _leaf_owner(type(node))  # type: ignore[arg-type]
-    if owner is None:
+    """Return the leaf of a pool-backed object, the reason if it has none, or None for any other object."""
+    leaf_class = _leaf_class(type(node))  # type: ignore[arg-type]
+    if leaf_class is None:
         return None
-    other = changed(node, owner)
-    if other:
-        return f"{other} overrides what the pool-backed class does"
+    if override := find_override(node, leaf_class):
+        return f"{override} overrides what the pool-backed class does"
     leaf: Leaf | None = node.__teola_leaf__(kwargs)  # type: ignore[attr-defined]
     return leaf or "its bound arguments change what it does"
 
 
 def is_pool_backed(node: object) -> bool:
-    return _leaf_owner(type(node)) is not None  # type: ignore[arg-type]
+    return _leaf_class(type(node)) is not None  # type: ignore[arg-type]
 
 
 def check_runnable(node: object, path: str) -> None:
-    """Raises `TraceError` for anything but a Runnable."""
+    """Raise `TraceError` for anything but a Runnable."""
     if not isinstance(node, Runnable):
         raise TraceError(
             f"{path} is a {type(node).__qualname__}, not a LangChain Runnable.",
@@ -94,18 +99,18 @@ def check_runnable(node: object, path: str) -> None:
         )
 
 
-def silent(node: Runnable[Any, Any]) -> bool:
-    """Whether the tracer sees through the node, or it adds at most a key access: it needs no name of its own."""
+def is_transparent(node: Node) -> bool:
+    """Return True if the node adds no component of its own to the graph, so that it needs no name."""
     if is_pool_backed(node):
         return False
     if isinstance(node, RunnableSequence):
-        return all(silent(step) for step in node.steps)
+        return all(is_transparent(step) for step in node.steps)
     if isinstance(node, RunnableParallel):
-        return all(silent(step) for step in node.steps__.values())
+        return all(is_transparent(step) for step in node.steps__.values())
     if isinstance(node, RunnableAssign):
-        return silent(node.mapper)
+        return is_transparent(node.mapper)
     if isinstance(node, RunnableBindingBase):
-        return silent(node.bound)
+        return is_transparent(node.bound)
     if isinstance(node, RunnableLambda):
         reads = analyze_callable(getattr(node, "func", None))
         return reads is not None and not (isinstance(reads, Purity) and reads.path is None)
@@ -136,19 +141,19 @@ _NAMES: tuple[tuple[type, str], ...] = (
 
 
 def short_name(node: object) -> str:
-    """One readable word for a component's name."""
+    """Return one readable word for the name of the node's component."""
     if isinstance(node, RunnableLambda):
         func = vars(node).get("func") or vars(node).get("afunc")
         name = getattr(func, "__name__", "")
         return name if isinstance(name, str) and name.isidentifier() else "lambda"
     if isinstance(node, BaseTool):
         return node.name
-    known = next((name for cls, name in _NAMES if isinstance(node, cls)), "")
-    return known or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(node).__name__).lower()
+    class_name = next((name for cls, name in _NAMES if isinstance(node, cls)), "")
+    return class_name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(node).__name__).lower()
 
 
-def reason(node: object) -> str:
-    """Why a node that no rule lowers runs as it always did."""
+def reason_not_lowered(node: object) -> str:
+    """Return the reason, for the report, why a node that no rule lowers runs as it always did."""
     if isinstance(node, RunnableLambda):
         return "your code: runs once, in its place; pool-backed models it calls join the query"
     if isinstance(node, (BaseLanguageModel, BaseRetriever)):
@@ -162,10 +167,10 @@ def reason(node: object) -> str:
     return f"{type(node).__name__} decides at run time what runs"
 
 
-def emits_own_run(node: object) -> bool:
-    """Whether its run, as callbacks see it, ends with exactly the value it returns.
+def has_own_run(node: object) -> bool:
+    """Return True if the node has a run, as callbacks see it, that ends with exactly the value that the node returns.
 
-    True for the frameworks' own run-keeping methods. A Router or a Configurable lends its tag to whatever it chooses.
+    The frameworks' own methods start one. A Router or a Configurable lends its tag to whatever it chooses.
     """
     if isinstance(node, (RouterRunnable, DynamicRunnable)):
         return False
@@ -173,12 +178,12 @@ def emits_own_run(node: object) -> bool:
     if not all(str(getattr(m, "__module__", "")).split(".")[0] in _RUN_KEEPERS for m in methods):
         return False
     if isinstance(node, RunnableWithFallbacks):  # what it tries has the same parent and tag as itself
-        return all(emits_own_run(one) for one in node.runnables)
-    return emits_own_run(node.bound) if isinstance(node, RunnableBindingBase) else True
+        return all(has_own_run(alternative) for alternative in node.runnables)
+    return has_own_run(node.bound) if isinstance(node, RunnableBindingBase) else True
 
 
 def children(node: object) -> Iterator[tuple[str, object]]:
-    """The parts of a composite and where they are. An accelerated object is a whole, with a plan of its own."""
+    """Yield (path, part) for the parts of a composite; none for an accelerated object, which has a plan of its own."""
     if is_accelerated(node):
         return
     if isinstance(node, RunnableSequence):
@@ -194,29 +199,74 @@ def children(node: object) -> Iterator[tuple[str, object]]:
             yield from ((f".branches[{i}][0]", condition), (f".branches[{i}][1]", arm))
         yield ".default", node.default
     elif isinstance(node, RunnableWithFallbacks):
-        yield from ((f".runnables[{i}]", one) for i, one in enumerate(node.runnables))
+        yield from ((f".runnables[{i}]", alternative) for i, alternative in enumerate(node.runnables))
     elif isinstance(node, RouterRunnable):
-        yield from ((f'.runnables["{key}"]', one) for key, one in node.runnables.items())
+        yield from ((f'.runnables["{key}"]', route) for key, route in node.runnables.items())
     elif isinstance(node, DynamicRunnable):
         yield ".default", node.default
 
 
 def is_accelerated(node: object) -> bool:
-    """Whether it brings an e-graph of its own when it is called."""
+    """Return True for an object that `accelerate` returned: it has an e-graph of its own."""
     return hasattr(type(node), "__teola_accelerated__")
 
 
-def planned(node: Any) -> Any:
-    """What runs for a chain that is accelerated by itself; the node itself for any other."""
+def unwrap_accelerated(node: Any) -> Any:
+    """Return the chain inside an accelerated object, any other node as it is."""
     return getattr(node, "chain", node) if is_accelerated(node) else node
 
 
-def pool_backed_inside(node: object, path: str) -> Iterator[tuple[str, object]]:
-    """Pool-backed objects, and parts with plans of their own, that a composite holds as far as its attributes show."""
-    stack = [(path, node)]
-    while stack:
-        where, one = stack.pop()
-        if is_pool_backed(one) or is_accelerated(one):
-            yield where, one
+def find_pool_backed(node: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield (path, part) for the pool-backed and the accelerated objects that a composite's attributes show."""
+    pending = [(path, node)]
+    while pending:
+        part_path, part = pending.pop()
+        if is_pool_backed(part) or is_accelerated(part):
+            yield part_path, part
         else:
-            stack += [(where + more, child) for more, child in reversed(list(children(one)))]
+            pending += [(part_path + suffix, child) for suffix, child in reversed(list(children(part)))]
+
+
+def store_resource(store: InMemoryVectorStore) -> str:
+    """Return the name of a store in this process among the effects of a graph."""
+    return f"memory:{id(store.store):x}"
+
+
+def store_effects(func: object) -> tuple[Effect, ...]:
+    """Return the effects of a method that adds documents to a store in this process; () for any other function.
+
+    Searches of the store, which run ahead of any other user code, have to wait for such a method.
+    """
+    store, name = getattr(func, "__self__", None), getattr(func, "__name__", "")
+    if type(store) is not InMemoryVectorStore or name not in _STORE_WRITERS:
+        return ()
+    if find_override(store, InMemoryVectorStore):
+        return ()
+    return UNKNOWN_EFFECT, Effect(store_resource(store), writes=True)
+
+
+class Choice(NamedTuple):
+    """The parts that a composite may call with its input."""
+
+    parts: tuple[Node, ...]
+    is_certain: bool
+    """True if the only part is called whatever happens."""
+    input_key: str = ""
+    """Key of the input's value that the part gets; "" if it gets the whole input."""
+
+
+_CHOICES: tuple[tuple[type, Callable[[Any], Choice]], ...] = (
+    (RunnableBranch, lambda node: Choice((*(arm for _, arm in node.branches), node.default), False)),
+    (RouterRunnable, lambda node: Choice(tuple(node.runnables.values()), False, "input")),
+    (RunnableWithFallbacks, lambda node: Choice((node.runnable,), True)),
+    (RunnableRetry, lambda node: Choice((node.bound,), True)),
+)
+
+
+def choice_of(node: Node) -> Choice | None:
+    """Return what a composite may call, None for a composite that may do anything with its parts."""
+    for kind, to_choice in _CHOICES:
+        if type(node) is kind and not find_override(node, kind):
+            choice = to_choice(node)
+            return choice._replace(parts=tuple(unwrap_accelerated(part) for part in choice.parts))
+    return None

@@ -1,4 +1,4 @@
-"""Pool-backed objects and parsers -> components; one function a leaf."""
+"""Lowering of pool-backed objects and output parsers to components: one function for each kind of leaf."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from langchain_core.output_parsers import (
 from langchain_core.outputs import ChatGeneration, Generation
 
 from teola_plugin.graph import Attributes, Component, PromptPart, Ref, Role, named, on_loop, runs_on_loop, simple
+from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.tracer.draft import DERIVED, ClientCall, Draft, Names, mark_fallible
-from teola_plugin.tracer.langchain.classes import changed
-from teola_plugin.tracer.langchain.labels import labels_of
+from teola_plugin.tracer.langchain.classes import find_override
 from teola_plugin.tracer.leaf import (
     EmbeddingLeaf,
     GenerationLeaf,
@@ -44,23 +44,29 @@ PARSERS: tuple[tuple[type[BaseOutputParser[Any]], str], ...] = (
     (JsonOutputParser, "json"),
 )
 """Parsers that are pure functions of the text, and how they spell a list."""
-
-
-_TAKE_ALL = (StrOutputParser, CommaSeparatedListOutputParser, NumberedListOutputParser, MarkdownListOutputParser)
-"""Those that make something of any text; the others may raise."""
-
-_BY_NAME = {
+_INFALLIBLE_PARSERS = (
+    StrOutputParser,
+    CommaSeparatedListOutputParser,
+    NumberedListOutputParser,
+    MarkdownListOutputParser,
+)
+"""Parsers that accept any text; the others may raise."""
+_PARSERS_BY_NAME = {
     "langchain_classic.retrievers.multi_query.LineListOutputParser": "lines",
     "langchain_classic.retrievers.document_compressors.chain_extract.NoOutputParser": "",
     "langchain_classic.output_parsers.boolean.BooleanOutputParser": "",
 }
-"""The same, of packages that need not be there: class -> spelling."""
+"""Pure parsers of packages that need not be installed: class -> spelling of a list."""
+_LABEL_MODULES = "langchain_classic.output_parsers.", "langchain_classic.retrievers.document_compressors."
+_LABEL_FIELDS = {"BooleanOutputParser": ("true_val", "false_val"), "NoOutputParser": ("no_output_str",)}
+"""Parsers that accept a few labels only -> the fields with these labels."""
+_MAX_LABELS = 16
 
 
 def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str], scope: Names) -> Ref:
-    """Adds the components of a pool-backed object that is called with `value`; the ref of what it returns.
+    """Add the components of a pool-backed object that is called with `value`. Return a reference to its result.
 
-    `name` completes a short word to the wanted name. Raises `NotUnderstood` before anything is added.
+    `name` completes a short word to the preferred name. Raise `NotUnderstood` before anything is added.
     """
     value = simplify(value)
     if isinstance(leaf, GenerationLeaf):
@@ -82,22 +88,21 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
     return _embedding(draft, leaf, value, name("embed"), scope)
 
 
-def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, scope: Names) -> Ref:
+def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, preferred_name: str, scope: Names) -> Ref:
     if isinstance(value, Record):
         raise NotUnderstood("a model is called with a dictionary, which it does not take")
-    name = draft.name(wanted, *DERIVED, "message")
+    name = draft.name(preferred_name, *DERIVED, "message")
     if isinstance(value, Prompted):
-        inputs = tuple((key, draft.materialize(inner, name, scope)) for key, inner in value.inputs)
+        inputs = tuple((key, draft.materialize(item, name, scope)) for key, item in value.inputs)
         parts, render = value.parts, value.render
     else:
-        inputs, parts, render = named(value=value), (PromptPart.var("value"),), _bare
+        inputs, parts, render = named(value=value), (PromptPart.var("value"),), _bare_value
 
-    def payload(given: Mapping[str, Any]) -> Any:
-        return leaf.payload(render(given))
+    def payload(variables: Mapping[str, Any]) -> Any:
+        return leaf.payload(render(variables))
 
     if leaf.simple:
         simple(plain_size)(payload)
-
     component = Component(
         name,
         Role.GENERATION,
@@ -108,41 +113,45 @@ def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, wanted: str, s
         scope=scope,
         attributes=Attributes(items=leaf.items, forms=leaf.forms, form=leaf.form),
     )
-    made = draft.add(component, payload)
+    generation = draft.add(component, payload)
     draft.list_spellings[f"{name}.message"] = ""
-    message = _as(leaf.message, lambda generation: leaf.message(generation))
-    return draft.call(f"{name}.message", message, scope, generation=made)
+    message = _on_same_thread(leaf.message, lambda generation: leaf.message(generation))
+    return draft.call(f"{name}.message", message, scope, generation=generation)
 
 
-def _as(does: object, call: ClientCall) -> ClientCall:
-    """`call`, which does what `does` does: where that may run on the pool's loop, so may this."""
-    return on_loop(call) if runs_on_loop(does) else call
+def _on_same_thread(function: object, call: ClientCall) -> ClientCall:
+    """Return `call`, marked to run on the pool's loop if `function`, which it calls, may run there."""
+    return on_loop(call) if runs_on_loop(function) else call
 
 
-def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, wanted: str, scope: Names) -> Ref:
-    """One request; its input is formatted at the client, and whole, so there is no prompt to split."""
+def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, preferred_name: str, scope: Names) -> Ref:
+    """Add one request. Its input is formatted as a whole, at the client, so there is no prompt to split."""
     if isinstance(value, Record) or (leaf.kind == "retrieval" and not isinstance(value, Ref)):
         raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
-    name = draft.name(wanted, *DERIVED)
+    name = draft.name(preferred_name, *DERIVED)
     if isinstance(value, Prompted):
-        inputs = tuple((key, draft.materialize(inner, name, scope)) for key, inner in value.inputs)
+        inputs = tuple((key, draft.materialize(item, name, scope)) for key, item in value.inputs)
         render = value.render
     else:
-        inputs, render = named(value=value), _bare
-    role = Role.GENERATION if leaf.kind == "generation" else Role.SEARCHING
-    said = Attributes(wrapped=leaf.key)
-    component = Component(name, role, inputs, leaf.engine, effects=leaf.effects, scope=scope, attributes=said)
-    return draft.add(component, lambda given: leaf.payload(render(given)))
+        inputs, render = named(value=value), _bare_value
+    component = Component(
+        name,
+        Role.GENERATION if leaf.kind == "generation" else Role.SEARCHING,
+        inputs,
+        leaf.engine,
+        effects=leaf.effects,
+        scope=scope,
+        attributes=Attributes(wrapped=leaf.key),
+    )
+    return draft.add(component, lambda variables: leaf.payload(render(variables)))
 
 
-def _bare(given: Mapping[str, Any]) -> Any:
-    from teola_plugin.requests.payloads import UNKNOWN
-
-    return given.get("value", UNKNOWN)
+def _bare_value(variables: Mapping[str, Any]) -> Any:
+    return variables.get("value", UNKNOWN)
 
 
-def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
-    name = draft.name(wanted, *DERIVED, "documents")
+def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
+    name = draft.name(preferred_name, *DERIVED, "documents")
     component = Component(
         name,
         Role.RETRIEVAL,
@@ -154,49 +163,54 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, wanted: str, scope
         attributes=Attributes(collection=leaf.collection, k=leaf.k, filter=leaf.filter),
     )
     hits = draft.add(component)
-    documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
+    documents = _on_same_thread(leaf.documents, lambda hits: leaf.documents(hits))
     return draft.call(f"{name}.documents", documents, scope, hits=hits)
 
 
-def _text_search(draft: Draft, leaf: TextSearchLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
-    name = draft.name(wanted, "documents")
-    said = Attributes(k=leaf.k)
-    hits = draft.add(Component(name, Role.SEARCHING, named(query=query), leaf.engine, scope=scope, attributes=said))
-    documents = _as(leaf.documents, lambda hits: leaf.documents(hits))
+def _text_search(draft: Draft, leaf: TextSearchLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
+    name = draft.name(preferred_name, "documents")
+    attributes = Attributes(k=leaf.k)
+    component = Component(name, Role.SEARCHING, named(query=query), leaf.engine, scope=scope, attributes=attributes)
+    hits = draft.add(component)
+    documents = _on_same_thread(leaf.documents, lambda hits: leaf.documents(hits))
     return draft.call(f"{name}.documents", documents, scope, hits=hits)
 
 
-def _store(draft: Draft, leaf: StoreLeaf, query: Ref, wanted: str, scope: Names) -> Ref:
-    name = draft.name(wanted, "text", "vector")
+def _store(draft: Draft, leaf: StoreLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
+    name = draft.name(preferred_name, "text", "vector")
     text = draft.call(f"{name}.text", lambda query: leaf.text(query), scope, query=query)
-    said = Attributes(role="query")
     embedding = Component(
-        f"{name}.vector", Role.EMBEDDING, named(texts=text), leaf.embedder, scope=scope, attributes=said
+        f"{name}.vector",
+        Role.EMBEDDING,
+        named(texts=text),
+        leaf.embedder,
+        scope=scope,
+        attributes=Attributes(role="query"),
     )
     vector = draft.add(embedding)
     search = Component(name, Role.CALL, named(vector=vector), effects=(leaf.effect,), scope=scope)
     return draft.add(search, lambda vector: leaf.search(vector))
 
 
-def _reranking(draft: Draft, leaf: RerankingLeaf, value: Value, wanted: str, scope: Names) -> Ref:
-    asked, given = read_key(value, "query"), read_key(value, "documents")
-    if not isinstance(asked, Ref) or not isinstance(given, Ref):
+def _reranking(draft: Draft, leaf: RerankingLeaf, value: Value, preferred_name: str, scope: Names) -> Ref:
+    query, documents = read_key(value, "query"), read_key(value, "documents")
+    if not isinstance(query, Ref) or not isinstance(documents, Ref):
         raise NotUnderstood("its query or its documents are a dictionary or a prompt")
-    name = draft.name(wanted, "texts", "select")
-    texts = draft.call(f"{name}.texts", lambda documents: leaf.texts(documents), scope, documents=given)
-    inputs = named(texts=texts, query=asked)
+    name = draft.name(preferred_name, "texts", "select")
+    texts = draft.call(f"{name}.texts", lambda documents: leaf.texts(documents), scope, documents=documents)
+    inputs = named(texts=texts, query=query)
     scores = draft.add(Component(name, Role.RERANKING, inputs, leaf.engine, batchable=True, scope=scope))
     return draft.call(
         f"{name}.select",
         lambda documents, scores: leaf.select(documents, scores),
         scope,
-        documents=given,
+        documents=documents,
         scores=scores,
     )
 
 
-def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, wanted: str, scope: Names) -> Ref:
-    name = draft.name(wanted, *DERIVED, "collection")
+def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, preferred_name: str, scope: Names) -> Ref:
+    name = draft.name(preferred_name, *DERIVED, "collection")
     component = Component(
         name,
         Role.INDEXING,
@@ -209,11 +223,11 @@ def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, wanted: str, sco
     )
     ids = draft.add(component, leaf.chunk)
     draft.estimates.append((name, documents, leaf.estimate))
-    return draft.call(f"{name}.collection", _as(leaf.result, lambda ids: leaf.result(ids)), scope, ids=ids)
+    return draft.call(f"{name}.collection", _on_same_thread(leaf.result, lambda ids: leaf.result(ids)), scope, ids=ids)
 
 
-def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, wanted: str, scope: Names) -> Ref:
-    name = draft.name(wanted, "result")
+def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, preferred_name: str, scope: Names) -> Ref:
+    name = draft.name(preferred_name, "result")
     component = Component(
         name,
         Role.EMBEDDING,
@@ -224,38 +238,54 @@ def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, wanted: str, scope
         attributes=Attributes(role=leaf.role),
     )
     vectors = draft.add(component)
-    return draft.call(f"{name}.result", _as(leaf.result, lambda vectors: leaf.result(vectors)), scope, vectors=vectors)
+    return draft.call(
+        f"{name}.result", _on_same_thread(leaf.result, lambda vectors: leaf.result(vectors)), scope, vectors=vectors
+    )
 
 
 def lower_parser(
     draft: Draft, parser: BaseOutputParser[Any], value: Value, name: Callable[[str], str], scope: Names
 ) -> Ref:
-    """A CALL of the parser's own code, without events. Raises `NotUnderstood` for one that is not known to be pure."""
+    """Add a CALL of the parser's own code, without events. Raise `NotUnderstood` unless it is known to be pure."""
     value = simplify(value)
-    if isinstance(value, Ref) and (labels := labels_of(parser)):
+    if isinstance(value, Ref) and (labels := _labels_of(parser)):
         draft.labels[value.producer] = labels
-    named = _BY_NAME.get(f"{type(parser).__module__}.{type(parser).__qualname__}")
-    known: tuple[type, str] | None = None if named is None else (type(parser), named)
-    known = known or next(((cls, kind) for cls, kind in PARSERS if isinstance(parser, cls)), None)
-    if known is None:
+    spelling = _PARSERS_BY_NAME.get(f"{type(parser).__module__}.{type(parser).__qualname__}")
+    base: type = type(parser)
+    if spelling is None:
+        base, spelling = next(((cls, kind) for cls, kind in PARSERS if isinstance(parser, cls)), (base, None))
+    if spelling is None:
         raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
-    if other := changed(parser, known[0]):
-        raise NotUnderstood(f"{other} overrides how the text is parsed")
+    if override := find_override(parser, base):
+        raise NotUnderstood(f"{override} overrides how the text is parsed")
     if not isinstance(value, Ref):
         raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
-    wanted = draft.name(name("parse"))
-    draft.list_spellings[wanted] = known[1]
+    component_name = draft.name(name("parse"))
+    draft.list_spellings[component_name] = spelling
 
     def parse(value: Any) -> Any:
-        return _parsed(parser, value)
+        is_message = isinstance(value, BaseMessage)
+        return parser.parse_result([ChatGeneration(message=value) if is_message else Generation(text=value)])
 
-    call = parse if isinstance(parser, _TAKE_ALL) else mark_fallible(parse)
+    call = parse if isinstance(parser, _INFALLIBLE_PARSERS) else mark_fallible(parse)
     if type(parser) is StrOutputParser:
         simple(plain_size)(call)
-    return draft.call(wanted, call, scope, value=value)
+    return draft.call(component_name, call, scope, value=value)
 
 
-def _parsed(parser: BaseOutputParser[Any], value: Any) -> Any:
-    if isinstance(value, BaseMessage):
-        return parser.parse_result([ChatGeneration(message=value)])
-    return parser.parse_result([Generation(text=value)])
+def _labels_of(parser: BaseOutputParser[Any]) -> tuple[str, ...]:
+    """Return the only texts that a router's or a judge's parser accepts, () for other parsers.
+
+    They are drafts of the answer, which the model verifies: nothing depends on them.
+    """
+    values: list[Any] = []
+    for cls in type(parser).__mro__:
+        if not cls.__module__.startswith(_LABEL_MODULES):
+            continue
+        if cls.__name__ in _LABEL_FIELDS:
+            values = [getattr(parser, name, None) for name in _LABEL_FIELDS[cls.__name__]]
+            break
+        if cls.__name__ == "EnumOutputParser":
+            values = [getattr(member, "value", None) for member in getattr(parser, "enum", ())]
+            break
+    return tuple(value for value in values[:_MAX_LABELS] if isinstance(value, str))

@@ -1,12 +1,12 @@
-"""LangChain Runnable -> workflow template. Nothing runs: symbolic values flow through the tree instead.
+"""The tracer of LangChain Runnables. Nothing runs: symbolic values flow through the tree instead.
 
-What is not understood becomes an OPAQUE component: it runs as it always did, and the graph learns its value from the
-plain run (`Traced.watched`). See `symbols` for the values, `report` for what the user reads.
+A node that is not understood becomes an OPAQUE component: it runs as it always did, and the graph learns its value from
+the run of the original (`TraceResult.watched`). See `symbols` for the values, `report` for what the user reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,24 +31,30 @@ from langchain_core.tools import BaseTool
 from teola_plugin.graph import INPUT, ITEM, Attributes, Component, Ref, Role, named, on_loop, simple
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult, mark_fallible
-from teola_plugin.tracer.langchain import paths
 from teola_plugin.tracer.langchain.classes import (
-    changed,
     check_runnable,
-    emits_own_run,
+    choice_of,
+    find_override,
+    find_pool_backed,
+    has_own_run,
     is_accelerated,
+    is_transparent,
     leaf_of,
-    pool_backed_inside,
-    reason,
+    reason_not_lowered,
     short_name,
-    silent,
+    store_effects,
 )
-from teola_plugin.tracer.langchain.equivalents import AsDict, Computed, SequentialEach, beginning, equivalent
+from teola_plugin.tracer.langchain.equivalents import (
+    InputAsDict,
+    PureStep,
+    SequentialEach,
+    equivalent_beginning,
+    equivalent_chain,
+)
 from teola_plugin.tracer.langchain.leaves import lower_leaf, lower_parser
-from teola_plugin.tracer.langchain.lookahead import begun_early, choice
-from teola_plugin.tracer.langchain.prompts import bind, understand
-from teola_plugin.tracer.langchain.stores import written
+from teola_plugin.tracer.langchain.prompts import bind_prompt, prompt_shape
 from teola_plugin.tracer.leaf import GenerationLeaf, WrappedLeaf
+from teola_plugin.tracer.lookahead import lookahead_of_choice
 from teola_plugin.tracer.purity.purity import AttributeGetter, Purity, analyze_callable, call_on_plain, plain_size
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import (
@@ -62,375 +68,421 @@ from teola_plugin.tracer.symbols import (
     with_unique_names,
 )
 
-__all__ = ["TraceResult", "trace", "walk_into"]
-
 Node = Runnable[Any, Any]
-
-
-Leaves = Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]
+FindLeaf = Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]
 """(node, bound arguments, path) -> its leaf, for objects that are not pool-backed."""
+Lowered = tuple[Value, Span]
+RunPath = tuple[str, ...]
+"""The tags of a run and of the runs around it, outermost first: where in the chain the run belongs.
+
+LangChain tags the child runs of a composite: `seq:step:2` (from 1), `map:key:context`. A `RunnableAssign` has a run of
+its own with one untagged child, its mapper; a `RunnableBinding` has none; the children of `.map()` are untagged and
+many, so nothing inside them can be told apart; an alternative of a `RunnableWithFallbacks` reports beside it, under the
+same tag, with the same value. The tags are the same for invoke, ainvoke, stream and astream.
+"""
+_UNTAGGED = "mapper"
+"""Element of a run path for a child without a tag of its own."""
+_CHILD_TAGS = ("seq:step:", "map:key:", "condition:", "branch:", "retry:attempt:")
 
 
-def trace(runnable: object, leaves: Leaves | None = None) -> TraceResult:
-    """The template, callables, sizes, watched paths and report of a Runnable. Runs no user code, changes nothing.
+def trace(runnable: object, find_leaf: FindLeaf | None = None) -> TraceResult:
+    """Trace a Runnable. Run no user code, change nothing.
 
-    `leaves` says which of the user's own objects are leaves; without it, or by its None, they run as they always did.
-    Raises `TraceError` for an object that is no Runnable.
+    `find_leaf` says which of the user's own objects are leaves; any other one runs as it always did. Raise `TraceError`
+    for an object that is no Runnable.
     """
     check_runnable(runnable, "chain")
     assert isinstance(runnable, Runnable)
     draft = Draft()
-    value, _ = _Walk(draft, leaves).visit(runnable, Ref(INPUT), _Place())
+    value, _ = _ChainTracer(draft, find_leaf).lower(runnable, Ref(INPUT), _Location())
     return draft.finish(draft.materialize(value, "output", ()), "chain")
 
 
-def walk_into(
-    draft: Draft, node: Node, value: Value, prefix: str, path: str, kwargs: Mapping[str, Any], *, streamed: bool = False
+def trace_into(
+    draft: Draft,
+    node: Node,
+    value: Value,
+    prefix: str,
+    path: str,
+    kwargs: Mapping[str, Any],
+    *,
+    may_stream: bool = False,
 ) -> tuple[Value, Span]:
-    """What `node` returns when user code calls it with `value`; its components go into `draft`. Nothing is watched.
+    """Add the components of a call of `node` by user code to `draft`. Return the symbolic result, and their span.
 
-    `prefix` leads their names, `path` says in the report where the call stands. `streamed`: the call may make models
-    stream. Raises `TraceError` for an object that is no Runnable.
+    `prefix` begins their names; `path` is the call's location in the report. `may_stream`: the call may make models
+    stream. No run is watched. Raise `TraceError` for an object that is no Runnable.
     """
-    place = _Place(path, prefix=prefix, alone=False, watched=False, kwargs=kwargs, streamed=streamed)
-    return _Walk(draft).visit(node, value, place)
+    location = _Location(path, prefix=prefix, owns_prefix=False, is_watched=False, kwargs=kwargs, may_stream=may_stream)
+    return _ChainTracer(draft).lower(node, value, location)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a node stands."""
+class _Location:
+    """The location of a node in the chain."""
 
     path: str = "chain"
-    """For the report."""
-    tags: Names = ()
-    """Node path of its run, see `paths`."""
+    """Path of attributes, for the report."""
+    run_path: RunPath = ()
     prefix: str = ""
-    """Key path that names its components."""
-    alone: bool = True
-    """Whether it is all there is under its prefix, so that it may take the prefix as its name."""
-    watched: bool = True
+    """Path of keys, which names the node's components."""
+    owns_prefix: bool = True
+    """True if nothing else has the same prefix, so that the node's component may take the prefix as its name."""
+    is_watched: bool = True
     """False inside `.map()`, where runs cannot be told apart."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments bound to it."""
-    streamed: bool = False
-    """Whether models in it may stream, whatever its query does."""
+    """Arguments that are bound to the node."""
+    may_stream: bool = False
+    """True if models in it may stream even if the query's entry point does not."""
 
     def name(self, word: str) -> str:
-        return self.prefix if self.alone and self.prefix else self.part(word)
+        """Return the preferred name of the node's main component."""
+        return self.prefix if self.owns_prefix and self.prefix else self.part_name(word)
 
-    def part(self, word: str) -> str:
-        """A name that leaves the prefix to the component that matters there."""
+    def part_name(self, word: str) -> str:
+        """Return a name that leaves the prefix to another component."""
         return f"{self.prefix}.{word}" if self.prefix else word
 
-    def key(self, key: str) -> _Place:
+    def at_key(self, key: str) -> _Location:
+        run_path = (*self.run_path, f"map:key:{key}")
         path = f'{self.path}.steps__["{key}"]'
-        return replace(self, path=path, tags=(*self.tags, paths.key(key)), prefix=self.part(key), alone=True)
+        return replace(self, path=path, run_path=run_path, prefix=self.part_name(key), owns_prefix=True)
 
-    def step(self, index: int, *, alone: bool) -> _Place:
+    def at_step(self, index: int, *, owns_prefix: bool) -> _Location:
         return replace(
             self,
             path=f"{self.path}.steps[{index}]",
-            tags=(*self.tags, paths.step(index)),
-            alone=alone,
+            run_path=(*self.run_path, f"seq:step:{index + 1}"),
+            owns_prefix=owns_prefix,
             kwargs=self.kwargs if index == 0 else {},
         )
 
 
-Lowered = tuple[Value, Span]
+class _ChainTracer:
+    """A walk through the nodes of one template; the body of a `.map()` has a tracer of its own."""
 
-
-class _Walk:
-    """Walks one template's part of the tree; a `.map()` body has a walk of its own."""
-
-    def __init__(self, draft: Draft, leaves: Leaves | None = None) -> None:
+    def __init__(self, draft: Draft, find_leaf: FindLeaf | None = None) -> None:
         self._draft = draft
-        self._leaves = leaves
-        # (class, whether it takes bound arguments, how it is lowered), the first match counts
-        self._rules: tuple[tuple[type, bool, Callable[[Any, Value, _Place], Lowered]], ...] = (
-            (RunnableSequence, True, self._sequence),
-            (RunnableAssign, False, self._assign),
-            (RunnableParallel, False, self._parallel),
-            (RunnableBinding, True, self._binding),
-            (RunnableEach, True, self._each),
-            (RunnableLambda, False, self._lambda),
-            (RunnablePassthrough, False, self._passthrough),
-            (RunnablePick, False, self._pick),
-            (BasePromptTemplate, True, self._prompt),
-            (BaseOutputParser, False, self._parser),
+        self._find_leaf = find_leaf
+        # (class, whether it takes bound arguments, how it is lowered); the first match counts
+        self._rules: tuple[tuple[type, bool, Callable[[Any, Value, _Location], Lowered]], ...] = (
+            (RunnableSequence, True, self._lower_sequence),
+            (RunnableAssign, False, self._lower_assign),
+            (RunnableParallel, False, self._lower_parallel),
+            (RunnableBinding, True, self._lower_binding),
+            (RunnableEach, True, self._lower_each),
+            (RunnableLambda, False, self._lower_lambda),
+            (RunnablePassthrough, False, self._lower_passthrough),
+            (RunnablePick, False, self._lower_pick),
+            (BasePromptTemplate, True, self._lower_prompt),
+            (BaseOutputParser, False, self._lower_parser),
         )
 
-    def visit(self, node: Node, value: Value, place: _Place) -> Lowered:
-        """The symbolic value of `node` for the symbolic input `value`, and the span of its components."""
-        check_runnable(node, place.path)
+    def lower(self, node: Node, value: Value, location: _Location) -> Lowered:
+        """Return the symbolic result of `node` for the symbolic input `value`, and the span of its components."""
+        check_runnable(node, location.path)
         try:
-            return self._lowered(node, value, place)
-        except NotUnderstood as why:
-            made = self._opaque(node, value, place, str(why))
-        self._look_ahead(node, value, place)
-        return made
+            return self._lower_by_rules(node, value, location)
+        except NotUnderstood as reason:
+            lowered = self._add_opaque(node, value, location, str(reason))
+        self._add_lookahead(node, value, location)
+        return lowered
 
-    def _lowered(self, node: Node, value: Value, place: _Place) -> Lowered:
-        leaf = leaf_of(node, place.kwargs)
+    def _lower_by_rules(self, node: Node, value: Value, location: _Location) -> Lowered:
+        leaf = leaf_of(node, location.kwargs)
         if isinstance(leaf, str):
             raise NotUnderstood(leaf)
-        like = None if leaf is not None or place.kwargs else equivalent(node)
-        hidden = "" if like is None else self._hidden(like, place)
-        if like is not None and not hidden:
-            return self._like(node, like, value, place)
-        if leaf is None and self._leaves is not None:
-            leaf = self._leaves(node, place.kwargs, place.path)
+        equivalent = None if leaf is not None or location.kwargs else equivalent_chain(node)
+        problem = "" if equivalent is None else self._find_problem(equivalent, location)
+        if equivalent is not None and not problem:
+            return self._lower_as(node, equivalent, value, location)
+        if leaf is None and self._find_leaf is not None:
+            leaf = self._find_leaf(node, location.kwargs, location.path)
         if leaf is not None:
-            with_leaf = leaf
-            if place.streamed and isinstance(leaf, GenerationLeaf):
-                with_leaf = leaf.with_unknown_form()
-            return self._leaf(node, place, lambda: lower_leaf(self._draft, with_leaf, value, place.name, place.tags))
-        if not place.kwargs and (first := beginning(node)) is not None:
-            return self._begun(node, first, value, place)
-        if hidden:
-            raise NotUnderstood(hidden)
-        for known, takes_kwargs, lower in self._rules:
-            if isinstance(node, known):
-                if not issubclass(known, (BasePromptTemplate, BaseOutputParser)) and (other := changed(node, known)):
-                    raise NotUnderstood(f"{other} overrides what {known.__name__} does")
-                if place.kwargs and not takes_kwargs:
+            if location.may_stream and isinstance(leaf, GenerationLeaf):
+                leaf = leaf.with_unknown_form()
+            before = len(self._draft.components)
+            result = lower_leaf(self._draft, leaf, value, location.name, location.run_path)
+            return self._finish_leaf(node, location, result, before)
+        if not location.kwargs and (beginning := equivalent_beginning(node)) is not None:
+            return self._lower_beginning(node, beginning, value, location)
+        if problem:
+            raise NotUnderstood(problem)
+        for base, takes_kwargs, lower in self._rules:
+            if isinstance(node, base):
+                is_checked_later = issubclass(base, (BasePromptTemplate, BaseOutputParser))
+                if not is_checked_later and (override := find_override(node, base)):
+                    raise NotUnderstood(f"{override} overrides what {base.__name__} does")
+                if location.kwargs and not takes_kwargs:
                     raise NotUnderstood("has bound arguments, which its code may read")
-                return lower(node, value, place)
-        raise NotUnderstood(reason(node))
+                return lower(node, value, location)
+        raise NotUnderstood(reason_not_lowered(node))
 
-    # Structure
+    # ------------------------------------------------------------ composites
 
-    def _sequence(self, node: RunnableSequence[Any, Any], value: Value, place: _Place) -> Lowered:
-        alone = place.alone and sum(not silent(step) for step in node.steps) <= 1
-        whole = Span()
+    def _lower_sequence(self, node: RunnableSequence[Any, Any], value: Value, location: _Location) -> Lowered:
+        owns_prefix = location.owns_prefix and sum(not is_transparent(step) for step in node.steps) <= 1
+        sequence_span = Span()
         for i, step in enumerate(node.steps):
-            value, span = self.visit(step, value, place.step(i, alone=alone))
-            whole = self._draft.in_sequence(whole, span)
-        return value, whole
+            value, span = self.lower(step, value, location.at_step(i, owns_prefix=owns_prefix))
+            sequence_span = self._draft.in_sequence(sequence_span, span)
+        return value, sequence_span
 
-    def _parallel(self, node: RunnableParallel[Any], value: Value, place: _Place) -> Lowered:
+    def _lower_parallel(self, node: RunnableParallel[Any], value: Value, location: _Location) -> Lowered:
         items: dict[str, Value] = {}
         heads: Names = ()
         tails: Names = ()
         for key, step in node.steps__.items():
-            items[key], span = self.visit(step, value, place.key(key))
+            items[key], span = self.lower(step, value, location.at_key(key))
             heads, tails = heads + span.heads, tails + span.tails
         return Record(items), Span(heads, tails)
 
-    def _assign(self, node: RunnableAssign, value: Value, place: _Place) -> Lowered:
-        if other := changed(node.mapper, RunnableParallel):
-            raise NotUnderstood(f"{other} overrides what RunnableParallel does")
+    def _lower_assign(self, node: RunnableAssign, value: Value, location: _Location) -> Lowered:
+        if override := find_override(node.mapper, RunnableParallel):
+            raise NotUnderstood(f"{override} overrides what RunnableParallel does")
         record = merge(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
-        inner = replace(place, path=f"{place.path}.mapper", tags=(*place.tags, paths.UNTAGGED))
-        made, span = self._parallel(node.mapper, record, inner)
-        assert isinstance(made, Record)
-        return merge(record, made.items), span
+        run_path = (*location.run_path, _UNTAGGED)
+        mapper_location = replace(location, path=f"{location.path}.mapper", run_path=run_path)
+        assigned, span = self._lower_parallel(node.mapper, record, mapper_location)
+        assert isinstance(assigned, Record)
+        return merge(record, assigned.items), span
 
-    def _binding(self, node: RunnableBinding[Any, Any], value: Value, place: _Place) -> Lowered:
-        streamed = place.streamed or streams(handlers_in(node.config.get("callbacks")))
-        kwargs = {**node.kwargs, **place.kwargs}
-        inner = replace(place, path=f"{place.path}.bound", kwargs=kwargs, streamed=streamed)
-        return self.visit(node.bound, value, inner)
+    def _lower_binding(self, node: RunnableBinding[Any, Any], value: Value, location: _Location) -> Lowered:
+        may_stream = location.may_stream or streams(handlers_in(node.config.get("callbacks")))
+        kwargs = {**node.kwargs, **location.kwargs}
+        bound_location = replace(location, path=f"{location.path}.bound", kwargs=kwargs, may_stream=may_stream)
+        return self.lower(node.bound, value, bound_location)
 
-    def _each(self, node: RunnableEach[Any, Any], value: Value, place: _Place) -> Lowered:
+    def _lower_each(self, node: RunnableEach[Any, Any], value: Value, location: _Location) -> Lowered:
         value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("maps over a dictionary or a prompt")
         body = self._draft.body()
-        wanted = place.name("each")
-        tags = (*place.tags, paths.UNTAGGED)
-        inner = _Place(f"{place.path}.bound", tags, wanted, False, False, place.kwargs, place.streamed)
-        inside, _ = _Walk(body, self._leaves).visit(node.bound, Ref(ITEM), inner)
-        hidden = next((n for n in body.nodes if n.level != "lowered"), None)
-        if hidden is not None:
-            raise NotUnderstood(f"{hidden.path} is not understood, so what it maps is not either: {hidden.reason}")
-        name = self._draft.name(wanted, *DERIVED)
-        template = body.template(body.materialize(inside, name, place.tags), name)
-        row = len(self._draft.nodes)
+        preferred_name = location.name("each")
+        body_location = _Location(
+            f"{location.path}.bound",
+            (*location.run_path, _UNTAGGED),
+            prefix=preferred_name,
+            owns_prefix=False,
+            is_watched=False,
+            kwargs=location.kwargs,
+            may_stream=location.may_stream,
+        )
+        body_result, _ = _ChainTracer(body, self._find_leaf).lower(node.bound, Ref(ITEM), body_location)
+        for row in body.nodes:
+            if row.level != "lowered":
+                raise NotUnderstood(f"{row.path} is not understood, so what it maps is not either: {row.reason}")
+        name = self._draft.name(preferred_name, *DERIVED)
+        template = body.template(body.materialize(body_result, name, location.run_path), name)
+        self._add_row(node, location, "lowered", (name,))
         self._draft.absorb(body)
-        self._row(node, place, "lowered", (name,), at=row)
-        said = Attributes(beside=isinstance(node, SequentialEach))
-        component = Component(name, Role.MAP, named(items=value), scope=place.tags, body=template, attributes=said)
+        component = Component(
+            name,
+            Role.MAP,
+            named(items=value),
+            scope=location.run_path,
+            body=template,
+            attributes=Attributes(beside=isinstance(node, SequentialEach)),
+        )
         return self._draft.add(component), Span((name,), (name,))
 
-    def _hidden(self, like: Node, place: _Place) -> str:
-        """Why not all of `like` is lowered: nothing inside can be watched, for the plain object is another."""
+    # ------------------------------------------------------------ equivalents and lookahead
+
+    def _find_problem(self, equivalent: Node, location: _Location) -> str:
+        """Return the reason why not all of an equivalent is lowered, "" if all is.
+
+        No run inside of it can be watched, because the original has other runs.
+        """
         trial = Draft()
-        _Walk(trial, self._leaves).visit(like, Ref(INPUT), replace(place, watched=False))
-        row = next((n for n in trial.nodes if n.level != "lowered"), None)
+        _ChainTracer(trial, self._find_leaf).lower(equivalent, Ref(INPUT), replace(location, is_watched=False))
+        row = next((row for row in trial.nodes if row.level != "lowered"), None)
         return "" if row is None else f"its {row.class_name} is not understood: {row.reason}"
 
-    def _like(self, node: Node, like: Node, value: Value, place: _Place) -> Lowered:
-        """As `like` is lowered, all of which is."""
-        rows, before = len(self._draft.nodes), len(self._draft.components)
-        made = self.visit(like, simplify(value), replace(place, watched=False))
-        del self._draft.nodes[rows:]
-        self._row(node, place, "lowered", tuple(self._draft.components)[before:])
-        return made
+    def _lower_as(self, node: Node, equivalent: Node, value: Value, location: _Location) -> Lowered:
+        """Lower a node as its equivalent is lowered, all of which is known to be understood."""
+        row_count, component_count = len(self._draft.nodes), len(self._draft.components)
+        lowered = self.lower(equivalent, simplify(value), replace(location, is_watched=False))
+        del self._draft.nodes[row_count:]
+        self._add_row(node, location, "lowered", tuple(self._draft.components)[component_count:])
+        return lowered
 
-    def _begun(self, node: Node, first: Node, value: Value, place: _Place) -> Lowered:
-        """What it asks for first is known; the rest is its own code, in its place."""
-        if hidden := self._hidden(first, place):
-            raise NotUnderstood(hidden)
-        rows = len(self._draft.nodes)
-        made, _ = self._like(node, first, value, place)
-        after = self._opaque(node, Record({"given": simplify(value), "first": made}), place, "")
-        names = tuple(name for row in self._draft.nodes[rows:] for name in row.components)
-        del self._draft.nodes[rows:]
-        self._row(node, place, "joined", names, "its first requests are known; the rest of it joins the query")
-        return after
+    def _lower_beginning(self, node: Node, beginning: Node, value: Value, location: _Location) -> Lowered:
+        """Lower the first requests of a node; the rest is its own code, in its place."""
+        if problem := self._find_problem(beginning, location):
+            raise NotUnderstood(problem)
+        row_count = len(self._draft.nodes)
+        result, _ = self._lower_as(node, beginning, value, location)
+        lowered = self._add_opaque(node, Record({"given": simplify(value), "first": result}), location, "")
+        names = tuple(name for row in self._draft.nodes[row_count:] for name in row.components)
+        del self._draft.nodes[row_count:]
+        reason = "its first requests are known; the rest of it joins the query"
+        self._add_row(node, location, "joined", names, reason)
+        return lowered
 
-    def _look_ahead(self, node: Node, value: Value, place: _Place) -> None:
-        """What it may choose asks engines for things that are known before."""
-        found = choice(node) if place.watched and not place.kwargs else None
-        if found is None:
+    def _add_lookahead(self, node: Node, value: Value, location: _Location) -> None:
+        """Add what the parts that an opaque composite may choose ask engines for, if it is known before the choice."""
+        choice = choice_of(node) if location.is_watched and not location.kwargs else None
+        if choice is None:
             return
-        inner, drafts = replace(place, watched=False, alone=False, prefix=place.part("ahead")), []
-        value = read_key(value, found.key) if found.key else value
-        for part in found.parts:
-            drafts.append(Draft(names=self._draft.names))
-            _Walk(drafts[-1]).visit(part, value, inner)
-        for component in begun_early(drafts, found.certain):
+        prefix = location.part_name("ahead")
+        part_location = replace(location, is_watched=False, owns_prefix=False, prefix=prefix)
+        value = read_key(value, choice.input_key) if choice.input_key else value
+        drafts: list[Draft] = []
+        for part in choice.parts:
+            drafts.append(self._draft.body())
+            _ChainTracer(drafts[-1]).lower(part, value, part_location)
+        for component in lookahead_of_choice(drafts, choice.is_certain):
             self._draft.add(component)
         for draft in drafts:
-            self._draft.calls |= draft.calls
-            self._draft.list_spellings |= {
-                name: how for name, how in draft.list_spellings.items() if name in self._draft.components
-            }
+            self._draft.adopt_calls(draft)
 
-    # Leaves
+    # ------------------------------------------------------------ functions, prompts, parsers
 
-    def _lambda(self, node: RunnableLambda[Any, Any], value: Value, place: _Place) -> Lowered:
-        if isinstance(node, AsDict) and isinstance(value, Record):
-            return self._silently(node, place, value)
-        reads = Purity(None) if isinstance(node, Computed) else analyze_callable(vars(node).get("func"))
+    def _lower_lambda(self, node: RunnableLambda[Any, Any], value: Value, location: _Location) -> Lowered:
+        if isinstance(node, InputAsDict) and isinstance(value, Record):
+            return self._without_component(node, location, value)
+        reads = Purity(None) if isinstance(node, PureStep) else analyze_callable(vars(node).get("func"))
         if reads is None or "afunc" in vars(node):
-            raise NotUnderstood(reason(node))
+            raise NotUnderstood(reason_not_lowered(node))
+        before = len(self._draft.components)
         if isinstance(reads, Purity):
-            return self._pure(node, reads, value, place)
-        if isinstance(reads, AttributeGetter):
-            return self._attributes(node, reads, value, place)
-        if len(reads.keys) == 1:
-            return self._silently(node, place, self._looked_up(value, reads.keys))
-        read = [read_key(value, key) for key in reads.keys]
-        return self._leaf(node, place, lambda: self._tuple(read, place))
+            if reads.path is not None:
+                return self._without_component(node, location, self._read_path(value, reads.path))
+            result = self._call_pure(node, reads, value, location)
+        elif isinstance(reads, AttributeGetter):
+            result = self._get_attribute(reads, value, location)
+        elif len(reads.keys) == 1:
+            return self._without_component(node, location, self._read_path(value, reads.keys))
+        else:
+            result = self._pack_tuple([read_key(value, key) for key in reads.keys], location)
+        return self._finish_leaf(node, location, result, before)
 
-    def _looked_up(self, value: Value, keys: tuple[str | int, ...]) -> Value:
+    def _read_path(self, value: Value, keys: tuple[str | int, ...]) -> Value:
         for key in keys:
             value = read_key(value, key)
         if isinstance(value, Ref) and value.path:
             self._draft.required_keys.append(value)
         return value
 
-    def _pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, place: _Place) -> Lowered:
-        if reads.path is not None:
-            return self._silently(node, place, self._looked_up(value, reads.path))
+    def _call_pure(self, node: RunnableLambda[Any, Any], reads: Purity, value: Value, location: _Location) -> Ref:
+        """Add a CALL of the user's pure function, on what it reads of its argument."""
         keys = None if reads.keys is None else {key: read_key(value, key) for key in reads.keys}
-        return self._leaf(node, place, lambda: self._computed(node, reads, keys, value, place))
-
-    def _computed(
-        self,
-        node: RunnableLambda[Any, Any],
-        reads: Purity,
-        keys: Mapping[str, Value] | None,
-        value: Value,
-        place: _Place,
-    ) -> Ref:
-        """A CALL of the user's pure function, on what it reads."""
-        func, name = node.func, self._draft.name(place.name(short_name(node)))
-        read = {"value": value} if keys is None else keys
-        inputs = tuple((key, self._draft.materialize(one, name, place.tags)) for key, one in read.items())
+        func, name = node.func, self._draft.name(location.name(short_name(node)))
+        arguments = {"value": value} if keys is None else keys
+        inputs = {key: self._draft.materialize(item, name, location.run_path) for key, item in arguments.items()}
         self._draft.list_spellings[name] = ""
-        component = Component(name, Role.CALL, inputs, scope=place.tags)
 
-        def call(**given: Any) -> Any:
-            return call_on_plain(func, given["value"] if keys is None else given, reads.degree)
+        def call(**values: Any) -> Any:
+            return call_on_plain(func, values["value"] if keys is None else values, reads.degree)
 
         marked = simple(plain_size)(call) if reads.degree == 1 else call
-        return self._draft.add(component, marked if isinstance(node, Computed) else mark_fallible(marked))
+        component = Component(name, Role.CALL, tuple(inputs.items()), scope=location.run_path)
+        return self._draft.add(component, marked if isinstance(node, PureStep) else mark_fallible(marked))
 
-    def _tuple(self, read: list[Value], place: _Place) -> Ref:
-        name = self._draft.name(place.part("items"))
-        inputs = {str(i): self._draft.materialize(one, name, place.tags) for i, one in enumerate(read)}
-        pack = on_loop(lambda **given: tuple(given[key] for key in inputs))
-        return self._draft.call(name, pack, place.tags, **inputs)
+    def _pack_tuple(self, items: list[Value], location: _Location) -> Ref:
+        name = self._draft.name(location.part_name("items"))
+        inputs = {str(i): self._draft.materialize(item, name, location.run_path) for i, item in enumerate(items)}
+        pack = on_loop(lambda **values: tuple(values[key] for key in inputs))
+        return self._draft.call(name, pack, location.run_path, **inputs)
 
-    def _attributes(self, node: Node, reads: AttributeGetter, value: Value, place: _Place) -> Lowered:
+    def _get_attribute(self, getter: AttributeGetter, value: Value, location: _Location) -> Ref:
         value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("reads an attribute of a dictionary or a prompt")
+        name = self._draft.name(location.part_name("attribute"))
+        self._draft.list_spellings[name] = ""
+        call = mark_fallible(lambda value: getter.get(value))
+        return self._draft.call(name, call, location.run_path, value=value)
 
-        def emit() -> Ref:
-            name = self._draft.name(place.part("attribute"))
-            self._draft.list_spellings[name] = ""
-            get = mark_fallible(lambda value: reads.get(value))
-            return self._draft.call(name, get, place.tags, value=value)
-
-        return self._leaf(node, place, emit)
-
-    def _passthrough(self, node: RunnablePassthrough[Any], value: Value, place: _Place) -> Lowered:
+    def _lower_passthrough(self, node: RunnablePassthrough[Any], value: Value, location: _Location) -> Lowered:
         if node.func is None and node.afunc is None:
-            return self._silently(node, place, value)
-        why = "passes its input on, and calls your function beside: a side effect"
-        _, span = self._opaque(node, value, place, why)
+            return self._without_component(node, location, value)
+        reason = "passes its input on, and calls your function beside: a side effect"
+        _, span = self._add_opaque(node, value, location, reason)
         return value, span
 
-    def _pick(self, node: RunnablePick, value: Value, place: _Place) -> Lowered:
+    def _lower_pick(self, node: RunnablePick, value: Value, location: _Location) -> Lowered:
         if isinstance(node.keys, str):
-            return self._silently(node, place, read_key(value, node.keys))
-        known = [k for k in node.keys if not isinstance(value, Record) or value.base is not None or k in value.items]
-        if not known:
+            return self._without_component(node, location, read_key(value, node.keys))
+        keys = [k for k in node.keys if not isinstance(value, Record) or value.base is not None or k in value.items]
+        if not keys:
             raise NotUnderstood("picks nothing that the dictionary before it has")
-        return self._silently(node, place, Record({key: read_key(value, key) for key in known}))
+        return self._without_component(node, location, Record({key: read_key(value, key) for key in keys}))
 
-    def _prompt(self, node: BasePromptTemplate[Any], value: Value, place: _Place) -> Lowered:
-        shape = understand(node)
+    def _lower_prompt(self, node: BasePromptTemplate[Any], value: Value, location: _Location) -> Lowered:
+        shape = prompt_shape(node)
         if isinstance(value, Ref) and len(shape.required) == 1:
             self._draft.required_variables.append(value.at(shape.required[0]))
-        return self._silently(node, place, bind(shape, value))
+        return self._without_component(node, location, bind_prompt(shape, value))
 
-    def _parser(self, node: BaseOutputParser[Any], value: Value, place: _Place) -> Lowered:
-        return self._leaf(node, place, lambda: lower_parser(self._draft, node, value, place.name, place.tags))
+    def _lower_parser(self, node: BaseOutputParser[Any], value: Value, location: _Location) -> Lowered:
+        before = len(self._draft.components)
+        result = lower_parser(self._draft, node, value, location.name, location.run_path)
+        return self._finish_leaf(node, location, result, before)
 
-    def _silently(self, node: Node, place: _Place, value: Value) -> Lowered:
-        self._row(node, place, "lowered")
+    # ------------------------------------------------------------ rows and components
+
+    def _without_component(self, node: Node, location: _Location, value: Value) -> Lowered:
+        self._add_row(node, location, "lowered")
         return value, Span()
 
-    def _leaf(self, node: Node, place: _Place, emit: Callable[[], Ref]) -> Lowered:
-        before = len(self._draft.components)
-        value = emit()
+    def _finish_leaf(self, node: Node, location: _Location, result: Ref, before: int) -> Lowered:
+        """Add the row of a node whose components are those after the first `before` ones. Return its lowered form."""
         names = tuple(self._draft.components)[before:]
-        self._row(node, place, "lowered", names)
-        return value, self._draft.span(names)
+        self._add_row(node, location, "lowered", names)
+        return result, self._draft.span(names)
 
-    def _opaque(self, node: Node, value: Value, place: _Place, why: str) -> Lowered:
-        wanted = place.part if silent(node) else place.name
-        name = self._draft.name(wanted(short_name(node)))
-        said = Attributes(slow=isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool)))
-        effects = written(vars(node).get("func")) if isinstance(node, RunnableLambda) else ()
-        inputs = with_unique_names(refs_of(value))
-        self._draft.add(Component(name, Role.OPAQUE, inputs, effects=effects, scope=place.tags, attributes=said))
+    def _add_opaque(self, node: Node, value: Value, location: _Location, reason: str) -> Lowered:
+        to_name = location.part_name if is_transparent(node) else location.name
+        name = self._draft.name(to_name(short_name(node)))
+        component = Component(
+            name,
+            Role.OPAQUE,
+            with_unique_names(refs_of(value)),
+            effects=store_effects(vars(node).get("func")) if isinstance(node, RunnableLambda) else (),
+            scope=location.run_path,
+            attributes=Attributes(slow=isinstance(node, (BaseRetriever, BaseLanguageModel, BaseTool))),
+        )
+        self._draft.add(component)
         if isinstance(node, (RunnableLambda, RunnableGenerator, BaseOutputParser)):
             self._draft.list_spellings[name] = ""
-        if place.watched and emits_own_run(node):
-            self._draft.watched[place.tags] = name
-        inside = list(pool_backed_inside(node, place.path))
-        self._row(node, place, "joined" if inside else "original", (name,), why)
-        for path, one in inside:
-            if path != place.path:
-                joins = "joins the query when it is called"
-                what = type(one).__name__
-                why = f"{joins}, with a plan of its own" if is_accelerated(one) else joins
-                self._draft.nodes.append(TraceNode(path, what, "joined", reason=why))
+        if location.is_watched and has_own_run(node):
+            self._draft.watched[location.run_path] = name
+        pool_backed = list(find_pool_backed(node, location.path))
+        self._add_row(node, location, "joined" if pool_backed else "original", (name,), reason)
+        for path, part in pool_backed:
+            if path != location.path:
+                reason = "joins the query when it is called"
+                if is_accelerated(part):
+                    reason += ", with a plan of its own"
+                self._draft.nodes.append(TraceNode(path, type(part).__name__, "joined", reason=reason))
         return Ref(name), Span((name,), (name,))
 
-    def _row(
-        self,
-        node: Node,
-        place: _Place,
-        level: Level,
-        components: Names = (),
-        why: str = "",
-        at: int | None = None,
-    ) -> None:
-        row = TraceNode(place.path, type(node).__name__, level, components, why)
-        self._draft.nodes.insert(len(self._draft.nodes) if at is None else at, row)
+    def _add_row(self, node: Node, location: _Location, level: Level, components: Names = (), reason: str = "") -> None:
+        self._draft.nodes.append(TraceNode(location.path, type(node).__name__, level, components, reason))
+
+
+class PathTracker:
+    """The run paths of one query's runs. Feed it every run as it starts, parents first, from any thread.
+
+    The first run without a known parent is the root, with the path `()`; later ones belong to another query and have no
+    path.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[Hashable, RunPath | None] = {}
+
+    def add_run(self, run_id: Hashable, parent_run_id: Hashable | None, tags: Sequence[str] | None) -> RunPath | None:
+        """Record a run that starts. Return its path, None for a run of another query."""
+        if parent_run_id in self._paths:
+            parent_path = self._paths[parent_run_id]
+            tag = next((tag for tag in tags or () if tag.startswith(_CHILD_TAGS)), _UNTAGGED)
+            path = None if parent_path is None else (*parent_path, tag)
+        else:
+            path = None if self._paths else ()
+        self._paths[run_id] = path
+        return path
+
+    def path(self, run_id: Hashable) -> RunPath | None:
+        """Return the path of a run that has started, None for a run of another query."""
+        return self._paths.get(run_id)

@@ -28,9 +28,9 @@ from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.pruning import prune_body
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import known_value
-from teola_plugin.tracer.langgraph.arms import begun_before_chosen
 from teola_plugin.tracer.langgraph.node import NOTHING, UNKNOWN, Visited, unknown, visit
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
+from teola_plugin.tracer.lookahead import lookahead_of_arms
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
@@ -175,7 +175,7 @@ class _Lookahead:
         drafts = [Draft(names=self.names) for _ in arms]
         for arm, own in zip(arms, drafts, strict=True):
             self._visit(own, arm, state.read(arm.reads), state, before)
-        for component in begun_before_chosen(drafts, partial(unknown, draft), draft):
+        for component in lookahead_of_arms(drafts, partial(unknown, draft), draft):
             draft.add(component)
         for own in drafts:
             draft.adopt_calls(own)

@@ -17,7 +17,7 @@ from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import to_symbol
-from teola_plugin.tracer.langchain.trace import walk_into
+from teola_plugin.tracer.langchain.trace import trace_into
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 
@@ -47,7 +47,7 @@ def visit(draft: Draft, bound: Runnable[Any, Any], given: Symbol, name: str, dec
     """Adds to the draft what it will ask engines for. Never raises for what it does not understand."""
     functions = functions_of(bound)
     if functions is None:
-        value, span = walk_into(draft, bound, _value(draft, given, name), name, f"graph.{name}", {})
+        value, span = trace_into(draft, bound, _value(draft, given, name), name, f"graph.{name}", {})
         made = to_symbol(value)
         return Visited(span, made.items if isinstance(made, Fields) and made.base is None else None)
     func = functions.func or functions.afunc

@@ -13,7 +13,7 @@ from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langchain import sentence_transformer
-from teola_plugin.tracer.langchain.classes import changed
+from teola_plugin.tracer.langchain.classes import find_override
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 
 _EMBEDDINGS = ("langchain_huggingface.embeddings.huggingface", "langchain_community.embeddings.huggingface")
@@ -81,7 +81,7 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
     cls = _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj)
     if cls is None:
         return TeolaEmbeddings(pool=pool, engine=engine)
-    if other := changed(obj, cls):
+    if other := find_override(obj, cls):
         raise _differs(obj, f"{other} overrides how it embeds", "leave it unbound")
     server = pool.engine(engine)
     if hasattr(server, "model_name"):
@@ -137,7 +137,7 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncod
     """Scores that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
     cls = _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj)
     assert cls is not None
-    if other := changed(obj, cls):
+    if other := find_override(obj, cls):
         raise _differs(obj, f"{other} overrides how it scores", "leave it unbound")
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):

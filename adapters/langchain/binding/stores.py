@@ -21,8 +21,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import LeftToPlain
-from teola_plugin.tracer.langchain.classes import changed
-from teola_plugin.tracer.langchain.stores import resource
+from teola_plugin.tracer.langchain.classes import find_override, store_resource
 from teola_plugin.tracer.leaf import StoreLeaf
 
 _SEARCHES = {
@@ -47,7 +46,7 @@ def _splits(store: VectorStore, search_type: str) -> bool:
     dense = getattr(getattr(store, "retrieval_mode", None), "value", "dense") == "dense"
     if search_type not in _SEARCHES or not dense:
         return False
-    return any(isinstance(store, cls) and not changed(store, cls) for cls in known)
+    return any(isinstance(store, cls) and not find_override(store, cls) for cls in known)
 
 
 def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> VectorStoreRetriever:
@@ -55,7 +54,7 @@ def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> Vec
     store = node.vectorstore
     if isinstance(node, TeolaRetriever) and isinstance(store, TeolaVectorStore):
         return node.model_copy(update={"vectorstore": store_on(store, embeddings)})
-    if changed(node, VectorStoreRetriever):
+    if find_override(node, VectorStoreRetriever):
         raise _refused(f"a {type(node).__name__}")
     if not _splits(store, node.search_type):
         raise _refused(f"a search of type {node.search_type!r} in a {type(store).__name__}")
@@ -126,4 +125,4 @@ class InMemoryRetriever(PoolEmbeddedRetriever):
             return search(to_list(vector), **given)
 
         sent = getattr(embeddings, "sent", str)
-        return StoreLeaf(embeddings.engine, sent, ahead, resource(store))
+        return StoreLeaf(embeddings.engine, sent, ahead, store_resource(store))

@@ -26,9 +26,8 @@ from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.adapters.langchain.composites import parts as structural_parts
 from teola_plugin.adapters.langchain.composites import with_parts as with_structural_parts
-from teola_plugin.tracer.langchain.classes import changed, is_pool_backed
-from teola_plugin.tracer.langchain.equivalents import equivalent
-from teola_plugin.tracer.langchain.stores import written
+from teola_plugin.tracer.langchain.classes import find_override, is_pool_backed, store_effects
+from teola_plugin.tracer.langchain.equivalents import equivalent_chain
 from teola_plugin.tracer.purity.purity import analyze_callable
 
 Node = Runnable[Any, Any]
@@ -62,7 +61,7 @@ def with_parts(node: Node, accelerate: Accelerate) -> Node:
         return graph
     for kind, make in _KINDS:
         if type(node) is kind:  # a class of the user's own may do anything with its parts
-            return node if changed(node, kind) else make(node, accelerate)
+            return node if find_override(node, kind) else make(node, accelerate)
     before = dict(structural_parts(node))
     made = {where: with_parts(part, accelerate) for where, part in before.items()}
     return node if all(made[where] is before[where] for where in made) else with_structural_parts(node, made)
@@ -119,7 +118,7 @@ def _history(node: RunnableWithMessageHistory, accelerate: Accelerate) -> Node:
 def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
     """The user's function runs as it always did; a Runnable that it returns is accelerated."""
     func, afunc = vars(node).get("func"), vars(node).get("afunc")
-    if equivalent(node) is not None or written(func):
+    if equivalent_chain(node) is not None or store_effects(func):
         return node  # the framework's own
     wrapped = {
         name: made

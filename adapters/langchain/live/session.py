@@ -15,7 +15,7 @@ from teola_plugin.adapters.early_work import ending
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain import inline_callback
-from teola_plugin.tracer.langchain.paths import NodePath, PathTracker
+from teola_plugin.tracer.langchain.trace import PathTracker, RunPath
 
 
 class SessionHandler(BaseCallbackHandler):
@@ -24,7 +24,7 @@ class SessionHandler(BaseCallbackHandler):
     Pool-backed objects find the query through `teola_run` wherever the framework hands callbacks on.
     """
 
-    def __init__(self, run: QueryRun | PartRun, watched: Mapping[NodePath, str]) -> None:
+    def __init__(self, run: QueryRun | PartRun, watched: Mapping[RunPath, str]) -> None:
         self.teola_run = run.whole
         self._run = run
         self._watched = watched
@@ -57,7 +57,7 @@ class SessionHandler(BaseCallbackHandler):
         tags: list[str] | None = None,
         **_: Any,
     ) -> None:
-        self._tracker.started(run_id, parent_run_id, tags)
+        self._tracker.add_run(run_id, parent_run_id, tags)
 
     on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start  # type: ignore[assignment]
 

@@ -16,7 +16,7 @@ from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.accelerated import calls_of
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langchain import inline_callback
-from teola_plugin.tracer.langchain.classes import emits_own_run
+from teola_plugin.tracer.langchain.classes import has_own_run
 
 
 class Heard(BaseCallbackHandler):
@@ -161,11 +161,11 @@ async def test_transforming_uses_what_was_bound(pool: EnginePool) -> None:
 
 def test_a_method_without_a_module_keeps_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeListLLM(responses=["a"])
-    assert emits_own_run(model)
+    assert has_own_run(model)
 
     def spy(*args: Any, **kwargs: Any) -> Any: ...
 
     spy.__module__ = None  # type: ignore[assignment]  # as pytest-mock's are
     monkeypatch.setattr(FakeListLLM, "invoke", spy)
-    assert not emits_own_run(model)
+    assert not has_own_run(model)
     assert accelerate(PromptTemplate.from_template("{x}") | model).report

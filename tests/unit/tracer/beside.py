@@ -9,7 +9,7 @@ from pool_leaves import answer, score
 
 from teola_plugin.graph import Component, Role, WorkflowTemplate, read_path
 from teola_plugin.requests.payloads import Generation, Hit
-from teola_plugin.tracer.langchain.trace import TraceResult
+from teola_plugin.tracer.draft import TraceResult
 
 
 def run_beside(traced: TraceResult, value: Any, opaque: Mapping[str, Any] | None = None) -> Any:

@@ -14,7 +14,7 @@ from pool_leaves import PoolChat, PoolRetriever
 
 from teola_plugin.graph import Role, build_pgraph
 from teola_plugin.passes import PassContext, default_pipeline
-from teola_plugin.tracer.langchain.equivalents import equivalent
+from teola_plugin.tracer.langchain.equivalents import equivalent_chain
 from teola_plugin.tracer.langchain.trace import trace
 
 
@@ -64,7 +64,7 @@ def test_the_original_question_is_searched_at_once() -> None:
     ids=["multi-query", "with the original", "ensemble"],
 )
 def test_an_equivalent_gives_what_the_retriever_gives(retriever: BaseRetriever) -> None:
-    chain = equivalent(retriever)
+    chain = equivalent_chain(retriever)
     assert chain is not None
     assert chain.invoke("lambs") == retriever.invoke("lambs")
 
@@ -87,5 +87,5 @@ def test_a_changed_class_is_not_known() -> None:
         def unique_union(self, documents: list[Document]) -> list[Document]:
             return documents[:1]
 
-    assert equivalent(Mine.from_llm(retriever=Search(), llm=PoolChat())) is None
-    assert equivalent(Own()) is None
+    assert equivalent_chain(Mine.from_llm(retriever=Search(), llm=PoolChat())) is None
+    assert equivalent_chain(Own()) is None

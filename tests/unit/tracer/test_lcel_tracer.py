@@ -36,7 +36,8 @@ from teola_plugin.errors import TraceError
 from teola_plugin.graph import Ref, Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.passes import PassContext, default_pipeline
-from teola_plugin.tracer.langchain.trace import TraceResult, trace
+from teola_plugin.tracer.draft import TraceResult
+from teola_plugin.tracer.langchain.trace import trace
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tracer"
 MODEL = PoolChat()

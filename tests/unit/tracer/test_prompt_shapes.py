@@ -18,7 +18,7 @@ from langchain_core.prompts import (
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.requests.payloads import UNKNOWN
-from teola_plugin.tracer.langchain.prompts import bind, understand
+from teola_plugin.tracer.langchain.prompts import bind_prompt, prompt_shape
 from teola_plugin.tracer.symbols import BASE, NotUnderstood, Prompted, Record
 
 CHAT = ChatPromptTemplate.from_messages(
@@ -41,7 +41,7 @@ def said(prompt: Any) -> list[tuple[str, str]]:
 
 
 def test_parts_in_rendered_order_with_merged_literals() -> None:
-    prompted = bind(understand(CHAT), RECORD)
+    prompted = bind_prompt(prompt_shape(CHAT), RECORD)
     assert shown(prompted) == [
         "\nsystem: Be brief. {literal}\nsystem: Context: ",
         "<context>",
@@ -55,11 +55,11 @@ def test_parts_in_rendered_order_with_merged_literals() -> None:
 
 def test_all_known_renders_exactly_as_the_template() -> None:
     given = {"context": "c", "question": 3}
-    assert bind(understand(CHAT), RECORD).render(given) == CHAT.invoke(given)
+    assert bind_prompt(prompt_shape(CHAT), RECORD).render(given) == CHAT.invoke(given)
 
 
 def test_what_comes_after_the_first_unknown_is_cut_off() -> None:
-    prompted = bind(understand(CHAT), RECORD)
+    prompted = bind_prompt(prompt_shape(CHAT), RECORD)
     start = ("system", "Be brief. {literal}")
     assert said(prompted.render({})) == [start, ("system", f"Context: {UNKNOWN}, {{braces}} in prose")]
     known = ("system", "Context: c, {braces} in prose")
@@ -67,7 +67,7 @@ def test_what_comes_after_the_first_unknown_is_cut_off() -> None:
 
 
 def test_a_base_may_bring_what_is_optional() -> None:
-    prompted = bind(understand(CHAT), Record(RECORD.items, Ref(INPUT)))
+    prompted = bind_prompt(prompt_shape(CHAT), Record(RECORD.items, Ref(INPUT)))
     assert [name for name, _ in prompted.inputs] == ["context", "question", BASE]
     assert shown(prompted)[2:7] == [", {braces} in ", f"<{BASE}>", f"<{BASE}>", "\nuser: ", "<question>"]
     base = {"history": [HumanMessage("0"), AIMessage("1"), ("human", "2")], "style": "verse", "unused": 1}
@@ -79,7 +79,7 @@ def test_a_base_may_bring_what_is_optional() -> None:
 
 def test_messages_not_known_yet_end_the_prompt() -> None:
     template = ChatPromptTemplate.from_messages([("system", "s"), MessagesPlaceholder("history"), ("human", "{q}")])
-    prompted = bind(understand(template), Ref("x"))
+    prompted = bind_prompt(prompt_shape(template), Ref("x"))
     assert [(name, str(ref)) for name, ref in prompted.inputs] == [("history", "x.history"), ("q", "x.q")]
     assert said(prompted.render({"q": "known"})) == [("system", "s"), ("human", UNKNOWN)]
     assert said(prompted.render({"q": "k", "history": []})) == [("system", "s"), ("human", "k")]
@@ -87,7 +87,7 @@ def test_messages_not_known_yet_end_the_prompt() -> None:
 
 def test_one_variable_takes_its_value_bare_or_in_a_dictionary() -> None:
     template = ChatPromptTemplate.from_messages([("placeholder", "{history}"), ("human", "{q}")])
-    prompted = bind(understand(template), Ref("x"))
+    prompted = bind_prompt(prompt_shape(template), Ref("x"))
     assert prompted.inputs == (("q", Ref("x")),)
     assert prompted.render({"q": "hi"}) == template.invoke("hi")
     assert prompted.render({"q": {"q": "hi", "history": [("ai", "a")]}}) == template.invoke(
@@ -98,7 +98,7 @@ def test_one_variable_takes_its_value_bare_or_in_a_dictionary() -> None:
 
 def test_plain_prompts_have_no_role_markers() -> None:
     template = PromptTemplate.from_template("Say {a} to {b}, {a}")
-    prompted = bind(understand(template), Ref("x"))
+    prompted = bind_prompt(prompt_shape(template), Ref("x"))
     assert shown(prompted) == ["Say ", "<a>", " to ", "<b>", ", ", "<a>"]
     assert prompted.render({"a": 1}).to_string() == f"Say 1 to {UNKNOWN}, 1"
     assert prompted.render({"a": 1, "b": [2]}) == template.invoke({"a": 1, "b": [2]})
@@ -106,14 +106,14 @@ def test_plain_prompts_have_no_role_markers() -> None:
 
 def test_nested_templates_and_a_template_without_variables() -> None:
     template = ChatPromptTemplate.from_messages([CHAT, ("ai", "ok")])
-    assert "<context>" in shown(bind(understand(template), Ref("x")))
+    assert "<context>" in shown(bind_prompt(prompt_shape(template), Ref("x")))
     fixed = ChatPromptTemplate.from_messages([("human", "hi")])
-    prompted = bind(understand(fixed), Ref("x"))
+    prompted = bind_prompt(prompt_shape(fixed), Ref("x"))
     assert prompted.inputs == () and prompted.render({}) == fixed.invoke({})
 
 
 def test_a_failing_render_raises_what_the_template_raises() -> None:
-    prompted = bind(understand(ChatPromptTemplate.from_template("{n:.2f} {m}")), Ref("x"))
+    prompted = bind_prompt(prompt_shape(ChatPromptTemplate.from_template("{n:.2f} {m}")), Ref("x"))
     with pytest.raises(ValueError, match="format code"):
         prompted.render({"m": "m"})
 
@@ -161,24 +161,24 @@ def chat_few_shot(**given: Any) -> FewShotChatMessagePromptTemplate:
 
 def test_examples_are_part_of_the_text() -> None:
     template = few_shot()
-    prompted = bind(understand(template), Record({"x": Ref("x")}))
+    prompted = bind_prompt(prompt_shape(template), Record({"x": Ref("x")}))
     assert shown(prompted)[:3] == ["Examples of prose:\n\nFor 1.\n\nFor ", "<x>", " too.\n\nNow "]
     assert prompted.render({"x": "this"}) == template.invoke({"x": "this"})
     inside = ChatPromptTemplate.from_messages([HumanMessagePromptTemplate(prompt=template)])
-    assert bind(understand(inside), Ref("x")).render({"x": "this"}) == inside.invoke("this")
+    assert bind_prompt(prompt_shape(inside), Ref("x")).render({"x": "this"}) == inside.invoke("this")
 
 
 def test_examples_are_messages() -> None:
     template = ChatPromptTemplate.from_messages([("system", "Be brief."), chat_few_shot(), ("human", "{q}")])
-    prompted = bind(understand(template), Ref("x"))
+    prompted = bind_prompt(prompt_shape(template), Ref("x"))
     start = "\nsystem: Be brief.\nhuman: What of one?\nai: one is {fine}.\nhuman: What of 2?\nai: 2 is {fine}.\nuser: "
     assert shown(prompted) == [start, "<q>", "\nassistant: "]
     assert prompted.render({"q": "this"}) == template.invoke("this")
     assert len(prompted.render({}).to_messages()) == 6
-    alone = bind(understand(chat_few_shot()), Ref("x"))
+    alone = bind_prompt(prompt_shape(chat_few_shot()), Ref("x"))
     assert alone.inputs == () and alone.render({}) == chat_few_shot().invoke({})
     one = chat_few_shot(example_prompt=HumanMessagePromptTemplate.from_template("Of {a}."))
-    assert bind(understand(one), Ref("x")).render({}) == one.invoke({})
+    assert bind_prompt(prompt_shape(one), Ref("x")).render({}) == one.invoke({})
 
 
 @pytest.mark.parametrize(
@@ -208,4 +208,4 @@ def test_examples_are_messages() -> None:
 )
 def test_what_may_run_code_is_not_understood(template: Any, why: str) -> None:
     with pytest.raises(NotUnderstood, match=why):
-        understand(template)
+        prompt_shape(template)

@@ -29,8 +29,8 @@ from langchain_core.tools import tool
 from support.own_code import own
 
 from teola_plugin.graph import Role
-from teola_plugin.tracer.langchain.paths import NodePath, PathTracker, model_value
-from teola_plugin.tracer.langchain.trace import TraceResult, trace
+from teola_plugin.tracer.draft import TraceResult
+from teola_plugin.tracer.langchain.trace import PathTracker, RunPath, trace
 
 
 class Recorder(BaseCallbackHandler):
@@ -40,7 +40,7 @@ class Recorder(BaseCallbackHandler):
 
     def __init__(self) -> None:
         self.tracker = PathTracker()
-        self.values: dict[NodePath, list[Any]] = {}
+        self.values: dict[RunPath, list[Any]] = {}
 
     def _start(
         self,
@@ -52,7 +52,7 @@ class Recorder(BaseCallbackHandler):
         tags: Any = None,
         **kwargs: Any,
     ) -> None:
-        self.tracker.started(run_id, parent_run_id, tags, kwargs.get("name"))
+        self.tracker.add_run(run_id, parent_run_id, tags)
 
     def _end(self, output: Any, *, run_id: Any, **kwargs: Any) -> None:
         path = self.tracker.path(run_id)
@@ -60,7 +60,8 @@ class Recorder(BaseCallbackHandler):
             self.values.setdefault(path, []).append(output)
 
     def on_llm_end(self, response: Any, *, run_id: Any, **kwargs: Any) -> None:
-        self._end(model_value(response), run_id=run_id)
+        generation = response.generations[0][0]
+        self._end(getattr(generation, "message", None) or generation.text, run_id=run_id)
 
     on_chain_start = on_chat_model_start = on_llm_start = on_retriever_start = on_tool_start = _start  # type: ignore[assignment]
     on_chain_end = on_retriever_end = on_tool_end = _end  # type: ignore[assignment]
@@ -226,8 +227,8 @@ def test_nothing_inside_a_map_is_watched() -> None:
 def test_strangers_have_no_path() -> None:
     tracker = PathTracker()
     root, child, stranger = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
-    assert tracker.started(root, uuid.uuid4(), ["seq:step:4"]) == ()
-    assert tracker.started(child, root, ["app", "seq:step:1"], "x") == ("seq:step:1",)
-    assert tracker.started(stranger, None, ["seq:step:1"]) is None
-    assert tracker.started(uuid.uuid4(), stranger, ["seq:step:1"]) is None
+    assert tracker.add_run(root, uuid.uuid4(), ["seq:step:4"]) == ()
+    assert tracker.add_run(child, root, ["app", "seq:step:1"]) == ("seq:step:1",)
+    assert tracker.add_run(stranger, None, ["seq:step:1"]) is None
+    assert tracker.add_run(uuid.uuid4(), stranger, ["seq:step:1"]) is None
     assert tracker.path(child) == ("seq:step:1",) and tracker.path("never seen") is None
