@@ -58,7 +58,7 @@ class AnswerListener(Protocol):
 class AgentListener(Protocol):
     """Says whether anybody listens to a call."""
 
-    def asked(self, call: ModelCall) -> AnswerListener | None: ...
+    def listener_for(self, call: ModelCall) -> AnswerListener | None: ...
 
 
 current_agent: ContextVar[AgentListener | None] = ContextVar("teola_agent", default=None)
@@ -71,7 +71,7 @@ def listening(call: ModelCall) -> Hearing | None:
     if agent is None:
         return None
     try:
-        listener = agent.asked(call)
+        listener = agent.listener_for(call)
     except Exception as error:
         _log(error)
         return None

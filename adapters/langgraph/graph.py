@@ -1,7 +1,7 @@
 """Accelerated graphs: instances of a subclass of the original's class that share the original's state.
 
-The user's object keeps the original's nodes and subgraphs. What runs is a *runner*: another instance with the same
-state, whose nodes tell the live query when they begin.
+The user's object keeps the original's nodes and subgraphs. A *runner* runs: another instance with the same state, whose
+nodes tell the live query when their tasks begin.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
-from teola_plugin.adapters.langgraph.agents.eager_tools import EagerTools
-from teola_plugin.adapters.langgraph.ahead import Parts
-from teola_plugin.adapters.langgraph.graph_call import GraphCall, astepped, stepped
-from teola_plugin.adapters.langgraph.plans import Plans, is_same_shape, shaping_of
+from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
+from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call
+from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
@@ -39,31 +38,33 @@ from teola_plugin.shims.stack_levels import hide_from_stack_levels
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
 
-_OURS = "_teola"
+_ACCELERATION = "_teola"
+"""The attribute of accelerated graphs that holds their `Acceleration`."""
 
 
 @dataclass(slots=True, eq=False)
 class Acceleration:
-    """On which terms a graph is accelerated."""
+    """The terms on which a graph is accelerated, and what was made for it."""
 
     original: Pregel[Any, Any, Any, Any]
     pool: EnginePool | None
-    again: Callable[..., Any]
-    """`accelerate` on the same terms."""
+    accelerate: Callable[..., Any]
+    """Accelerates another graph on the same terms."""
     app: str = NO_APP
     plans: Plans | None = None
-    tools: EagerTools | None = None
+    tools: AgentTools | None = None
     inner: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """Graphs that are nodes of the original, and what became of them; by identity, which an original keeps."""
-    last: list[QueryRun] = field(default_factory=list)
+    """Graphs that are nodes of the original, each with its accelerated graph, by identity."""
+    last_run: list[QueryRun] = field(default_factory=list)
+    """The query of the last call; empty before the first one."""
     serving: Serving | None = None
-    """What `serve=` has done."""
+    """The engines that `serve=` has started."""
     composites: Any = None
     """The `CompositeRules` of its nodes, if calls of composites are prefetched."""
     runner: Any = None
-    """The graph that runs: it has the original's state, and nodes that tell when they begin."""
+    """The graph that runs: it has the original's state, and nodes that tell when their tasks begin."""
     shaping: tuple[Any, ...] = ()
-    """See `shaping_of`: what the plans and the runner's nodes were made of."""
+    """The parts of the original that the plans and the runner's nodes were made of; see `shaping_of`."""
 
     def is_current(self) -> bool:
         """Return True unless a node, an interrupt or the like was set on the original since."""
@@ -71,8 +72,7 @@ class Acceleration:
 
 
 class AcceleratedGraph:
-    """Stands before the graph's own class in the order of methods. All of LangGraph's entry points go through
-    `stream` and `astream`, and what they do is LangGraph's own."""
+    """A mixin before the graph's own class. All entry points of LangGraph go through `stream` and `astream`."""
 
     __teola_accelerated__: ClassVar[bool] = True
     if TYPE_CHECKING:
@@ -85,28 +85,28 @@ class AcceleratedGraph:
 
     @functools.wraps(Pregel.stream)
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        ours = None if "stream" in vars(self) else _acceleration_of(self)
-        if ours is None:  # made by its class's constructor, or the method was replaced (`mock.patch.object`)
+        acceleration = None if "stream" in vars(self) else _acceleration_of(self)
+        if acceleration is None:  # made by its class's constructor, or the method was replaced (`mock.patch.object`)
             yield from super().stream(input, config, **kwargs)  # type: ignore[misc]
             return
         started = self._started(config)
-        yield from started.items(lambda: self._items(ours.runner, started, input, config, kwargs))
+        yield from started.items(lambda: self._items(acceleration.runner, started, input, config, kwargs))
 
     def _items(
         self, runner: Any, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]
     ) -> Iterator[Any]:
         items = runner.stream(input, config, **kwargs)
         call = self._call(started, kwargs)
-        return items if call is None else stepped(call, items)
+        return items if call is None else in_call(call, items)
 
     @functools.wraps(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        ours = None if "astream" in vars(self) else _acceleration_of(self)
-        started = None if ours is None else self._started(config)
-        if ours is None or started is None:
+        acceleration = None if "astream" in vars(self) else _acceleration_of(self)
+        started = None if acceleration is None else self._started(config)
+        if acceleration is None or started is None:
             items = super().astream(input, config, **kwargs)  # type: ignore[misc]
         else:
-            items = started.aitems(lambda: self._aitems(ours.runner, started, input, config, kwargs))
+            items = started.aitems(lambda: self._aitems(acceleration.runner, started, input, config, kwargs))
         async with aclosing(items) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -116,7 +116,7 @@ class AcceleratedGraph:
     ) -> AsyncIterator[Any]:
         items = runner.astream(input, config, **kwargs)
         call = self._call(started, kwargs)
-        return items if call is None else astepped(call, items)
+        return items if call is None else ain_call(call, items)
 
     # ------------------------------------------------------------ one call
 
@@ -124,86 +124,86 @@ class AcceleratedGraph:
         if started.run is None:
             return None
         run, plans, tools = started.run.whole, self._teola.plans, self._teola.tools
-        stops = tools is None or tools.paused(kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
-        agent = None if tools is None or stops else AgentCall(tools, run)
+        stops = (kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
+        agent = None if tools is None or tools.is_interrupted(*stops) else AgentCall(tools, run)
         return GraphCall(self._teola, run, None if plans is None else Parts(plans, run), agent)
 
     def _started(self, config: RunnableConfig | None) -> StartedCall:
-        """A query of its own, or none where there is no pool. Raises `RegistrationError` for terms without sense."""
+        """Start a call: a query of its own, or none without a pool. Raises `RegistrationError` for invalid terms."""
         merged = _merged(self.config, config)  # type: ignore[attr-defined]
-        asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
+        call_options, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._teola.pool is not None:
             try:
-                return self._query(asked, runs, self._teola.pool)
+                return self._query(call_options, runs, self._teola.pool)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self._teola.original)
         clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
-        terms, deadline = unplanned(asked, runs, self._teola.app, clock)
+        terms, deadline = unplanned(call_options, runs, self._teola.app, clock)
         return StartedCall(None, config, self, terms=terms, deadline=deadline, composites=self._teola.composites)  # type: ignore[arg-type]
 
-    def _query(self, asked: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
-        around = joinable(context_of(asked, runs, pool).run)
-        if around is not None:
-            around.has_user_code = True  # its nodes'
-            return StartedCall(_Inner(around), None, self, composites=self._teola.composites)  # type: ignore[arg-type]
-        terms = named(asked.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
+    def _query(self, call_options: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
+        outer_run = joinable(context_of(call_options, runs, pool).run)
+        if outer_run is not None:
+            outer_run.has_user_code = True  # its nodes'
+            return StartedCall(_InnerCall(outer_run), None, self, composites=self._teola.composites)  # type: ignore[arg-type]
+        terms = named(call_options.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
         query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'
-        self._teola.last[:] = [run]
+        self._teola.last_run[:] = [run]
         return StartedCall(run, None, self, deadline=Deadline.of(run), composites=self._teola.composites)  # type: ignore[arg-type]
 
-    # ------------------------------------------------------------ seeing it
+    # ------------------------------------------------------------ explanations and traces
 
     def explain(self, input: Any = None, *, details: bool = False) -> str:
-        """What was understood, what begins before its node, what to expect: three lines. Nothing of the graph runs.
+        """Say what was understood, what starts before its node, and what to expect, in three lines. Nothing runs.
 
-        `details`: also its nodes and edges, what of each prompt is constant and what breaks that, and when each call
-        begins, in sections. `input` changes nothing; it is there for other accelerated objects' sake.
+        `details`: also the nodes and edges, which part of each prompt is constant and what breaks that, and when each
+        call starts, in sections. `input` changes nothing; other accelerated objects need it.
         """
         return self.__teola_explained__(input).text(details=details)
 
     def __teola_of__(self) -> tuple[Any, EnginePool | None]:
-        """The original, and the pool that plans it."""
+        """Return the original, and the pool that plans it."""
         return self._teola.original, self._teola.pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace, left_for_form
-        from teola_plugin.adapters.langgraph.explain import NOTHING_AHEAD, explain_graph
+        from teola_plugin.adapters.langgraph.explain import NOTHING_PREFETCHED, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
-        ours = self._teola
-        facts = GraphFacts(ours.runner, ours.plans, ours.tools)
-        note = NOTHING_AHEAD if ours.pool is None else ""
-        trace, left = ended_trace(ours.last), left_for_form(ours.last)
-        told = explain_graph(facts.nodes, facts.starts, facts.chosen, note, trace, left)
-        return replace(told, served=served_section(ours.serving))
+        acceleration = self._teola
+        facts = GraphFacts(acceleration.runner, acceleration.plans, acceleration.tools)
+        note = NOTHING_PREFETCHED if acceleration.pool is None else ""
+        trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
+        explanation = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
+        return replace(explanation, served=served_section(acceleration.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
-        """The trace of the last call that was started on this object; None before the first one."""
-        return self._teola.last[0].trace.result(timeout) if self._teola.last else None
+        """Return the trace of the last call that was started on this object; None before the first one."""
+        return self._teola.last_run[0].trace.result(timeout) if self._teola.last_run else None
 
     # ------------------------------------------------------------ copies
 
     def copy(self, update: dict[str, Any] | None = None) -> Any:
-        """As the original is copied; accelerated on the same terms."""
-        ours = self._teola
-        return ours.again(ours.original.copy(update), like=ours)
+        """Copy the original, and accelerate the copy on the same terms."""
+        acceleration = self._teola
+        return acceleration.accelerate(acceleration.original.copy(update), like=acceleration)
 
     def __copy__(self) -> Any:
-        ours = self._teola
-        return ours.again(copy.copy(ours.original), like=ours)
+        acceleration = self._teola
+        return acceleration.accelerate(copy.copy(acceleration.original), like=acceleration)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._teola.again(copy.deepcopy(self._teola.original, memo))
+        return self._teola.accelerate(copy.deepcopy(self._teola.original, memo))
 
     def __reduce__(self) -> Any:
-        """As the original is pickled. Raises `RegistrationError` for one with a pool, which stays where it is."""
-        return self._teola.again, (self._teola.original,)
+        """Pickle the original. Raises `RegistrationError` for a graph with a pool, which belongs to its process."""
+        return self._teola.accelerate, (self._teola.original,)
 
 
 class _Runner:
-    """A mixin for the graph that runs, whose nodes are others than those in its state."""
+    """A mixin for the graph that runs: its nodes are not those in its state, but watched copies of them."""
 
     if TYPE_CHECKING:
         _teola: Mapping[str, Any]
@@ -215,23 +215,23 @@ class _Runner:
 
 def _acceleration_of(graph: Any) -> Acceleration | None:
     """Return the terms of an accelerated graph, up to date; None for one that its class's constructor has made."""
-    ours: Acceleration | None = getattr(graph, _OURS, None)
-    if ours is not None and not ours.is_current():
-        last = ours.last
-        try:
-            ours = ours.again(ours.original, like=ours)._teola
-        except Exception as error:  # nothing of the original has run yet
-            log_fallback(error, ours.original)
-            ours = Acceleration(ours.original, None, ours.again, ours.app, runner=ours.original)
-        assert ours is not None
-        ours.last = last
-        object.__setattr__(graph, _OURS, ours)
-    return ours
+    acceleration: Acceleration | None = getattr(graph, _ACCELERATION, None)
+    if acceleration is None or acceleration.is_current():
+        return acceleration
+    original, accelerate = acceleration.original, acceleration.accelerate
+    try:
+        current: Acceleration = accelerate(original, like=acceleration)._teola
+    except Exception as error:  # nothing of the original has run yet
+        log_fallback(error, original)
+        current = Acceleration(original, None, accelerate, acceleration.app, runner=original)
+    current.last_run = acceleration.last_run
+    object.__setattr__(graph, _ACCELERATION, current)
+    return current
 
 
 @dataclass(frozen=True, slots=True)
-class _Inner:
-    """A graph inside a live query: the query around it goes on when the graph ends."""
+class _InnerCall:
+    """A call of a graph inside a live query, which goes on when the graph ends."""
 
     whole: QueryRun
 
@@ -242,7 +242,7 @@ class _Inner:
 
 
 def _merged(*configs: RunnableConfig | None) -> RunnableConfig:
-    """Empty where they cannot be merged: the plain graph says what is wrong with them."""
+    """Merge configs. Return an empty one if that is impossible: the original says what is wrong with them."""
     try:
         return merge_configs(*configs)
     except Exception:
@@ -266,10 +266,10 @@ def accelerated_graph(acceleration: Acceleration, nodes: dict[str, Any]) -> Any:
     return _sharing(AcceleratedGraph, acceleration.original, acceleration)
 
 
-def _sharing(mixin: type, graph: Any, ours: Any) -> Any:
-    cls = subclass_of(type(graph), mixin, slots=(_OURS,))
+def _sharing(mixin: type, graph: Any, value: Any) -> Any:
+    cls = subclass_of(type(graph), mixin, slots=(_ACCELERATION,))
     instance = sharing(cls, graph)
-    object.__setattr__(instance, _OURS, ours)
+    object.__setattr__(instance, _ACCELERATION, value)
     return instance
 
 

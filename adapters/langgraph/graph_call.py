@@ -1,18 +1,22 @@
-"""One call of an accelerated graph: the live query that its nodes join."""
+"""One call of an accelerated graph: the live query that its nodes join, and what runs around each node."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.utils.aiter import aclosing
+from langgraph.errors import GraphBubbleUp
+
 from teola_plugin.adapters.langchain.current_query import form_of_answers
-from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
-from teola_plugin.adapters.langgraph.agents.tool_places import anybody, nobody
-from teola_plugin.adapters.langgraph.ahead import Parts
-from teola_plugin.adapters.langgraph.steps import Steps
+from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall, is_in_agent, outside_agents
+from teola_plugin.adapters.langgraph.plans import Parts
+from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -21,52 +25,81 @@ T = TypeVar("T")
 _END: Any = object()
 
 
-@dataclass(slots=True, eq=False)
 class GraphCall:
-    """What the nodes of one graph share in one call of it. To be used from any thread."""
+    """One call of a graph, as its nodes share it. Used from any thread."""
 
-    graph: object
-    """Stands for the accelerated graph whose nodes these are."""
-    run: QueryRun
-    parts: Parts | None = None
-    """What runs ahead of its nodes."""
-    agent: AgentCall | None = None
-    """What begins early of its tools."""
-    steps: Steps = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.steps = Steps(self.run)
-
-    def in_node(self, name: str, given: Any, config: Mapping[str, Any]) -> NodeTask:
-        """A task of a node runs in the body."""
-        return NodeTask(self, name, given, config)
+    def __init__(
+        self, graph: object, run: QueryRun, parts: Parts | None = None, agent: AgentCall | None = None
+    ) -> None:
+        """`graph`: stands for the accelerated graph. `parts`: the parts of the query that run before their nodes."""
+        self.graph, self.run, self.parts, self.agent = graph, run, parts, agent
+        self.steps = Steps(run)
 
     def close(self) -> None:
-        """It is over: what nobody has claimed is given up."""
+        """End the call: give up what nobody has claimed."""
         for one in (self.agent, self.parts, self.steps):
             if one is not None:
                 one.close()
 
 
+class Steps:
+    """Supersteps and nodes of one call, in the trace of its query. Used from any thread.
+
+    A superstep lasts until the next one begins.
+    """
+
+    def __init__(self, run: QueryRun) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._number: int | None = None
+        self._superstep: OpenStep | None = None
+
+    def start_node(self, name: str, parent: OpenStep | None, number: int, metadata: Mapping[str, Any]) -> OpenStep:
+        """Start the step of a node's task in the superstep of that number. `metadata`: that of the task's config."""
+        triggers = metadata.get("langgraph_triggers", ())
+        with self._lock:
+            if self._superstep is None or number != self._number:
+                self._end_superstep()
+                self._number = number
+                self._superstep = self._run.step_began("superstep", str(number), parent)
+            superstep = self._superstep
+        return self._run.step_began("node", name, superstep, triggers=triggers)
+
+    def _end_superstep(self) -> None:
+        if self._superstep is not None:
+            self._run.step_ended(self._superstep)
+
+    def close(self) -> None:
+        """End with the call."""
+        with self._lock:
+            self._end_superstep()
+            self._superstep = None
+
+
 class NodeTask:
-    """Around the code of one task of a node. A class of its own: generators would take more of what it takes."""
+    """A context manager around one task of a node. A class: generators would take more of the time that tasks take."""
 
-    __slots__ = ("_agent", "_call", "_config", "_given", "_name", "_step", "_token")
+    __slots__ = ("_agent", "_call", "_config", "_input", "_name", "_step", "_token")
 
-    def __init__(self, call: GraphCall, name: str, given: Any, config: Mapping[str, Any]) -> None:
-        self._call, self._name, self._given, self._config = call, name, given, config
+    def __init__(self, call: GraphCall, name: str, input: Any, config: Mapping[str, Any]) -> None:
+        self._call, self._name, self._input, self._config = call, name, input, config
         self._agent: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
         call, name, config = self._call, self._name, self._config
-        known = config.get("metadata") or {}
-        number = int(known.get("langgraph_step", 0))
-        place = current_place.get() if call.parts is None else call.parts.place(name, config)
-        self._step = call.steps.node_began(name, place.step, number, known)
-        place = replace(place, step=self._step, form=form_of_answers(config))
-        held = None if call.parts is None else call.parts.node_began(name, self._given, config, place, number)
-        self._token = current_place.set(place if held is None else replace(place, held=held))
-        self._agent = call.agent.in_node(name) if call.agent is not None else nobody() if anybody() else None
+        metadata = config.get("metadata") or {}
+        number = int(metadata.get("langgraph_step", 0))
+        outer = current_place.get() if call.parts is None else call.parts.place_of(name, config)
+        self._step = call.steps.start_node(name, outer.step, number, metadata)
+        node_place = replace(outer, step=self._step, form=form_of_answers(config))
+        if call.parts is not None:
+            held_part = call.parts.start_node(name, self._input, config, node_place, number)
+            node_place = node_place if held_part is None else replace(node_place, held=held_part)
+        self._token = current_place.set(node_place)
+        if call.agent is not None:
+            self._agent = call.agent.in_node(name)
+        elif is_in_agent():
+            self._agent = outside_agents()
         if self._agent is not None:
             self._agent.__enter__()
 
@@ -77,15 +110,18 @@ class NodeTask:
         finally:
             with suppress(ValueError):  # a generator may be closed in another context than it began in
                 current_place.reset(self._token)
-            self._call.steps.node_ended(self._step, error)
+            outcome = "done" if error is None else "failed"
+            if isinstance(error, GraphBubbleUp):  # an interrupt, a command for the graph around
+                outcome = "interrupted"
+            self._call.run.step_ended(self._step, outcome)
 
 
 current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", default=None)
 """The call that the running code belongs to: of the innermost accelerated graph."""
 
 
-def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
-    """The items, each made inside the call, which never leaks to the reader between two of them."""
+def in_call(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, each made inside the call. The call ends with them, and is not current for their reader."""
     with closing(call), closing(items):  # type: ignore[type-var]
         while True:
             token = current_call.set(call)
@@ -98,10 +134,10 @@ def stepped(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-async def astepped(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """`stepped` in a loop."""
+async def ain_call(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """`in_call` on a loop."""
     with closing(call):
-        async with aclosing(items):  # type: ignore[type-var]
+        async with aclosing(items):
             while True:
                 token = current_call.set(call)
                 try:
@@ -111,6 +147,45 @@ async def astepped(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T
                 if item is _END:
                     return
                 yield item
+
+
+# ------------------------------------------------------------ nodes
+
+_NO_TASK = nullcontext()
+
+
+class WatchedNode(Runnable[Any, Any]):
+    """Stands for a node in the graph that runs: tells the call when a task begins, and hands everything on to the node.
+
+    It is no run of its own: callbacks and events are the node's alone.
+    """
+
+    def __init__(self, graph: object, name: str, node: Runnable[Any, Any]) -> None:
+        self._graph, self._name, self.node = graph, name, node
+
+    def _task(self, input: Any, config: RunnableConfig | None) -> AbstractContextManager[None]:
+        call = current_call.get()
+        if call is None or call.graph is not self._graph:
+            return _NO_TASK
+        return NodeTask(call, self._name, input, config or {})
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with self._task(input, config):
+            return self.node.invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with self._task(input, config):
+            return await self.node.ainvoke(input, config, **kwargs)
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        with self._task(input, config):
+            yield from self.node.stream(input, config, **kwargs)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        with self._task(input, config):
+            async with aclosing(self.node.astream(input, config, **kwargs)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
 
 hide_from_stack_levels(globals())

@@ -20,12 +20,12 @@ except ImportError as missing:
         "EngineMiddleware is for agents of langchain 1, which is not installed.", hint="pip install 'langchain>=1.0'"
     ) from missing
 
-KEPT = 16
-"""Models that an agent may be given at run time, remembered with what serves them."""
+MAX_MODELS = 16
+"""Models of requests that are remembered with the models that replace them."""
 
 
 class EngineMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Has an engine of the pool do the work of the agent's model, as `pool.bound(model, engine)` does.
+    """Middleware that has an engine of the pool do the work of the agent's model, as `pool.bound(model, engine)` does.
 
     ::
 
@@ -44,43 +44,47 @@ class EngineMiddleware(AgentMiddleware[Any, Any, Any]):
             check_engine(pool, engine)
         self.pool = pool
         self._engine = engine if bind is None else None
-        self._served: dict[int, _Served] = {}
-        for model, name in pairs(bind):
-            self._serve(model, name)
+        self._replacements: dict[int, _Replacement] = {}
+        for model, engine_name in pairs(bind):
+            self._replace(model, engine_name)
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        return handler(request.override(model=self.served(request.model)))
+        return handler(request.override(model=self.pool_model_of(request.model)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        return await handler(request.override(model=self.served(request.model)))
+        return await handler(request.override(model=self.pool_model_of(request.model)))
 
-    def served(self, model: BaseChatModel) -> BaseChatModel:
-        """What is called in the place of `model`. Raises `RegistrationError`."""
-        known = self._served.get(id(model))
-        if known is not None and known.model is model:
-            return known.made if known.is_fresh() else self._serve(model, known.engine)
-        return model if self._engine is None or is_pool_backed(model) else self._serve(model, self._engine)
+    def pool_model_of(self, model: BaseChatModel) -> BaseChatModel:
+        """Return the model that is called in place of `model`: its replacement on the pool, or the model itself.
 
-    def _serve(self, model: BaseChatModel, engine: str) -> BaseChatModel:
-        made: BaseChatModel = self.pool.bound(model, engine)
-        self._served[id(model)] = _Served(model, engine, made, dict(vars(model)))
-        for other in list(self._served)[:-KEPT] if self._engine is not None else ():
-            self._served.pop(other, None)
-        return made
+        Raises `RegistrationError` for a model that cannot be served faithfully.
+        """
+        replacement = self._replacements.get(id(model))
+        if replacement is not None and replacement.model is model:
+            return replacement.pool_model if replacement.is_current() else self._replace(model, replacement.engine)
+        return model if self._engine is None or is_pool_backed(model) else self._replace(model, self._engine)
+
+    def _replace(self, model: BaseChatModel, engine: str) -> BaseChatModel:
+        pool_model: BaseChatModel = self.pool.bound(model, engine)
+        self._replacements[id(model)] = _Replacement(model, engine, pool_model, dict(vars(model)))
+        for oldest in list(self._replacements)[:-MAX_MODELS] if self._engine is not None else ():
+            self._replacements.pop(oldest, None)
+        return pool_model
 
 
-class _Served(NamedTuple):
+class _Replacement(NamedTuple):
     model: BaseChatModel
     engine: str
-    made: BaseChatModel
+    pool_model: BaseChatModel
     attributes: dict[str, Any]
-    """Of the model, when `made` was."""
+    """Attributes of `model` when `pool_model` was created."""
 
-    def is_fresh(self) -> bool:
-        """Whether nobody has set an attribute of the model since."""
-        now = vars(self.model)
-        return now.keys() == self.attributes.keys() and all(now[key] is self.attributes[key] for key in now)
+    def is_current(self) -> bool:
+        """Return True if nobody has set an attribute of the model since."""
+        attributes = vars(self.model)
+        is_same = attributes.keys() == self.attributes.keys()
+        return is_same and all(value is self.attributes[name] for name, value in attributes.items())

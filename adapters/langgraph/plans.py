@@ -1,119 +1,139 @@
-"""Plans of a graph's nodes: for each, what it and the nodes behind it will ask engines for.
+"""Plans of a graph's nodes, and the parts of a live query that carry them out.
 
-They are made when the graph is accelerated: to read the source of its functions takes some milliseconds, which no query
-has to wait for. Where conditions on the state are decided by it, there is a plan for each way; one that a state asks
-for first is made behind its query, which does with the plan that decides nothing.
+A plan says, for one node, which requests it and the nodes after it will send to engines. Plans are made when the graph
+is accelerated: reading the source of its functions takes some milliseconds, which no query has to wait for. Where
+conditions on the state are known beforehand, there is a plan for each outcome. A plan that is missing is made while its
+query goes on with the plan that assumes no outcome.
 """
 
 from __future__ import annotations
 
 import dis
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback, runs_ahead
-from teola_plugin.graph import EngineProfile, Graph
+from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.shims.langgraph import functions_of
+from teola_plugin.runtime.context import CallPlace, current_place
+from teola_plugin.runtime.part import HeldPart
+from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.langgraph import branch_of, functions_of, sent, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.langgraph.decisions import Decided
-from teola_plugin.tracer.langgraph.lookahead import lookahead
-from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of
+from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, lookahead
+from teola_plugin.tracer.langgraph.shape import GraphShape, begun_with, distances, shape_of
 
-BEHIND = 0.02
-"""Seconds after a node has begun at which a plan is made that it lacked: by then its query waits for an engine."""
+MISSING_PLAN_DELAY_S = 0.02
+"""Seconds after a node has begun until its missing plan is made: by then its query waits for an engine."""
+PRIMITIVES_PER_NODE = 4
+"""Primitives that a node counts for in depths: a prompt, its prefilling and decoding, a parser."""
+
+PlanKey = tuple[str, bool]
+"""The name of a node, and True if the node is the target of a `Send`."""
 
 
 class Plans:
-    """Of one graph. `original`: what was accelerated, copies of which have the same plans."""
+    """The plans of one graph. Used from any thread."""
 
     def __init__(
         self, graph: Any, original: Any, pool: EnginePool, passes: tuple[Pass, ...] | None, speculate: str
     ) -> None:
+        """`original`: the graph that was accelerated. Copies of it have the same plans."""
         self.pool, self._passes, self._speculate = pool, passes, speculate
         self._shaping = shaping_of(original)
         self.shape: GraphShape | None = shape_of(graph)
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
         self.channels = () if self.shape is None else tuple(self.shape.updates)
-        """Of the state."""
-        self._known: dict[tuple[str, bool], Decided[TraceResult | None]] = {}
-        self._believed: dict[tuple[str, bool], DataGuards] = {}
-        """Data that the plans were made with."""
-        self._making: set[tuple[str, bool]] = set()
+        """Names of the channels of the state."""
+        self._plans: dict[PlanKey, Decided[TraceResult | None]] = {}
+        self._guards: dict[PlanKey, DataGuards] = {}
+        """Data that the plans depend on."""
+        self._pending: set[PlanKey] = set()
+        """Missing plans that will be made."""
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, TraceResult]] = {}
-        """By the identity of the plan, which they keep."""
-        if self.shape is not None and _all_there(node.bound for node in self.shape.nodes.values()):
-            for name in self.shape.nodes:
-                self._of(name, False).before()
+        """E-graphs by the identity of their plan, which they keep alive, and the profiles that they were made for."""
+        nodes = {} if self.shape is None else self.shape.nodes
+        functions = (function for node in nodes.values() for function in functions_of(node.bound) or ())
+        if all(_has_names(function) for function in functions if function is not None):
+            for name in nodes:
+                self._plans_of(name, False).before()
 
     def fit(self, original: Any) -> bool:
         """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
         return is_same_shape(self._shaping, shaping_of(original))
 
-    # ------------------------------------------------------------ one node
-
     def may_have(self, node: str, *, pushed: bool) -> bool:
-        """Whether there is a plan for some state, as far as is known."""
+        """Return False for a node that is known to have no plan. `pushed`: it is the target of a `Send`."""
         if self.shape is None or node not in self.shape.nodes:
             return False
-        if not self._rest_on(node, pushed).are_unchanged():
-            self._known.pop((node, pushed), None)
-        return not self._of(node, pushed).empty
+        if not self._guards.setdefault((node, pushed), DataGuards()).are_unchanged():
+            self._plans.pop((node, pushed), None)
+        return not self._plans_of(node, pushed).empty
 
     def traced(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
-        """For a template's input. None where nothing is gained."""
-        return self._of(node, pushed).plan(value)
+        """Return the plan of a node for an input of the template; None if nothing is gained by one.
 
-    def at_hand(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
-        """`traced`, if it was made before; else one that decides nothing. The right one is there some time later."""
-        found, another = self._of(node, pushed).made(value)
-        if another and (node, pushed) not in self._making:
-            self._making.add((node, pushed))
-            _behind(partial(self._make, node, value, pushed))
-        return found
+        Makes the plan if it was not made before. `pushed`: the node is the target of a `Send`.
+        """
+        return self._plans_of(node, pushed).plan(value)
 
-    def _of(self, node: str, pushed: bool) -> Decided[TraceResult | None]:
-        found = self._known.get((node, pushed))
-        if found is None:
-            found = self._known.setdefault((node, pushed), Decided(partial(self._traced, node, pushed)))
-        return found
+    def available(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
+        """Return the plan of a node if it was made before, else the one that assumes no outcome of conditions.
 
-    def _rest_on(self, node: str, pushed: bool) -> DataGuards:
-        return self._believed.setdefault((node, pushed), DataGuards())
+        A plan that is missing is made a little later.
+        """
+        plan, is_missing = self._plans_of(node, pushed).made(value)
+        if is_missing and (node, pushed) not in self._pending:
+            self._pending.add((node, pushed))
+            timer = threading.Timer(MISSING_PLAN_DELAY_S, self._make_missing, (node, value, pushed))
+            timer.daemon = True
+            timer.start()
+        return plan
 
-    def _make(self, node: str, value: Any, pushed: bool) -> None:
+    def _make_missing(self, node: str, value: Any, pushed: bool) -> None:
         self.traced(node, value, pushed=pushed)
-        self._making.discard((node, pushed))
+        self._pending.discard((node, pushed))
 
-    def _traced(self, node: str, pushed: bool, decide: Decide | None) -> TraceResult | None:
+    def _plans_of(self, node: str, pushed: bool) -> Decided[TraceResult | None]:
+        plans = self._plans.get((node, pushed))
+        if plans is None:
+            plans = self._plans.setdefault((node, pushed), Decided(partial(self._trace, node, pushed)))
+        return plans
+
+    def _trace(self, node: str, pushed: bool, decide: Decide | None) -> TraceResult | None:
         if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
-            with self._rest_on(node, pushed).recording():
-                found = lookahead(self.shape, node, pushed=pushed, decide=decide)
-            plan = self._plan(found)
+            with self._guards.setdefault((node, pushed), DataGuards()).recording():
+                traced = lookahead(self.shape, node, pushed=pushed, decide=decide)
+            plan = self._optimise(traced)
         except Exception as error:
             log_fallback(error, None, f"the node {node!r}")
             return None
-        return found if plan.source is None or runs_ahead(plan.source, plan.graph) else None
+        return traced if plan.source is None or runs_ahead(plan.source, plan.graph) else None
 
     def graph(self, traced: TraceResult) -> Graph:
-        """The e-graph of a plan, for the engines' profiles as they are now."""
+        """Return the e-graph of a plan, for the engines' profiles as they are now."""
         profiles = tuple(self.pool.profiles.values())
-        known = self._graphs.get(id(traced))
-        if known is None or any(now is not before for now, before in zip(profiles, known[0], strict=True)):
-            known = self._graphs[id(traced)] = profiles, self._plan(traced).graph, traced
-        return known[1]
+        cached = self._graphs.get(id(traced))
+        if cached is None or any(now is not before for now, before in zip(profiles, cached[0], strict=True)):
+            cached = self._graphs[id(traced)] = profiles, self._optimise(traced).graph, traced
+        return cached[1]
 
-    def _plan(self, traced: TraceResult) -> Any:
+    def _optimise(self, traced: TraceResult) -> Any:
         return self.pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
 
+
+# ------------------------------------------------------------ what plans depend on
 
 _SHAPING = ("builder", "interrupt_before_nodes", "interrupt_after_nodes", "cache_policy")
 """Attributes of a graph, besides its nodes, that plans depend on."""
@@ -129,31 +149,201 @@ def shaping_of(graph: Any) -> tuple[Any, ...]:
 
 def is_same_shape(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Compare two results of `shaping_of`: texts by their value, nodes and what they call by identity."""
-    return len(one) == len(other) and all(map(_is_same, one, other))
+    return len(one) == len(other) and all(
+        part is same or (type(part) in (str, tuple) and type(part) is type(same) and part == same)
+        for part, same in zip(one, other, strict=True)
+    )
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) in (str, tuple) and type(one) is type(other) and bool(one == other))
-
-
-def _behind(work: Callable[[], None]) -> None:
-    timer = threading.Timer(BEHIND, work)
-    timer.daemon = True
-    timer.start()
-
-
-def _all_there(nodes: Any) -> bool:
-    """Whether all names are there that the functions of the nodes read: a module may define some of them later."""
-    functions = [one for node in nodes for one in functions_of(node) or () if one is not None]
-    return all(map(_has_its_names, functions))
-
-
-def _has_its_names(func: Any) -> bool:
-    while type(func) is partial:
-        func = func.func
-    func = getattr(func, "__func__", func)
-    if type(func) is not FunctionType:
+def _has_names(function: Any) -> bool:
+    """Return True if all names exist that a function reads: a module may define some of them later."""
+    while type(function) is partial:
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if type(function) is not FunctionType:
         return True
-    around, code = FreeNames.of_function(func), func.__code__
-    read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    return around.has(*read, *code.co_freevars)
+    code = function.__code__
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    return FreeNames.of_function(function).has(*names, *code.co_freevars)
+
+
+# ------------------------------------------------------------ parts of a query
+
+
+@dataclass(slots=True, eq=False)
+class _NodePart:
+    """A part that has not ended, with its plan."""
+
+    part: PartRun
+    graph: Graph
+    last_step: int
+    """The number of the last superstep for which it is known to send requests."""
+
+
+class Parts:
+    """The parts of the query in one call of a graph: one for each node task with a plan. Used from any thread.
+
+    The parts of a superstep end when the second superstep after it begins; supersteps without parts do not count. Until
+    then the nodes run for which they were started. A part is held if an earlier part has sent its requests already: it
+    starts only when a call comes that the earlier one has not foreseen.
+    """
+
+    def __init__(self, plans: Plans, run: QueryRun) -> None:
+        self._plans, self._run = plans, run
+        self._live: list[_NodePart] = []
+        self._lock = threading.Lock()
+
+    def place_of(self, name: str, config: Mapping[str, Any]) -> CallPlace:
+        """Return the place of a node's code in the query: its distance from the end, and the tasks it ends with."""
+        outer = current_place.get()
+        depth = outer.depth + PRIMITIVES_PER_NODE * self._plans.distances.get(name, 0)
+        return CallPlace(depth, branch_of(config) or outer.gang, outer.step, outer.held)
+
+    def start_node(
+        self, name: str, input: Any, config: Mapping[str, Any], node_place: CallPlace, step: int
+    ) -> HeldPart | None:
+        """Start the plan of a node whose task begins in superstep `step`. Return its part if that is held.
+
+        Called from any thread; raises nothing.
+        """
+        part = None
+        try:
+            planned, finished = self._planned(name, input, config), self._take_finished(step)
+            if planned is None:
+                self._run.turn(over=finished)
+            else:
+                part = self._start_part(name, *planned, node_place, step, finished, pushed=sent(config))
+        except Exception as error:
+            log_fallback(error, None, f"the node {name!r}")
+        return None if part is None else part.held
+
+    def _planned(self, node: str, input: Any, config: Mapping[str, Any]) -> tuple[TraceResult, dict[str, Any]] | None:
+        """Return the plan of a node and the plan's input; None without a plan."""
+        plans, shape, pushed = self._plans, self._plans.shape, sent(config)
+        if shape is None or not plans.may_have(node, pushed=pushed):
+            return None
+        state = state_of(config, plans.channels)
+        if shape.nodes[node].bound is None:
+            state = begun_with(shape, state, input)
+        value = {STATE: state, ARGUMENT: input if pushed else None}
+        plan = plans.available(node, value, pushed=pushed)
+        return None if plan is None else (plan, value)
+
+    def _start_part(
+        self,
+        node: str,
+        plan: TraceResult,
+        value: dict[str, Any],
+        node_place: CallPlace,
+        step: int,
+        finished: list[PartRun],
+        *,
+        pushed: bool,
+    ) -> PartRun:
+        """Start the part of a node, or hold it. `finished` parts end after that: it goes on with what they share."""
+        graph = self._plans.graph(plan)
+        with self._lock:
+            is_covered = not pushed and self._is_covered(graph, step)
+        is_held = is_covered or _only_warms_up(graph)
+        if not is_held:
+            self._run.turn(over=finished, soon=False)
+        part = self._run.part(
+            graph,
+            plan.calls,
+            value,
+            depth=node_place.depth - PRIMITIVES_PER_NODE * self._plans.distances.get(node, 0),  # a plan goes to the end
+            gang=node_place.gang,
+            members=node if pushed else "",
+            lookahead=True,
+            step=node_place.step,
+            held=is_held,
+            covered=is_covered,
+            form=node_place.form,
+        )
+        if is_held:
+            self._run.turn(part.held, finished)
+        with self._lock:
+            self._live.append(_NodePart(part, graph, step))
+        return part
+
+    def _is_covered(self, graph: Graph, step: int) -> bool:
+        """Return True if a part of an earlier superstep has sent all requests of a graph. That part goes on, then."""
+        for earlier in self._live:
+            if earlier.last_step < step and earlier.part.begun and _covers(earlier.graph, graph):
+                earlier.last_step = step
+                return True
+        return False
+
+    def _take_finished(self, step: int) -> list[PartRun]:
+        """Return the parts that end as this superstep begins, and forget them."""
+        with self._lock:
+            latest = max((one.last_step for one in self._live if one.last_step < step), default=step)
+            finished = [one.part for one in self._live if one.last_step < latest]
+            self._live = [one for one in self._live if one.last_step >= latest]
+            return finished
+
+    def close(self) -> None:
+        """End all parts with the call."""
+        with self._lock:
+            live, self._live = self._live, []
+        for one in live:
+            one.part.close()
+
+
+# ------------------------------------------------------------ graphs whose requests are those of another one
+
+_Prompt = tuple[str, ...]
+"""The text of each part of a prompt, empty for variables; variables in a row are one, as lists have many."""
+
+
+@lru_cache(maxsize=256)
+def _covers(earlier: Graph, graph: Graph) -> bool:
+    """Return True if the earlier graph has a request of its own that looks like each request of the other one.
+
+    Such requests are to the same engine, with the same prompt except for the values of its variables. Whether those are
+    the same, only the run shows.
+    """
+    if _requests(graph) - _requests(earlier):
+        return False
+    prompts = [(p.engine, _prompt(p)) for p in _reachable(earlier) if p.prompt]
+    warm_ups = [p for p in _reachable(graph) if p.kind is PrimitiveKind.PARTIAL_PREFILLING]
+    return all(
+        any(engine == p.engine and prompt[: len(_prompt(p))] == _prompt(p) for engine, prompt in prompts)
+        for p in warm_ups
+    )
+
+
+@lru_cache(maxsize=256)
+def _only_warms_up(graph: Graph) -> bool:
+    """Return True if a graph sends nothing to engines but the beginnings of prompts."""
+    requests = [p for p in _reachable(graph) if p.holds_fragment or p.on_engine]
+    return all(p.kind is PrimitiveKind.PARTIAL_PREFILLING for p in requests)
+
+
+def _reachable(graph: Graph) -> list[Primitive]:
+    """Return the primitives that do not wait for user code."""
+    return [p for p in graph if p.id not in graph.behind_code]
+
+
+def _requests(graph: Graph) -> Counter[Hashable]:
+    """Count the requests of a graph by what they look like, without warm-ups."""
+    return Counter(
+        _looks(p)
+        for p in _reachable(graph)
+        if (p.holds_fragment or (p.on_engine and not p.decodes))
+        and not p.attributes.provisional
+        and p.kind is not PrimitiveKind.PARTIAL_PREFILLING
+    )
+
+
+def _looks(p: Primitive) -> Hashable:
+    attributes = p.attributes
+    kind = PrimitiveKind.PREFILLING if p.kind in LLM_PREFILLS else p.kind
+    inner = tuple(None if f is None else frozenset(_requests(f.graph).items()) for f in (p.fragment, p.otherwise))
+    search = attributes.role, attributes.collection, attributes.k, attributes.filter, attributes.wrapped
+    return kind, p.engine, _prompt(p), *search, inner
+
+
+def _prompt(p: Primitive) -> _Prompt:
+    texts = ["" if part.variable else part.text for part in p.prompt]
+    return tuple(text for text, previous in zip(texts, [" ", *texts], strict=False) if text or previous)

@@ -1,1 +1,1 @@
-"""Agents: tools that begin while their call is being written, and prompts that are prefilled while tools run."""
+"""Agents: tools that start while their call is being written, and prompts that are prefilled while tools run."""

@@ -1,7 +1,7 @@
-"""What code may come to: looked up in its names, its closure and its helpers, without running it.
+"""A search for what code may use: names, closures and helpers of functions are looked at, and nothing is run.
 
-The user's own helpers are looked into, installed functions are known by their names only. A tool that asks a human asks
-about itself, so tools and models are not looked into.
+The user's own helpers are searched; installed functions are known by their names only. A tool or a model is not
+searched: a tool that asks a human says so itself.
 """
 
 from __future__ import annotations
@@ -19,56 +19,54 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-_CONFIG = "langchain_core.runnables.config"
-_LOOKED_AT = 2000
-"""Objects that are looked at for one answer; where there are more, nobody knows."""
+_CONFIG_MODULE = "langchain_core.runnables.config"
+_MAX_OBJECTS = 2000
+"""Objects that are looked at in one search. Code that holds more may use anything."""
 
 
 @dataclass(slots=True)
 class Reach:
-    """What some code may come to."""
+    """Things that some code may use, and that keep a tool from being called before its place."""
 
-    asks: bool = False
-    """A human: it speaks of `interrupt`."""
-    places: bool = False
-    """What only its place in a graph has: the graph's stream, store, config."""
-    tells: bool = False
-    """What tells listeners of itself: Runnables, callbacks."""
+    asks_human: bool = False
+    """It names `interrupt`."""
+    needs_place: bool = False
+    """It uses what a graph lends to a node: the stream, the store, the config."""
+    has_events: bool = False
+    """It uses objects that listeners hear of: Runnables, callbacks."""
 
 
 def reach(obj: Any) -> Reach:
-    """Of a function, or of anything that holds functions. Runs nothing of it."""
-    found, todo, seen = Reach(), [obj], dict[int, Any]()
-    while todo:
-        one = todo.pop()
-        if id(one) in seen:
+    """Search a function, or any object that holds functions."""
+    result, pending, seen = Reach(), [obj], dict[int, Any]()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
             continue
-        if len(seen) >= _LOOKED_AT:
-            return Reach(True, found.places, True)
-        seen[id(one)] = one  # kept: the id stays its own
-        _note(found, one)
-        todo += _inside(one)
-    return found
+        if len(seen) >= _MAX_OBJECTS:
+            return Reach(True, result.needs_place, True)
+        seen[id(value)] = value  # kept, so that no other object gets the same id
+        _note(result, value)
+        pending += _parts(value)
+    return result
 
 
-def _note(found: Reach, one: Any) -> None:
-    where = str(getattr(one, "__module__", "")) if isinstance(one, FunctionType) else ""
-    if isinstance(one, ModuleType):
-        where = one.__name__
-    found.places |= where.startswith("langgraph.config") or where in ("langgraph.types", "langgraph.runtime", _CONFIG)
-    found.tells |= where.startswith("langchain_core.callbacks") or isinstance(one, Runnable | BaseCallbackManager)
-    found.tells |= isinstance(one, type) and issubclass(one, Runnable | BaseCallbackManager)
-    if isinstance(one, FunctionType):
-        found.asks |= _speaks(one)
-
-
-def _speaks(function: FunctionType) -> bool:
-    names = set(_names(function.__code__)) - {KeyboardInterrupt.__name__}
-    return any("interrupt" in name.lower() or _is_interrupt(function.__globals__.get(name)) for name in names)
-
-
-def _is_interrupt(value: Any) -> bool:
-    return getattr(value, "__module__", "") == "langgraph.types" and getattr(value, "__name__", "") == "interrupt"
+def _note(result: Reach, value: Any) -> None:
+    module = str(getattr(value, "__module__", "")) if isinstance(value, FunctionType) else ""
+    if isinstance(value, ModuleType):
+        module = value.__name__
+    is_lent = module.startswith("langgraph.config")
+    result.needs_place |= is_lent or module in ("langgraph.types", "langgraph.runtime", _CONFIG_MODULE)
+    cls = value if isinstance(value, type) else type(value)
+    result.has_events |= issubclass(cls, (Runnable, BaseCallbackManager)) or module.startswith(
+        "langchain_core.callbacks"
+    )
+    if isinstance(value, FunctionType):
+        names = set(_names(value.__code__)) - {KeyboardInterrupt.__name__}
+        result.asks_human |= any("interrupt" in name.lower() for name in names)
+        for used in (value.__globals__.get(name) for name in names):
+            home = getattr(used, "__module__", ""), getattr(used, "__name__", "")
+            result.asks_human |= home == ("langgraph.types", "interrupt")
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -78,61 +76,60 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
-def _inside(one: Any) -> Iterable[Any]:
-    if isinstance(one, list | tuple):
-        return one
-    if isinstance(one, dict):
-        return one.values()
-    if isinstance(one, BaseTool | BaseLanguageModel | type | ModuleType):
+def _parts(value: Any) -> Iterable[Any]:
+    """Return what is to be looked at in a value."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, BaseTool | BaseLanguageModel | type | ModuleType):
         return ()
-    if isinstance(one, functools.partial):
-        return [one.func, *one.args, *one.keywords.values()]
-    if isinstance(one, MethodType):
-        code = getattr(one.__func__, "__code__", None)
-        return [one.__func__, *_used(one.__self__, set() if code is None else set(_names(code)))]
-    if isinstance(one, FunctionType):
-        return _of_function(one)
-    if isinstance(one, Runnable):
-        return list(vars(one).values())
-    call = vars(type(one)).get("__call__")
-    return [MethodType(call, one)] if isinstance(call, FunctionType) else ()
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        code = getattr(value.__func__, "__code__", None)
+        return [value.__func__, *_attributes(value.__self__, set() if code is None else set(_names(code)))]
+    if isinstance(value, FunctionType):
+        return _referenced(value)
+    if isinstance(value, Runnable):
+        return list(vars(value).values())
+    call = vars(type(value)).get("__call__")
+    return [MethodType(call, value)] if isinstance(call, FunctionType) else ()
 
 
-def _of_function(function: FunctionType) -> Iterator[Any]:
+def _referenced(function: FunctionType) -> Iterator[Any]:
+    """Yield the objects that a function refers to: closure, globals, defaults, and attributes of these.
+
+    Globals of installed code are left out: it is known by its name alone.
+    """
     names = set(_names(function.__code__))
-    for value in (*_cells(function), *_globals(function, names), *(function.__defaults__ or ())):
+    values = list(function.__defaults__ or ())
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it has no value yet
+            values.append(cell.cell_contents)
+    if _is_users(function):
+        values += (function.__globals__[name] for name in names & function.__globals__.keys())
+    for value in values:
         yield value
-        yield from _used(value, names)
+        yield from _attributes(value, names)
     yield vars(function).get("__wrapped__")
 
 
-def _cells(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # it has no value yet
-            yield cell.cell_contents
-
-
-def _globals(function: FunctionType, names: set[str]) -> Iterator[Any]:
-    """What its names stand for; nothing of installed code, which is known by its name alone."""
-    if _is_own(function):
-        yield from (function.__globals__[name] for name in names & function.__globals__.keys())
-
-
-def _used(value: Any, names: set[str]) -> Iterator[Any]:
-    """Attributes and methods of a module, or of an object of the user's own, that code with these names may use."""
-    held = getattr(value, "__dict__", None)
-    if isinstance(value, FunctionType | type | Runnable) or not isinstance(held, dict):
+def _attributes(value: Any, names: set[str]) -> Iterator[Any]:
+    """Yield attributes of a module, or of an object of the user's class, that code with these names may use."""
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(value, FunctionType | type | Runnable) or not isinstance(attributes, dict):
         return
-    yield from (held[name] for name in names & held.keys())
+    yield from (attributes[name] for name in names & attributes.keys())
     for cls in type(value).__mro__ if not isinstance(value, ModuleType) else ():
         methods = (vars(cls).get(name) for name in names)
-        yield from (MethodType(one, value) for one in methods if isinstance(one, FunctionType) and _is_own(one))
+        yield from (MethodType(one, value) for one in methods if isinstance(one, FunctionType) and _is_users(one))
 
 
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def _is_own(function: FunctionType) -> bool:
-    """Whether it is the user's: neither Python's, nor installed, nor ours."""
-    ours = str(function.__module__).startswith("teola_plugin.")
-    return not ours and not function.__code__.co_filename.startswith(_INSTALLED)
+def _is_users(function: FunctionType) -> bool:
+    """Return True for a function of the user's: neither Python's, nor installed, nor ours."""
+    is_ours = str(function.__module__).startswith("teola_plugin.")
+    return not is_ours and not function.__code__.co_filename.startswith(_INSTALLED)

@@ -50,7 +50,7 @@ class NeedsItsPlace(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class ToolHistory:
-    """What earlier prefetches of a tool have shown."""
+    """The experience with earlier prefetches of a tool."""
 
     needs_place: threading.Event = field(default_factory=threading.Event)
     """Set once its function reached for what only its place can give, or changed its arguments."""
@@ -58,7 +58,10 @@ class ToolHistory:
     """Set once its function called another object of the framework while somebody streamed."""
 
     def allows_prefetch(self, config: RunnableConfig) -> bool:
-        """Return True if a prefetch can be hidden from everybody who listens here, and no limit forbids it."""
+        """Return True if a prefetch can be hidden from everybody who listens here, and nothing forbids it.
+
+        `config`: that of the code that calls the model. A limit of concurrency in it forbids prefetches.
+        """
         is_silent = shims.listeners_are_known() and not get_debug() and not shims.attached_by_environment()
         in_graph = config.get("max_concurrency") is None and bool(graph_keys(config.get("configurable") or {}))
         is_heard = self.is_heard.is_set() and is_streamed(config)
@@ -78,7 +81,7 @@ class ToolPrefetch:
 
     def __init__(self, invocation: ToolInvocation, history: ToolHistory, table: ProviderCallTable) -> None:
         self.tool: BaseTool = invocation.target
-        self.over: Future[None] = Future()
+        self.is_done: Future[None] = Future()
         """Done once the function has ended, or once nobody wants it any more."""
         self.events = NestedEvents()
         self.is_claimed = False
@@ -104,7 +107,7 @@ class ToolPrefetch:
         context.run(self._silence, config, run, current_place.get(), on_loop=on_loop)
         return context
 
-    def _silence(self, config: RunnableConfig, run: QueryRun, place: CallPlace, *, on_loop: bool) -> None:
+    def _silence(self, config: RunnableConfig, run: QueryRun, call_place: CallPlace, *, on_loop: bool) -> None:
         absent = _Absent(self._stopper(self._history.needs_place))
         silent: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
         silent["configurable"] = _without_place(config.get("configurable"), absent)
@@ -114,7 +117,7 @@ class ToolPrefetch:
         self._invocation.set_config(silent)
         var_child_runnable_config.set(silent)
         current_run.set(run)
-        current_place.set(place)
+        current_place.set(call_place)
         current_agent.set(None)
         tool_claim.set(None)
         inside_early.set(True)
@@ -154,13 +157,16 @@ class ToolPrefetch:
 
     def _finish(self) -> None:
         with contextlib.suppress(InvalidStateError):
-            self.over.set_result(None)
+            self.is_done.set_result(None)
 
     def claim(self) -> ToolClaim:
-        """Return the original's claim. A call that has not begun is taken back: nobody has to wait for it."""
+        """Return the original's claim to the call, in its place.
+
+        A call that has not begun is taken back: the original makes it, and does not wait for a thread to start.
+        """
         if not self._scope.calls:
             self._scope.is_dropped = True
-        return ToolClaim(self, CallScope(self._table, Party.PLAIN, _not_copied, is_user_code=True))
+        return ToolClaim(self.tool, self, CallScope(self._table, Party.PLAIN, _not_copied, is_user_code=True))
 
     def close(self, run: QueryRun) -> None:
         """Give the call up unless it was claimed, and write to the trace what became of it."""
@@ -180,12 +186,9 @@ def _not_copied(outcome: ToolOutcome) -> NoReturn:
 class ToolClaim:
     """The original's claim to a prefetched call, in the place of that call."""
 
+    tool: BaseTool
     prefetch: ToolPrefetch
     scope: CallScope
-
-    @property
-    def tool(self) -> BaseTool:
-        return self.prefetch.tool
 
     def result(self, invocation: ToolInvocation) -> Any:
         """Return or raise what the tool's function did: in the prefetch, or else in a call that is made here."""
@@ -298,8 +301,8 @@ class NestedEvents(BaseCallbackHandler):
         if kwargs.get("tags") is not None:
             kwargs["tags"] = [*(tag for tag in manager.tags if tag not in kwargs["tags"]), *kwargs["tags"]]
         if kwargs.get("metadata") is not None:
-            own = {key: value for key, value in kwargs["metadata"].items() if type(value) is not _Absent}
-            kwargs["metadata"] = {**manager.metadata, **own}
+            metadata = {key: value for key, value in kwargs["metadata"].items() if type(value) is not _Absent}
+            kwargs["metadata"] = {**manager.metadata, **metadata}
         return _Event(event.name, event.args, kwargs)
 
 

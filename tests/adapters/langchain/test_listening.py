@@ -45,7 +45,7 @@ class Listener:
         if what == self._breaks:
             raise RuntimeError("the listener broke")
 
-    def asked(self, call: ModelCall) -> Listener:
+    def listener_for(self, call: ModelCall) -> Listener:
         self.calls.append(call)
         self._note("asked")
         return self
@@ -134,7 +134,7 @@ async def test_nobody_listens_elsewhere(model: Any, llm_pool: EnginePool, live: 
     assert listener.heard == []
 
     class Deaf(Listener):
-        def asked(self, call: ModelCall) -> Any:
+        def listener_for(self, call: ModelCall) -> Any:
             return None
 
     with listening(llm_pool, Deaf(), live=live):

@@ -204,4 +204,4 @@ def test_nodes_count_as_user_code(pool: EnginePool) -> None:
     """Which may write to a store that cannot tell: no early search is claimed there."""
     fast = accelerate(functions(pool).compile(), pool=pool)
     fast.invoke({"question": "x"})
-    assert fast._teola.last[0].has_user_code
+    assert fast._teola.last_run[0].has_user_code

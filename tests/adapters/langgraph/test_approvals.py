@@ -24,9 +24,9 @@ from langgraph.types import interrupt as ask
 from support.agents import GIVEN, World, agent, react, world
 from support.writing_llm import call
 
-from teola_plugin.adapters.langgraph.agents.eager_tools import eager_tools_of, with_eager_tools
+from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.reach import reach
-from teola_plugin.adapters.langgraph.agents.tool_work import Planner
+from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner
 from teola_plugin.langchain import read_only
 
 
@@ -48,7 +48,7 @@ def reads(at: World) -> Any:
 
 
 def eager(at: World, graph: Any) -> Any:
-    return eager_tools_of(graph, Planner(at.pool))
+    return agent_tools(graph, Planner(at.pool))
 
 
 class Wraps(AgentMiddleware[Any, Any]):
@@ -121,7 +121,7 @@ def test_a_graph_that_stops_before_its_tools(at: World, make: Any, stops: dict[s
     plain, paused = make(at.model, [reads(at)]), make(at.model, [reads(at)], checkpointer=InMemorySaver(), **stops)
     assert eager(at, paused) is None
     found = eager(at, plain)
-    assert found.paused(None, *stops.values()) and not found.paused(None, [], ["elsewhere"])
+    assert found.is_interrupted(None, *stops.values()) and not found.is_interrupted(None, [], ["elsewhere"])
 
 
 def test_a_stop_that_is_asked_for_with_the_call(at: World) -> None:
@@ -213,7 +213,7 @@ def test_graphs_without_tools_have_none(at: World) -> None:
     graph.add_node("think", answers)
     graph.add_edge(START, "think")
     assert eager(at, graph.compile()) is None and eager(at, object()) is None
-    assert with_eager_tools("no node", id, id) == "no node"
+    assert watch_tool_node("no node", id, id) == "no node"
 
 
 # ---------------------------------------------------------------- tools
@@ -279,7 +279,7 @@ UNFIT = [with_state, with_store, with_id, with_own, with_runtime, with_config, w
 def test_tools_that_need_their_place_are_not_eager(at: World) -> None:
     tools = [read_only(one) for one in (*UNFIT, harmless)]
     found = eager(at, agent(at.model, tools))
-    assert [name for name, one in found.tools.items() if one.runs] == ["harmless"]
+    assert [name for name, one in found.tools.items() if one.is_callable_early] == ["harmless"]
     assert not {one.name for one in UNFIT} - {"with_config"} & set(found.tools)
 
 
@@ -327,7 +327,7 @@ def holds(function: Any) -> Any:
     ],
 )
 def test_whatever_holds_code_that_asks_asks(obj: Any) -> None:
-    assert reach(obj).asks
+    assert reach(obj).asks_human
 
 
 def test_what_does_not_ask_does_not() -> None:
@@ -337,9 +337,11 @@ def test_what_does_not_ask_does_not() -> None:
         except KeyboardInterrupt:
             return 2
 
-    assert not any(reach(one).asks for one in [stops, RunnableLambda(lambda x: x), [], None, 3, with_interrupt, dict])
+    assert not any(
+        reach(one).asks_human for one in [stops, RunnableLambda(lambda x: x), [], None, 3, with_interrupt, dict]
+    )
     many: Any = [[i] for i in range(5000)]
-    assert reach(many).asks, "nobody knows"
+    assert reach(many).asks_human, "nobody knows"
 
 
 # ---------------------------------------------------------------- looking for what only a place has
@@ -379,4 +381,4 @@ SERVICE, CHAIN = Service(), RunnableLambda(lambda x: x)
 )
 def test_code_is_known_by_what_it_may_come_to(function: Any, places: bool, tells: bool) -> None:
     found = reach(function)
-    assert (found.asks, found.places, found.tells) == (False, places, tells)
+    assert (found.asks_human, found.needs_place, found.has_events) == (False, places, tells)

@@ -14,7 +14,7 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.adapters.langgraph.plans import BEHIND
+from teola_plugin.adapters.langgraph.plans import MISSING_PLAN_DELAY_S
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.langchain import ChatTeola
@@ -107,7 +107,7 @@ def test_what_has_changed_is_not_asked_for(llm: tuple[Noting, EnginePool], where
     for style in ("plain", "fancy", "fancy", "odd", "other", "plain"):
         where(style)
         assert called(fast) == called(graph)
-        time.sleep(2 * BEHIND)  # the plan is made anew behind the query
+        time.sleep(2 * MISSING_PLAN_DELAY_S)  # the plan is made anew behind the query
 
 
 def test_it_is_planned_again(llm: tuple[Noting, EnginePool]) -> None:

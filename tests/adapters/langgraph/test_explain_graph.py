@@ -38,15 +38,15 @@ FACTS = (
         "rewrite",
         "rewrite",
         "lowered",
-        then=("retrieve",),
-        calls=(CallFacts("rewrite.model", "llm", (RULES, RULES, var("question")), why="it is first"),),
+        successors=("retrieve",),
+        calls=(CallFacts("rewrite.model", "llm", (RULES, RULES, var("question")), reason="it is first"),),
     ),
     NodeFacts(
         "retrieve",
         "retrieve",
         "lowered",
         joins=("grade",),
-        calls=(CallFacts("retrieve.retrieve", "store", early="with rewrite, once rewrite.model has answered"),),
+        calls=(CallFacts("retrieve.retrieve", "store", start="with rewrite, once rewrite.model has answered"),),
     ),
     NodeFacts("web", "search_the_web", "original", "your code: runs once, in its place", joins=("grade",)),
     NodeFacts(
@@ -56,7 +56,7 @@ FACTS = (
         choices=(Choice(("answer", "rewrite"), "decide"), Choice((), "grade")),
         calls=(
             CallFacts(
-                "grade.model", "llm", (var("docs"), LONG, var("question"), RULES), why="it reads what web writes"
+                "grade.model", "llm", (var("docs"), LONG, var("question"), RULES), reason="it reads what web writes"
             ),
         ),
         advice=("head, line 3: `time.time()` is the time, another in every call; put it last.",),
@@ -66,8 +66,8 @@ FACTS = (
         "ToolNode",
         "joined",
         tools=(
-            ToolFacts("search", early="its searches begin when its call is written"),
-            ToolFacts("pay", why="it is not declared read-only"),
+            ToolFacts("search", start="its searches begin when its call is written"),
+            ToolFacts("pay", reason="it is not declared read-only"),
         ),
     ),
 )

@@ -124,20 +124,20 @@ def test_only_the_models_that_bind_names(pool: EnginePool, llm: ScriptedLLM) -> 
 def test_a_pool_backed_model_is_called_as_it_is(pool: EnginePool) -> None:
     model = ChatTeola(pool=pool)
     middleware = EngineMiddleware(pool)
-    assert middleware.served(model) is model
+    assert middleware.pool_model_of(model) is model
     made = pool.bound(Provider(), "llm")
-    assert middleware.served(made) is made
+    assert middleware.pool_model_of(made) is made
 
 
 def test_one_object_serves_a_model_until_that_changes(pool: EnginePool, llm: ScriptedLLM) -> None:
     middleware, mine = EngineMiddleware(pool), Provider()
-    made: Any = middleware.served(mine)
-    assert middleware.served(mine) is made
+    made: Any = middleware.pool_model_of(mine)
+    assert middleware.pool_model_of(mine) is made
     mine.max_tokens = 2
-    assert middleware.served(mine).max_tokens == 2  # type: ignore[attr-defined]
+    assert middleware.pool_model_of(mine).max_tokens == 2  # type: ignore[attr-defined]
     for _ in range(100):
-        middleware.served(Provider())
-    assert len(middleware._served) <= 16
+        middleware.pool_model_of(Provider())
+    assert len(middleware._replacements) <= 16
 
 
 def test_what_cannot_be_served(fakes: EnginePool) -> None:

@@ -22,7 +22,7 @@ from langgraph.prebuilt import ToolNode
 
 from teola_plugin import EnginePool, RegistrationError, accelerate
 from teola_plugin.adapters.langchain.pools import the_pool_of
-from teola_plugin.adapters.langgraph.pools import MOST, pools_by_node, pools_in, the_pool_of_graph
+from teola_plugin.adapters.langgraph.pools import MOST, pool_of_graph, pools_by_node
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.langchain import ChatTeola, EngineMiddleware, TeolaEmbeddings, TeolaVectorStore
 
@@ -168,7 +168,7 @@ HELD: dict[str, Callable[[Any, EnginePool], Any]] = {
 @pytest.mark.parametrize("where", HELD)
 def test_found(where: str, pool: EnginePool) -> None:
     made = graph(here=HELD[where](ChatTeola(pool=pool), pool), there=closure(None))
-    assert list(pools_in(made).values()) == [pool] and the_pool_of_graph(made) is pool
+    assert [list(one.values()) for one in pools_by_node(made).values()] == [[pool]] and pool_of_graph(made) is pool
     assert list(pools_by_node(made)) == ["here"]
 
 
@@ -176,14 +176,14 @@ def test_found(where: str, pool: EnginePool) -> None:
 def test_what_code_names(node: Any, pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "_llm", ChatTeola(pool=pool))
     monkeypatch.setitem(_global, "models", [ChatTeola(pool=pool)])
-    assert the_pool_of_graph(graph(node=node)) is pool
-    assert the_pool_of_graph(graph(node=closure(None))) is None, "names that its code does not use count for nothing"
+    assert pool_of_graph(graph(node=node)) is pool
+    assert pool_of_graph(graph(node=closure(None))) is None, "names that its code does not use count for nothing"
 
 
 def test_what_the_code_of_a_method_names_of_its_class(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Holder, "shared", ChatTeola(pool=pool))
-    assert the_pool_of_graph(graph(node=Holder(None).of_the_class)) is pool
-    assert the_pool_of_graph(graph(node=Holder(None).again)) is None
+    assert pool_of_graph(graph(node=Holder(None).of_the_class)) is pool
+    assert pool_of_graph(graph(node=Holder(None).again)) is None
 
 
 def test_agents(pool: EnginePool) -> None:
@@ -192,8 +192,8 @@ def test_agents(pool: EnginePool) -> None:
         return handler(request.override(model=model))
 
     model, mine = ChatTeola(pool=pool), FakeListChatModel(responses=["a"])
-    assert the_pool_of_graph(create_agent(model, [a_tool(pool)])) is pool
-    assert the_pool_of_graph(create_agent(mine, [])) is None
+    assert pool_of_graph(create_agent(model, [a_tool(pool)])) is pool
+    assert pool_of_graph(create_agent(mine, [])) is None
     assert set(pools_by_node(create_agent(mine, [a_tool(pool)]))) == {"model", "tools"}, "both hold the tools"
     assert list(pools_by_node(create_agent(mine, middleware=[EngineMiddleware(pool)]))) == ["model"]
     assert list(pools_by_node(create_agent(mine, middleware=[choose]))) == ["model"]
@@ -211,7 +211,7 @@ def test_conditional_edges_and_the_functional_api(pool: EnginePool) -> None:
     def flow(given: str) -> str:
         return str(model.invoke(given).content)
 
-    assert the_pool_of_graph(flow) is pool
+    assert pool_of_graph(flow) is pool
 
 
 def test_the_graph_is_accelerated_with_it(pool: EnginePool) -> None:
@@ -287,7 +287,7 @@ def test_nothing_of_the_users_runs(pool: EnginePool) -> None:
     objects = [Touchy(), Lazy(a=1), Properties(), Own(pool=pool)]
     made = graph(node=closure(objects))
     Touchy.ran.clear()
-    assert the_pool_of_graph(made) is pool
+    assert pool_of_graph(made) is pool
     assert not Touchy.ran
 
 
@@ -297,7 +297,7 @@ def test_the_search_is_bounded(pool: EnginePool) -> None:
     wide = [[object() for _ in range(2000)] for _ in range(200)]
     made = graph(node=closure([endless, wide, ChatTeola(pool=pool)]))
     before = time.perf_counter()
-    assert the_pool_of_graph(made) is pool
+    assert pool_of_graph(made) is pool
     assert time.perf_counter() - before < 5 and MOST < 200 * 2000
 
 

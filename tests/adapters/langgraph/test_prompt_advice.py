@@ -16,7 +16,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import tool
 
-from teola_plugin.adapters.langgraph.prompt_advice import Kind, breakers_in, found_in
+from teola_plugin.adapters.langgraph.prompt_advice import Variation, analyse, varying_in_prompts
 
 llm: Any = None
 log: Any = None
@@ -108,37 +108,37 @@ def tools_of_a_set(state: Any) -> Any:
 
 
 TOLD = [
-    (in_an_f_string, Kind.TIME, "datetime.now()"),
-    (in_a_message, Kind.TIME, "dt.datetime.utcnow()"),
-    (by_a_name, Kind.TIME, "time.time()"),
-    (by_format, Kind.RANDOM, "uuid.uuid4()"),
-    (imported_inside, Kind.TIME, "shown('%H:%M')"),
-    (of_a_helper, Kind.RANDOM, "_head()"),
-    (asked_in_a_loop, Kind.RANDOM, "uuid.uuid1()"),
-    (by_a_template, Kind.TIME, "datetime.now()"),
-    (system_prompt, Kind.TIME, "time.ctime()"),
-    (joined_from_a_set, Kind.ORDER, "names"),
-    (joined_from_a_made_set, Kind.ORDER, "{word.lower() for word in state['words']}"),
-    (tools_in_a_set, Kind.ORDER, "tools"),
-    (tools_of_a_set, Kind.ORDER, "set(listed)"),
+    (in_an_f_string, Variation.TIME, "datetime.now()"),
+    (in_a_message, Variation.TIME, "dt.datetime.utcnow()"),
+    (by_a_name, Variation.TIME, "time.time()"),
+    (by_format, Variation.RANDOM, "uuid.uuid4()"),
+    (imported_inside, Variation.TIME, "shown('%H:%M')"),
+    (of_a_helper, Variation.RANDOM, "_head()"),
+    (asked_in_a_loop, Variation.RANDOM, "uuid.uuid1()"),
+    (by_a_template, Variation.TIME, "datetime.now()"),
+    (system_prompt, Variation.TIME, "time.ctime()"),
+    (joined_from_a_set, Variation.ORDER, "names"),
+    (joined_from_a_made_set, Variation.ORDER, "{word.lower() for word in state['words']}"),
+    (tools_in_a_set, Variation.ORDER, "tools"),
+    (tools_of_a_set, Variation.ORDER, "set(listed)"),
 ]
 
 
 @pytest.mark.parametrize(("function", "kind", "source"), TOLD)
-def test_told(function: Any, kind: Kind, source: str) -> None:
-    [found, *more] = breakers_in(function)
-    assert (found.kind, found.source, found.function) == (kind, source, function.__name__) and not more
+def test_told(function: Any, kind: Variation, source: str) -> None:
+    [found, *more] = varying_in_prompts(function)
+    assert (found.variation, found.source, found.function) == (kind, source, function.__name__) and not more
     first = function.__code__.co_firstlineno
     assert first < found.line < first + 6
 
 
 def test_the_words() -> None:
-    [found] = breakers_in(in_an_f_string)
+    [found] = varying_in_prompts(in_an_f_string)
     assert str(found) == (
         f"in_an_f_string, line {found.line}: `datetime.now()` is the time, another in every call; "
         "put it last: what stands behind it is computed anew."
     )
-    [order] = breakers_in(joined_from_a_set)
+    [order] = varying_in_prompts(joined_from_a_set)
     assert str(order).endswith("`names` is a set, whose order is another in every process; sort it.")
 
 
@@ -183,12 +183,12 @@ def decided_by_the_clock(state: Any) -> Any:
 
 @pytest.mark.parametrize("function", [measured, constant, in_its_order, of_a_search, a_file, of_the_day])
 def test_not_told(function: Any) -> None:
-    assert breakers_in(function) == ()
+    assert varying_in_prompts(function) == ()
 
 
 @pytest.mark.parametrize("function", [len, print, partial(len), Finds, llm, "text", eval("lambda state: 1")])
 def test_of_what_has_no_source_nothing_is_said(function: Any) -> None:
-    assert breakers_in(function) == ()
+    assert varying_in_prompts(function) == ()
 
 
 # ------------------------------------------------------------ what goes on into the state
@@ -199,8 +199,8 @@ def clock(state: Any) -> Any:
 
 
 def test_what_a_node_writes_into_the_state() -> None:
-    found = found_in(clock)
-    assert found.breakers == () and list(found.returned) == ["now"]
+    found = analyse(clock)
+    assert found.in_prompts == () and list(found.returned) == ["now"]
     assert found.returned["now"].source == "datetime.now()"
 
 
@@ -209,7 +209,7 @@ def test_methods_and_lambdas() -> None:
         def ask(self, state: Any) -> Any:
             return llm.invoke(f"{time.time()}")
 
-    [found] = breakers_in(Node().ask)
+    [found] = varying_in_prompts(Node().ask)
     assert found.function == "Node.ask"
-    [other] = breakers_in(lambda state: llm.invoke(f"{time.time()}"))
-    assert other.kind is Kind.TIME
+    [other] = varying_in_prompts(lambda state: llm.invoke(f"{time.time()}"))
+    assert other.variation is Variation.TIME

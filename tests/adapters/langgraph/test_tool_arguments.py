@@ -15,7 +15,7 @@ from langchain_core.tools import StructuredTool, Tool, tool
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 from pydantic.v1 import BaseModel as OldModel
 
-from teola_plugin.adapters.langgraph.agents.arguments import given, is_plain, takes_its_place
+from teola_plugin.adapters.langgraph.agents.tool_inputs import function_arguments, is_plain, needs_place
 
 
 class Fields(BaseModel):
@@ -90,19 +90,19 @@ def test_schemas_with_code_of_ones_own_are_not(schema: Any) -> None:
 
 
 def test_arguments_are_what_the_function_gets() -> None:
-    assert given(plain, {"text": "x", "often": "2"}) == ((), {"text": "x", "often": 2, "kind": None})
+    assert function_arguments(plain, {"text": "x", "often": "2"}) == ((), {"text": "x", "often": 2, "kind": None})
     with pytest.raises(pydantic.ValidationError):
-        given(plain, {"often": 1})
+        function_arguments(plain, {"often": 1})
     validated = StructuredTool(name="t", description="t", func=lambda text: text, args_schema=Validated)
-    assert given(validated, {"text": "x"}) is None
+    assert function_arguments(validated, {"text": "x"}) is None
     described = StructuredTool(
         name="t", description="t", func=lambda a: a, args_schema={"type": "object", "properties": {}}
     )
     args = {"a": [1]}
-    made = given(described, args)
+    made = function_arguments(described, args)
     assert made == ((), {"a": [1]}) and made[1] is not args
     single = Tool("single", lambda text: text, "one text")
-    assert given(single, {"__arg1": "x"}) == (("x",), {})
+    assert function_arguments(single, {"__arg1": "x"}) == (("x",), {})
 
 
 def one(x: int) -> int:
@@ -122,5 +122,5 @@ def with_optional(x: int, where: RunnableConfig | None = None) -> int:
 
 
 def test_functions_that_take_what_only_their_place_has() -> None:
-    assert all(map(takes_its_place, [with_callbacks, with_config, with_optional, 3]))
-    assert not any(map(takes_its_place, [one, functools.partial(one, 1), "text".join, lambda *a, **k: 1]))
+    assert all(map(needs_place, [with_callbacks, with_config, with_optional, 3]))
+    assert not any(map(needs_place, [one, functools.partial(one, 1), "text".join, lambda *a, **k: 1]))
