@@ -520,7 +520,7 @@ class FunctionInterpreter:
         return trial
 
     def finish_body(self, output: Ref | None) -> tuple[Ref, bool] | None:
-        """Drop what cannot run early. Return the body's output, and whether that is `output`; None if none is left."""
+        """Drop what cannot be prefetched. Return the output, and whether that is `output`; None if nothing is left."""
         return prune_body(self.draft, output, self.shared.helpers)
 
 

@@ -135,13 +135,13 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
     comprehensions = _to_comprehensions(loop, added)
     results = loop.finish(accumulators.output(added), one_by_one=True)
     interpreter.forget_names([node.target, *node.body])
-    asks_early = any(map(uses_engine, list(interpreter.draft.components.values())[first_new:]))
-    if isinstance(results, Ref) and asks_early:
+    uses_engines = any(map(uses_engine, list(interpreter.draft.components.values())[first_new:]))
+    if isinstance(results, Ref) and uses_engines:
         lists = {name: _read_each(interpreter, results, name if len(added) > 1 else "") for name in added}
         interpreter.frame.names |= accumulators.final_values(interpreter, added, lists)
-    elif not asks_early:
+    elif not uses_engines:
         interpreter.frame.names |= accumulators.final_values(interpreter, added, comprehensions)
-    return asks_early or len(comprehensions) > 0
+    return uses_engines or len(comprehensions) > 0
 
 
 def _run_as_fold(

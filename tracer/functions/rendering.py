@@ -74,8 +74,8 @@ class Renderer:
         if isinstance(symbol, Text):
             return self._text(symbol)
         if isinstance(symbol, ItemList):
-            fills = [(isinstance(item, Spread), self.value(symbol_of_item(item))) for item in symbol.items]
-            return lambda values: _render_items(symbol.kind, fills, values)
+            items = [(isinstance(item, Spread), self.value(symbol_of_item(item))) for item in symbol.items]
+            return lambda values: _render_items(symbol.kind, items, values)
         if isinstance(symbol, Fields):
             return self._dictionary(symbol)
         if isinstance(symbol, Instance):

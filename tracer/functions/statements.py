@@ -2,7 +2,7 @@
 
 Of a condition that is not known yet, both branches are interpreted on drafts of their own. If the condition is pure,
 it becomes a BRANCH, of which one side runs as soon as the condition is known. If it waits for an engine or for user
-code, the requests of both sides begin before (see `lookahead`), as long as at most one of them asks a model.
+code, requests of both sides are made before, as speculation, unless both of them ask a model.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _run_tried_branches(
         return _BranchBuilder(interpreter, condition).run(branches, names)
     interpreter.frame.names |= dict.fromkeys(names, UNKNOWN_VALUE)
     interpreter.is_incomplete = True
-    _begin_early(interpreter.draft, [trial.draft for trial in trials])
+    _add_speculative_components(interpreter.draft, [trial.draft for trial in trials])
     _take_over_user_code(interpreter, trials)
     return BlockExit.UNKNOWN if block_exit is not BlockExit.FALLS_THROUGH else block_exit
 
@@ -265,8 +265,8 @@ def _take_over_user_code(interpreter: FunctionInterpreter, branches: Sequence[Fu
         interpreter.add_user_code()
 
 
-def _begin_early(draft: Draft, branch_drafts: list[Draft]) -> None:
-    """Add the components of both branches that may begin before the condition is known, as they cost little."""
+def _add_speculative_components(draft: Draft, branch_drafts: list[Draft]) -> None:
+    """Add the components of both branches that are cheap enough to be prefetched before the condition is known."""
     for component in lookahead_of_choice(branch_drafts, False):
         draft.add(component)
     for branch_draft in branch_drafts:
@@ -382,7 +382,7 @@ class _BranchBuilder:
         return refs
 
     def _add_component(self, bodies: Sequence[FunctionInterpreter], outputs: Sequence[dict[str, Ref]]) -> Ref | None:
-        """Add the BRANCH, if any of it can run early. Return its ref if both bodies give all outputs, else None."""
+        """Add the BRANCH, if any of it can be prefetched. Return its ref if both bodies give all outputs, else None."""
         interpreter = self._interpreter
         condition = Ref("$condition")
         output_refs = [

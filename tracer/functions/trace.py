@@ -1,4 +1,4 @@
-"""Functions of the user's that call engines of a pool, as components. Their source is read; nothing of it runs."""
+"""Turns functions of the user's that call engines of a pool into components. Their source is read, and not run."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _summarize(
 
 
 def _conclude(interpreter: FunctionInterpreter, block_exit: BlockExit, draft: Draft) -> FunctionSummary:
-    """Move the components that can run early into `draft`, and return the summary of the function."""
+    """Move the components that can be prefetched into `draft`, and return the summary of the function."""
     reached_end = block_exit is not BlockExit.UNKNOWN
     value = interpreter.frame.return_value if reached_end else UNKNOWN_VALUE
     own_draft = interpreter.draft
@@ -227,7 +227,6 @@ def trace_node(func: object, state: str, name: str = "") -> TraceResult:
 def _trace(func: object, arguments: Mapping[str, Symbol], name: str, state: str = "") -> TraceResult:
     draft = Draft()
     summary = summarize_function(func, arguments, draft, name, state=state)
-    output = None
-    if not isinstance(summary.value, (Unknown, KnownValue)):
-        output = materialize(draft, summary.value, name or "output")
+    value = summary.value
+    output = None if isinstance(value, (Unknown, KnownValue)) else materialize(draft, value, name or "output")
     return draft.finish(Ref(INPUT) if output is None else output, name or "function")
