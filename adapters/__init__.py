@@ -126,9 +126,10 @@ def uninstall() -> None:
 
     Accelerated objects then run as their originals do, until the next `accelerate`.
     """
-    interceptors = sys.modules.get("teola_plugin.shims.langchain_interceptors")
-    if interceptors is not None:
-        interceptors.uninstall()
+    for name in ("teola_plugin.shims.langchain_interceptors", "teola_plugin.shims.llamaindex.interceptors"):
+        interceptors = sys.modules.get(name)
+        if interceptors is not None:
+            interceptors.uninstall()
 
 
 def bound(obj: Any, engine: str, pool: EnginePool) -> Any:

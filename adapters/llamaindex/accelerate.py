@@ -16,7 +16,7 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated, original_of
 from teola_plugin.adapters.llamaindex.checking import shadow_of
 from teola_plugin.adapters.llamaindex.ingestion import AcceleratedIndex, AcceleratedPipeline, WritingSession
-from teola_plugin.adapters.llamaindex.own_models.beside import prepare
+from teola_plugin.adapters.llamaindex.prefetching import entries_of, find_scope
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.adapters.options import Options
@@ -24,6 +24,7 @@ from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.whole import in_part, kept_by
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.llamaindex.interceptors import enable
 from teola_plugin.shims.llamaindex.workflows import used_by_steps
 from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
 
@@ -33,6 +34,7 @@ def accelerate_llamaindex(obj: Any, options: Options, terms: Settings | None = N
 
     An object that is accelerated already is accelerated anew, on these terms. `terms` are those of `with_terms`.
     """
+    enable(find_scope)
     obj = original_of(obj)
     shadow = shadow_of(options.shadow, obj) if options.shadow else None
     session = _session(obj, options)
@@ -59,9 +61,10 @@ def _session(obj: Any, options: Options) -> Any:
     if isinstance(served, IngestionPipeline | VectorStoreIndex):
         session = WritingSession(obj, served, options)
     else:
-        if pool is None and options.speculate != "off":
-            prepare(served, terms.threads)
         session = _planned(obj, served, pool, terms)
+        if pool is None:
+            for entry in entries_of(served):
+                session.prefetch_plan(entry)  # before the first call: it takes a while
         session.serving = serving
     session.accelerate_copy = accelerate_copy
     if options.bind or options.serve is not None:

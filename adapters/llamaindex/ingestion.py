@@ -7,7 +7,7 @@ known (another vector store, something after the embedding, worker processes) th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
-from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex.accelerated import (
@@ -26,17 +25,14 @@ from teola_plugin.adapters.llamaindex.accelerated import (
     original_of,
 )
 from teola_plugin.adapters.llamaindex.batches import BatchesAhead
-from teola_plugin.adapters.llamaindex.own_batches import side_by_side
-from teola_plugin.adapters.llamaindex.own_titles import titles_side_by_side
+from teola_plugin.adapters.llamaindex.composite_calls import prefetching
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
 from teola_plugin.adapters.llamaindex.session import ServedObject
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
-from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.terms import NO_APP, named
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.context import current_run, current_terms
-from teola_plugin.shims.llamaindex.copies import overlaid
 from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -51,39 +47,14 @@ class WritingSession(ServedObject):
         super().__init__(original, served, options.pool)
         self.app = options.app or NO_APP
         self._options = options
-        self._parts: dict[int, tuple[Any, Any, FieldSnapshot]] = {}
 
     def continues(self, other: WritingSession) -> None:
         """Stay copied on the terms of a session that this one replaces."""
         self.accelerate_copy = other.accelerate_copy
 
-    def faster(self, part: Any) -> Any:
-        """Return the part, or what makes its calls side by side, the same until a field of the part is set."""
-        if self._options.speculate == "off":
-            return part
-        entry = self._parts.get(id(part))
-        if entry is None or not entry[2].holds():
-            fast = titles_side_by_side(side_by_side(part, self._options.threads))
-            fields = [part] if isinstance(part, BaseModel) else []
-            entry = self._parts[id(part)] = (part, fast, FieldSnapshot(fields))
-            if len(self._parts) > KEPT:
-                self._parts.pop(next(iter(self._parts)))
-        return entry[1]
-
-    def pipeline(self) -> Any:
-        """Return the pipeline that runs: it has the original's state, but for transformations."""
-        parts = [self.faster(part) for part in self.served.transformations]
-        changed = any(a is not b for a, b in zip(parts, self.served.transformations, strict=True))
-        return overlaid(self.served, {"transformations": parts}) if changed else self.served
-
-    def index(self) -> Any:
-        """Return the index that nodes are added to: it has the original's state, but for the embedding model."""
-        try:
-            model = VectorStoreIndexParts.of(self.served).embed_model
-        except Unreadable:  # another version: its model is asked as it always was
-            return self.served
-        fast = self.faster(model)
-        return self.served if fast is model else overlaid(self.served, VectorStoreIndexParts.named(embed_model=fast))
+    def prefetching(self) -> AbstractContextManager[None]:
+        """Prefetch in the body what the user's own models are called for one after the other."""
+        return nullcontext() if self._options.speculate == "off" else prefetching(self._options.threads)
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the method `name` of what runs."""
@@ -92,23 +63,19 @@ class WritingSession(ServedObject):
         return self._arun(args, kwargs) if name == "arun" else getattr(self.served, name)(*args, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
-        pipeline = self.pipeline()
+        pipeline = self.served
         write = _pipelined(pipeline, args, kwargs)
-        with _named(self.app), nullcontext() if write is None else pipelining(write):
+        with self.prefetching(), _named(self.app), nullcontext() if write is None else pipelining(write):
             return pipeline.run(*args, **kwargs)  # type: ignore[no-any-return]
 
     async def _arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
-        pipeline = self.pipeline()
+        pipeline = self.served
         write = _pipelined(pipeline, args, kwargs)
-        with _named(self.app):
+        with self.prefetching(), _named(self.app):
             if write is None:
                 return await pipeline.arun(*args, **kwargs)  # type: ignore[no-any-return]
             async with apipelining(write):
                 return await pipeline.arun(*args, **kwargs)  # type: ignore[no-any-return]
-
-
-KEPT = 64
-"""Parts that are remembered; a pipeline may get other transformations for each call."""
 
 
 class AcceleratedPipeline(Accelerated):
@@ -163,9 +130,9 @@ class BuildsIndex(IndexHooks):
     """Stands before the index's own class in the order of methods."""
 
     def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None:
-        index, app = self._teola_index()
+        index, app, prefetching_here = self._teola_index()
         parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping(index)
-        with _named(app):
+        with prefetching_here, _named(app):
             if parts is None:
                 return add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
@@ -173,19 +140,21 @@ class BuildsIndex(IndexHooks):
                     add(index, batch)
 
     async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None:
-        index, app = self._teola_index()
+        index, app, prefetching_here = self._teola_index()
         parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping(index)
-        with _named(app):
+        with prefetching_here, _named(app):
             if parts is None:
                 return await add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
                 async with apipelining(PipelinedWrite(parts.vector_store, batch)):
                     await add(index, batch)
 
-    def _teola_index(self) -> tuple[Any, str]:
-        """Return the index that nodes are added to, and the app in whose name."""
+    def _teola_index(self) -> tuple[Any, str, AbstractContextManager[None]]:
+        """Return the index that nodes are added to, the app's name, and the context in which calls are prefetched."""
         session = getattr(self, "__teola_session__", None)
-        return (self, NO_APP) if session is None else (session.index(), session.app)
+        if session is None:
+            return self, NO_APP, nullcontext()
+        return session.served, session.app, session.prefetching()
 
 
 class AcceleratedIndex(BuildsIndex, Accelerated, metaclass=EqualsOriginal):

@@ -22,7 +22,7 @@ from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.checking import OriginalCall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
-from teola_plugin.adapters.llamaindex.own_models.beside import Beside, beside, entries_of, gains
+from teola_plugin.adapters.llamaindex.prefetching import PrefetchPlan, QueryPrefetcher, entries_of, plan_prefetching
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.own_pool import watching_pool
@@ -99,8 +99,8 @@ class StartedCall(NamedTuple):
     terms: Terms | None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None
-    beside: Beside | None = None
-    """What runs ahead of models of the user's own: without a pool, or where its graph begins nothing."""
+    prefetcher: QueryPrefetcher | None = None
+    """What prefetches calls of the user's own models: without a pool, or where its graph begins nothing."""
 
     @property
     def whole(self) -> QueryRun | None:
@@ -114,21 +114,21 @@ class StartedCall(NamedTuple):
     def close(self) -> None:
         if self.run is not None:
             self.run.close()
-        if self.beside is not None:
-            self.beside.close()
+        if self.prefetcher is not None:
+            self.prefetcher.close()
 
     def failing(self) -> AbstractContextManager[None]:
-        return self._both(Beside.in_force, failing)
+        return self._both(QueryPrefetcher.in_force, failing)
 
     def ending(self) -> AbstractContextManager[Any]:
         return self._both(closing, ending)
 
-    def _both(self, own: Callable[[Beside], Any], live: Callable[[Run], Any]) -> AbstractContextManager[Any]:
+    def _both(self, own: Callable[[QueryPrefetcher], Any], live: Callable[[Run], Any]) -> AbstractContextManager[Any]:
         stack = ExitStack()
         if self.run is not None:
             stack.enter_context(live(self.run))
-        if self.beside is not None:
-            stack.enter_context(own(self.beside))
+        if self.prefetcher is not None:
+            stack.enter_context(own(self.prefetcher))
         return stack
 
 
@@ -176,12 +176,14 @@ class Session(ServedObject):
         self.shadow: Shadow | None = None
         """Compares a share of the calls with the original's."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
+        self._prefetch_plans: dict[tuple[str, int], tuple[TracedEntry, PrefetchPlan | None]] = {}
         self._last: list[Run] = []
 
     def under(self, terms: Settings) -> Session:
         """Return what makes the calls of the same object on other terms."""
         session = self._same_object(terms)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
+        session._prefetch_plans = self._prefetch_plans
         session._renew, session._snapshot = self._renew, self._snapshot
         session.accelerate_copy = partial(self.accelerate_copy, terms=terms)
         return session
@@ -216,16 +218,27 @@ class Session(ServedObject):
         from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
 
-        trace, more = ended_trace(self._last), self._beside_in_words(entry)
+        trace, more = ended_trace(self._last), self._prefetching_in_words(entry)
         traced, left = self.entry(entry).traced, left_for_form(self._last)
         return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left)
 
-    def _beside_in_words(self, entry: str) -> tuple[str, ...]:
-        """What begins early of the user's own models, without a pool."""
-        if self.pool is not None or self.terms.speculate == "off":
+    def _prefetching_in_words(self, entry: str) -> tuple[str, ...]:
+        """Return a phrase for calls of the user's own models that are prefetched without a pool."""
+        if self.pool is not None or self.prefetch_plan(entry) is None:
             return ()
-        early = gains(self.served, entry, self.terms.threads)
-        return (f"calls that {type(self.original).__name__} makes one after the other, side by side",) if early else ()
+        return (f"calls that {type(self.original).__name__} makes one after the other, side by side",)
+
+    def prefetch_plan(self, entry: str, texts: int = 0) -> PrefetchPlan | None:
+        """Return what is prefetched in a sync entry of the user's own models; None for nothing.
+
+        Planned anew when the object has changed.
+        """
+        if self.terms.speculate == "off" or isinstance(self.served, Workflow):
+            return None
+        known = self._prefetch_plans.get((entry, texts))
+        if known is None or not known[0].holds:
+            known = self._prefetch_plans[entry, texts] = plan_prefetching(self.served, entry, texts, self.terms.threads)
+        return known[1]
 
     @property
     def last(self) -> Run | None:
@@ -274,8 +287,8 @@ class Session(ServedObject):
                 log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
-                own = None if is_async else self._carried(run, entry, given)
-                return StartedCall(run, node if own is None else own.node, None, Deadline.of(run), own)
+                prefetcher = None if is_async else self._carried(run, entry, given)
+                return StartedCall(run, node, None, Deadline.of(run), prefetcher)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
         off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
@@ -283,41 +296,44 @@ class Session(ServedObject):
             return StartedCall(None, self.served, terms, deadline)
         return self._begin_alone(entry, given, StartedCall(None, self.served, terms, deadline), runs)
 
-    def _carried(self, run: Run, entry: str, given: Given | None) -> Beside | None:
-        """What runs ahead of models that engines only carry: the graph begins nothing there."""
+    def _carried(self, run: Run, entry: str, given: Given | None) -> QueryPrefetcher | None:
+        """Prefetch calls of models that engines only carry: the graph begins nothing there."""
         claims = not isinstance(run, QueryRun) or run.claims
-        if claims or self.terms.speculate == "off" or isinstance(self.served, Workflow):
+        if claims or given is None:
             return None
         try:
+            plan = self.prefetch_plan(entry, len(given.get(TEXTS, ())))
+            if plan is None or not plan.intercept():
+                return None
             with joined(run.whole):
-                return beside(self.served, entry, given, self.terms.threads, self._part)
+                return QueryPrefetcher(plan, given, None)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
             return None
 
     def _begin_alone(self, entry: str, given: Given | None, plain: StartedCall, runs: Sequence[Any]) -> StartedCall:
-        """A sync call without a pool: with what runs ahead of the user's own models, or of parts that are called.
+        """Begin a sync call without a pool, which prefetches calls of the user's own models, or whose parts do.
 
-        `plain`: without either. Where there is one, the call is traced."""
-        live: list[Run] = []
-
-        def watched() -> QueryRun:
-            live.append(self._watched(runs))
-            return live[0].whole
-
+        `plain`: the call without either. Where there is one, it is traced.
+        """
+        run: Run | None = None
         try:
-            own = beside(self.served, entry, given, self.terms.threads, self._part, watched)
-            node = self.served if own is None else own.node
-            if own is None and _has_gaining_parts(node, self.terms.threads):
-                node = with_parts(node, frozenset(), self._part)
-                _ = watched() if node is not self.served else None
+            plan = None if given is None else self.prefetch_plan(entry, len(given.get(TEXTS, ())))
+            plan = plan if plan is not None and plan.intercept() else None
+            node = self.served
+            if plan is not None or _has_gaining_parts(node, self.terms.threads):
+                node = with_parts(node, frozenset() if plan is None else plan.entry.lowered, self._part)
+            if plan is None and node is self.served:
+                return plain
+            run = self._watched(runs)
+            prefetcher = None if plan is None else QueryPrefetcher(plan, given, run.whole)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
-            for run in live:
+            if run is not None:
                 run.close()
             return plain
-        self._last[:] = live or self._last
-        return plain._replace(run=live[0] if live else None, node=node, beside=own)
+        self._last[:] = [run]
+        return plain._replace(run=run, node=node, prefetcher=prefetcher)
 
     def _watched(self, runs: Sequence[Any]) -> Run:
         """What a call without a pool is traced as: a query, or what belongs to the one around it."""
@@ -354,7 +370,7 @@ def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
         one for value in attributes(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])
     ]
     parts = [one for one in held if isinstance(one, PARTS)]
-    return any(gains(one, entry, threads) for one in parts for entry in entries_of(one))
+    return any(plan_prefetching(one, entry, 0, threads)[1] is not None for one in parts for entry in entries_of(one))
 
 
 def _read(read: Callable[..., Given | None], args: tuple[Any, ...], kwargs: Given) -> Given | None:

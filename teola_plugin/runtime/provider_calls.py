@@ -215,17 +215,19 @@ class ProviderCallTable:
     ) -> tuple[ProviderCall, bool]:
         """Return the call that `party` gets for this key, and whether it has to make that call itself.
 
-        A party gets each call once. `may_make`: False for a planner that waits for the original's call. `is_offer`: the
-        call is made for whoever asks for it, unless the object was called so before; raises `CallNotShared` then.
+        A party gets each call once; the planner gets pure calls again. `may_make`: False for a planner that waits for
+        the original's call. `is_offer`: the call is made for whoever asks for it, unless the object was called so
+        before; raises `CallNotShared` then.
         """
         with self._lock:
             known = self._calls.get(key, ())
             if is_offer and any(call.target is invocation.target for call in known):
                 raise CallNotShared
+            repeats = party is Party.EARLY and invocation.is_pure
             for call in () if is_offer else known:
-                if party not in call.claimed_by and call.is_shared:
+                if (repeats or party not in call.claimed_by) and call.is_shared:
                     call.claimed_by.add(party)
-                    is_maker = call.state is _Progress.EXPECTED
+                    is_maker = may_make and call.state is _Progress.EXPECTED
                     if is_maker:
                         call.state = _Progress.RUNNING
                     break
@@ -247,6 +249,11 @@ class ProviderCallTable:
         if party is Party.PLAIN:
             self._on_call(invocation.target, is_maker)
         return call, is_maker
+
+    def has_call(self, key: Hashable) -> bool:
+        """Return True if a call with this key was made, or is expected, and can be shared."""
+        with self._lock:
+            return any(call.is_shared for call in self._calls.get(key, ()))
 
     def add(self, key: Hashable, party: Party, report: OwnCall | None) -> ProviderCall:
         """Return a new call that `party` makes, whatever others there are for this key."""
@@ -305,6 +312,8 @@ class Invocation(Protocol):
     """What the trace calls it, as of a `Span`."""
     streams: bool
     """Whether the method yields chunks; otherwise it returns one result."""
+    is_pure: bool
+    """True if equal calls give equal results, so that the planner needs only one of them."""
 
     @property
     def run_id(self) -> Any:

@@ -5,10 +5,58 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from types import CellType
+from typing import Any, Protocol
 
 Wrap = Callable[[Any], Any]
 """Return the wrapper of a function. It keeps the function as `__wrapped__` (`functools.wraps`)."""
+
+
+class FunctionSlot(Protocol):
+    """A place that holds the function of a method, where it can be replaced."""
+
+    def get(self) -> Any: ...
+
+    def set(self, function: Any) -> None: ...
+
+
+class ClassAttribute:
+    """The attribute of the class that defines a method."""
+
+    def __init__(self, cls: type, name: str) -> None:
+        self._cls, self._name = cls, name
+
+    def get(self) -> Any:
+        return vars(self._cls).get(self._name)
+
+    def set(self, function: Any) -> None:
+        setattr(self._cls, self._name, function)
+
+
+class ClosureCell:
+    """The variable of a decorator's closure that holds the function below it."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def get(self) -> Any:
+        return self._cell.cell_contents
+
+    def set(self, function: Any) -> None:
+        self._cell.cell_contents = function
+
+
+class WrappedFunction:
+    """The `__wrapped__` of a decorator that calls what stands there, such as those of the package `wrapt`."""
+
+    def __init__(self, decorator: Any) -> None:
+        self._decorator = decorator
+
+    def get(self) -> Any:
+        return self._decorator.__wrapped__
+
+    def set(self, function: Any) -> None:
+        self._decorator.__wrapped__ = function
 
 
 class MethodInterceptors:
@@ -19,10 +67,12 @@ class MethodInterceptors:
     pass calls on while `is_installed` is False.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slot_of: Callable[[type, str], FunctionSlot] = ClassAttribute) -> None:
+        """`slot_of`: returns the place that holds the function of a method which a class defines."""
         self.is_installed = False
-        self._originals: dict[tuple[type, str], tuple[Any, Any]] = {}
-        """By class and method: the original function, and the wrapper that stands for it."""
+        self._slot_of = slot_of
+        self._originals: dict[tuple[type, str], tuple[FunctionSlot, Any, Any]] = {}
+        """By class and method: where the function stands, the original one, and the wrapper that stands for it."""
         self._renew_lock()
         if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
             os.register_at_fork(after_in_child=self._renew_lock)
@@ -39,15 +89,16 @@ class MethodInterceptors:
                     self._wrap(cls, name, methods[name])
 
     def _wrap(self, cls: type, name: str, wrap: Wrap) -> None:
-        current = vars(cls)[name]
+        slot = self._slot_of(cls, name)
+        current = slot.get()
         if not callable(current) or isinstance(current, type):
             return
         known = self._originals.get((cls, name))
-        if known is not None and _is_below(known[1], current):
+        if known is not None and _is_below(known[2], current):
             return
         wrapper = wrap(current)
-        setattr(cls, name, wrapper)
-        self._originals[cls, name] = (current, wrapper)
+        slot.set(wrapper)
+        self._originals[cls, name] = (slot, current, wrapper)
 
     def original_of(self, cls: type, name: str) -> Any:
         """Return the function that calls of a method reach below our wrapper; None if they do not come to a wrapper."""
@@ -60,10 +111,10 @@ class MethodInterceptors:
         """Put every original function back."""
         with self._lock:
             self.is_installed = False
-            for (cls, name), (original, wrapper) in list(self._originals.items()):
-                current = vars(cls).get(name)
+            for (cls, name), (slot, original, wrapper) in list(self._originals.items()):
+                current = slot.get()
                 if current is wrapper:
-                    setattr(cls, name, original)
+                    slot.set(original)
                 if current is wrapper or not _is_below(wrapper, current):
                     del self._originals[cls, name]
 

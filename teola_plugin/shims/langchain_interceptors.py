@@ -82,6 +82,8 @@ class LangChainInvocation:
 
     __slots__ = ("_args", "_kwargs", "_method", "_original", "kind", "streams", "target")
 
+    is_pure = False
+
     def __init__(
         self, target: Any, method: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:

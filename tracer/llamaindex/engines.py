@@ -34,6 +34,7 @@ from teola_plugin.shims.llamaindex.engines import (
 from teola_plugin.shims.llamaindex.synthesizers import TreeSummarizeParts
 from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.dry_run import own_nodes
+from teola_plugin.tracer.llamaindex.own_models import require_one_model
 from teola_plugin.tracer.llamaindex.postprocessors import postprocess
 from teola_plugin.tracer.llamaindex.retries import judge_answer
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
@@ -171,6 +172,7 @@ def _router(walk: Walk, engine: RouterQueryEngine, asked: SymbolicQuery, path: s
     if choices is None or len(asked.texts) != 1 or asked.texts[0] != asked.text:
         return SymbolicAnswer()
     body, engines, where = walk.body(), parts.query_engines, parts.path(path, "query_engines")
+    require_one_model(walk, engines)
     answers: dict[str, Ref] = {}
     for i, one in enumerate(engines):
         chosen = body.call(f"chosen{i}", numbered(i, len(engines)), choice=Ref(ITEM))
@@ -202,6 +204,8 @@ def _taken(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, path: str) -> Value:
     """One answer as it is; of several, the summary."""
+    if walk.own_models is not None and not takes_several(parts.selector):
+        return walk.call("answer", lambda taken: taken["texts"][0], taken=taken)
     texts: Inputs = named(condition=taken.at("several"), query=asked, texts=taken.at("texts"))
     made: Value = None
     summarizer: Any = parts.summarizer
@@ -228,7 +232,8 @@ def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: SymbolicQu
     asking = questions(walk, parts.question_gen, parts.metadatas, asked.text, parts.path(path, "question_gen"))
     if asking is None:
         return SymbolicAnswer()
-    body, before = walk.body(), set(walk.lowered)
+    with walk.in_loop_of(engine):
+        body, before = walk.body(), set(walk.lowered)
     item, engines, where = Ref(ITEM), parts.query_engines, parts.path(path, "query_engines")
     answers: dict[str, Ref] = {}
     for i, (tool, one) in enumerate(engines.items()):
@@ -242,7 +247,8 @@ def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: SymbolicQu
         return SymbolicAnswer()
     refs = {f"engine{i}": ref for i, ref in enumerate(answers.values())}
     output = body.call("answered", lambda question, **arms: next(a for a in arms.values() if a), question=item, **refs)
-    answered = walk.hold("answers", Role.MAP, named(items=asking), body, output)
+    with walk.in_loop_of(engine):
+        answered = walk.hold("answers", Role.MAP, named(items=asking), body, output)
 
     def pairs(questions: Sequence[Mapping[str, str]], answers: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]:
         return [_pair_node(engine, one, answer) for one, answer in zip(questions, answers, strict=True)]

@@ -27,11 +27,13 @@ from teola_plugin.shims.llamaindex.postprocessors import (
     batches,
     postprocessed,
 )
+from teola_plugin.shims.llamaindex.silent_calls import replay
 from teola_plugin.tracer.draft import DERIVED
 from teola_plugin.tracer.llamaindex.classes import own_function, own_prompt, rule_for
 from teola_plugin.tracer.llamaindex.dry_run import captured, own_nodes, replayed
+from teola_plugin.tracer.llamaindex.own_models import ask_own_llm
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY
-from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.walk import Value, Walk, is_pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
@@ -80,6 +82,8 @@ def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
     if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
         raise NotUnderstood("a function of the user's formats or parses")
 
+    model = walk.llm(parts.llm)
+
     def choose(llm: Any, given: Given) -> str:
         return str(llm.predict(prompt, **batch_arguments(own, given["batch"], given["query"])))
 
@@ -87,20 +91,25 @@ def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
         def run(llm: Any, given: Given) -> Any:
             return postprocessed(clone(own, **parts.named(llm=llm)), own_nodes(nodes), query)
 
-        return replayed(pool_llm(parts.llm), run, {}, generations)
+        if is_pool_llm(model):
+            return replayed(model, run, {}, generations)
+        return replay(model, lambda llm: run(llm, {}), list(generations))
 
     name = walk.name("rerank", "batches", "chosen", "select")
     groups = walk.draft.call(f"{name}.batches", lambda nodes: batches(own, nodes), walk.scope, nodes=nodes)
     body = walk.body()
-    model = pool_llm(parts.llm)
-    choice = Component(
-        body.name(f"{name}.choice", *DERIVED),
-        Role.GENERATION,
-        (("query", QUERY), ("batch", Ref(ITEM))),
-        model.engine,
-        scope=walk.scope,
-    )
-    one = body.draft.add(choice, lambda given: captured(model, choose, given, {}, ()))
+    inputs = {"query": QUERY, "batch": Ref(ITEM)}
+    if is_pool_llm(model):
+        choice = Component(
+            body.name(f"{name}.choice", *DERIVED),
+            Role.GENERATION,
+            tuple(inputs.items()),
+            model.engine,
+            scope=walk.scope,
+        )
+        one = body.draft.add(choice, lambda given: captured(model, choose, given, {}, ()))
+    else:
+        one = ask_own_llm(body, f"{name}.choice", model, choose, inputs, lambda text, _: text)
     chosen = walk.hold(f"{name}.chosen", Role.MAP, named(items=groups, query=query), body, one)
     return walk.call(f"{name}.select", select, query=query, nodes=nodes, generations=chosen)
 

@@ -33,9 +33,10 @@ from teola_plugin.shims.llamaindex.retrievers import (
 from teola_plugin.tracer.draft import DERIVED
 from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
 from teola_plugin.tracer.llamaindex.dry_run import own_nodes
+from teola_plugin.tracer.llamaindex.own_models import require_one_model, retrieve_by_own_models
 from teola_plugin.tracer.llamaindex.selectors import numbered, selected, takes_several
 from teola_plugin.tracer.llamaindex.transforms import transformed
-from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
@@ -73,6 +74,8 @@ def _vector(walk: Walk, r: VectorIndexRetriever, asked: SymbolicQuery, path: str
     made: Value = None
     with walk.noting(path, r) as reasons:
         parts = walk.parts(VectorIndexRetrieverParts, r)
+        if not hasattr(parts.embed_model, "vector_of"):
+            return retrieve_by_own_models(walk, r, asked, name)
         model = _model(walk, r, parts, asked)
         try:
             hits = _searched(walk, r, parts, asked, name)
@@ -93,8 +96,6 @@ def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts
     """What embeds the query. Raises `NotUnderstood` where that cannot be done ahead."""
     model = parts.embed_model
     _fixed(walk, model)
-    if not hasattr(model, "vector_of"):
-        raise NotUnderstood("its embedding model is not on the pool")
     if is_paced(model):
         raise NotUnderstood("its embedding model has a cache or a rate limiter")
     walk.read(parts.vector_store, "is_embedding_query")
@@ -186,6 +187,7 @@ def _fusion(walk: Walk, r: QueryFusionRetriever, asked: SymbolicQuery, path: str
     """The query itself needs no LLM, so its searches start at once; each written query is searched as it closes."""
     parts = walk.parts(QueryFusionRetrieverParts, r)
     inner, where = parts.retrievers, parts.path(path, "retrievers")
+    require_one_model(walk, inner)
     queries: Value = None
     with walk.step() as writing:
         if parts.num_queries > 1:
@@ -193,10 +195,11 @@ def _fusion(walk: Walk, r: QueryFusionRetriever, asked: SymbolicQuery, path: str
     before = tuple(writing)
     own: list[Value] = []
     for i, one in enumerate(inner):
-        with walk.step(before) as names:
+        with walk.step(before) as names, walk.in_loop_of(r):
             own.append(retrieve(walk, one, asked, f"{where}[{i}]", f"{name}.own{i}" if i else f"{name}.own"))
         before = tuple(names) or before
-    found = _each(walk, parts, queries, where, name) if queries is not None else None
+    with walk.in_loop_of(r):
+        found = _each(walk, parts, queries, where, name) if queries is not None else None
     if any(ref is None for ref in own) or (parts.num_queries > 1 and found is None):
         return None
     known = {f"own{i}": ref for i, ref in enumerate(own) if ref is not None}
@@ -221,7 +224,7 @@ def _written(
             return written_queries(r, llm, given["query"])
 
         inputs = {"query": asked.text}
-        made = walk.ask(name, pool_llm(parts.llm), write, inputs, items="lines", expected=parts.num_queries - 1)
+        made = walk.ask(name, walk.llm(parts.llm), write, inputs, items="lines", expected=parts.num_queries - 1)
     if made is None:
         walk.user_code(name, query=asked.text)
     return made
@@ -255,6 +258,7 @@ def _router(walk: Walk, r: RouterRetriever, asked: SymbolicQuery, path: str, nam
     if choices is None or asked.texts != (asked.text,):
         return None
     body, inner, where = walk.body(), parts.retrievers, parts.path(path, "retrievers")
+    require_one_model(walk, inner)
     found: dict[str, Ref] = {}
     for i, one in enumerate(inner):
         chosen = body.call(f"chosen{i}", numbered(i, len(inner)), choice=Ref(ITEM))

@@ -65,7 +65,7 @@ def _by_text(walk: Walk, selector: BaseSelector, choices: Sequence[Any]) -> tupl
     """Its LLM, what it asks that for, and how numbers are spelled in the answer."""
     parts = walk.parts(LLMSelectorParts, selector)
     prompt = own_prompt(parts.prompt)
-    return pool_llm(parts.llm), lambda llm, query: selected_indices(selector, llm, prompt, choices, query), "choices"
+    return walk.llm(parts.llm), lambda llm, query: selected_indices(selector, llm, prompt, choices, query), "choices"
 
 
 def _by_call(walk: Walk, selector: BaseSelector, choices: Sequence[Any]) -> tuple[Any, Indices, str]:
@@ -94,7 +94,7 @@ def questions(walk: Walk, generator: Any, tools: Sequence[Any], query: Ref, path
         def generate(llm: Any, given: Given) -> list[dict[str, str]]:
             return generated_questions(generator, llm, prompt, tools, given["query"])
 
-        made = walk.ask("questions", pool_llm(parts.llm), generate, {"query": query}, items="json", forms=_FORMS)
+        made = walk.ask("questions", walk.llm(parts.llm), generate, {"query": query}, items="json", forms=_FORMS)
     return made
 
 

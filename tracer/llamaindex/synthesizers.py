@@ -16,6 +16,7 @@ from llama_index.core.response_synthesizers import (
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named
+from teola_plugin.shims.llamaindex.copies import counts_anywhere
 from teola_plugin.shims.llamaindex.synthesizers import (
     AccumulateParts,
     CompactAndRefineParts,
@@ -28,7 +29,7 @@ from teola_plugin.shims.llamaindex.synthesizers import (
 )
 from teola_plugin.tracer.llamaindex.classes import own_prompt
 from teola_plugin.tracer.llamaindex.synthesis import EMPTY, Accumulating, Refining, helper_of, rule_and_parts
-from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.walk import Value, Walk, is_pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
@@ -61,7 +62,7 @@ def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
 
 def tree(walk: Walk, parts: TreeSummarizeParts, query: Ref, texts: Ref, name: str) -> Ref:
     """`get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
-    llm, template, helper = _llm(parts), own_prompt(parts.summary_template), helper_of(parts)
+    llm, template, helper = _llm(walk, parts), own_prompt(parts.summary_template), helper_of(parts)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
         packed: list[str] = helper.repack(template.partial_format(query_str=query), text_chunks=texts, llm=llm)
@@ -90,20 +91,28 @@ def _text(text: str, _: Given) -> str:
     return text
 
 
-def _llm(parts: SynthesizerParts) -> Any:
+def _llm(walk: Walk, parts: SynthesizerParts) -> Any:
     if parts.output_cls is not None:
         raise NotUnderstood("its answer has a schema")
-    return pool_llm(parts.llm)
+    llm = walk.llm(parts.llm)
+    if not is_pool_llm(llm):
+        if parts.streaming:
+            raise NotUnderstood("it answers in pieces")
+        if not counts_anywhere(parts.prompt_helper):
+            raise NotUnderstood("its tokenizer takes one call at a time")
+    return llm
 
 
 def _tree(walk: Walk, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    _llm(parts)
-    return tree(walk, parts, query, walk.call(f"{name}.texts", texts_of, nodes=nodes), name)
+    _llm(walk, parts)
+    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
+    with walk.in_loop_of(synth):
+        return tree(walk, parts, query, texts, name)
 
 
 def _refine(walk: Walk, synth: Refine, parts: RefineParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """The first chunk is answered from; every other one refines the answer."""
-    llm = _llm(parts)
+    llm = _llm(walk, parts)
     made = Refining.of(synth, parts, helper_of(parts))
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
@@ -129,7 +138,7 @@ def _refine(walk: Walk, synth: Refine, parts: RefineParts, query: Ref, nodes: Re
 
 def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Ref, nodes: Ref, name: str) -> Ref:
     """Every chunk is answered from."""
-    llm = _llm(parts)
+    llm = _llm(walk, parts)
     if parts.streaming:
         raise NotUnderstood("it cannot stream, and says so")
     made = Accumulating.of(synth, parts, helper_of(parts))
@@ -142,14 +151,15 @@ def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Re
 
     texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
     chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
-    body = walk.body()
-    one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
-    answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
+    with walk.in_loop_of(synth):
+        body = walk.body()
+        one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
+        answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
     return walk.call(name, made.joined, answers=answers)
 
 
 def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    llm, qa, helper = _llm(parts), own_prompt(parts.text_qa_template), helper_of(parts)
+    llm, qa, helper = _llm(walk, parts), own_prompt(parts.text_qa_template), helper_of(parts)
 
     def answer(llm: Any, given: Given) -> Any:
         own = {"llm": llm, "text_qa_template": qa, "prompt_helper": helper}
@@ -168,7 +178,7 @@ def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, que
 
 def _generation(walk: Walk, synth: Generation, parts: GenerationParts, query: Ref, nodes: Value, name: str) -> Ref:
     """The nodes are not read: it need not wait for them."""
-    llm, template = _llm(parts), own_prompt(parts.input_prompt)
+    llm, template = _llm(walk, parts), own_prompt(parts.input_prompt)
 
     def answer(llm: Any, given: Given) -> Any:
         return response(GenerationParts, synth, given["query"], [], llm=llm, input_prompt=template)

@@ -22,6 +22,7 @@ from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex import engines
 from teola_plugin.tracer.llamaindex.classes import as_made, level
 from teola_plugin.tracer.llamaindex.guards import Guard
+from teola_plugin.tracer.llamaindex.own_models import OwnModels
 from teola_plugin.tracer.llamaindex.retrievers import retrieve
 from teola_plugin.tracer.llamaindex.synthesizers import synthesize
 from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk
@@ -49,9 +50,13 @@ class TracedEntry:
         return all(guard.holds for guard in self.guards)
 
 
-def trace(node: Any, entry: str = "query", texts: int = 0) -> TracedEntry:
-    """`entry` is query, retrieve, synthesize or respond; `texts` how many texts it is embedded by, 0 for its own."""
-    walk = Walk()
+def trace(node: Any, entry: str = "query", texts: int = 0, own_models: OwnModels | None = None) -> TracedEntry:
+    """Return what an entry of an object looks like to the graph.
+
+    `entry`: query, retrieve, synthesize or respond. `texts`: how many texts it is embedded by, 0 for its own.
+    `own_models`: says which models and stores of the user's own the graph may call; None for none.
+    """
+    walk = Walk(own_models=own_models)
     word = _word(node)
     try:
         with as_made():

@@ -20,7 +20,7 @@ from teola_plugin.shims.llamaindex.queries import (
     hypothetical_document,
 )
 from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Walk
 
 Given = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: SymbolicQuery, metad
     def invent(llm: Any, given: Given) -> str:
         return hypothetical_document(transform, llm, prompt, given["query"], metadata)
 
-    document = walk.ask(name, pool_llm(parts.llm), invent, {"query": asked.text})
+    document = walk.ask(name, walk.llm(parts.llm), invent, {"query": asked.text}, in_sync_code=True)
     return SymbolicQuery(asked.text, (document, *asked.texts) if parts.include_original else (document,))
 
 
@@ -56,7 +56,7 @@ def _decompose(
     def rewrite(llm: Any, given: Given) -> str:
         return decomposed_query(transform, llm, prompt, given["query"], metadata)
 
-    query = walk.ask(name, pool_llm(parts.llm), rewrite, {"query": asked.text})
+    query = walk.ask(name, walk.llm(parts.llm), rewrite, {"query": asked.text}, in_sync_code=True)
     return SymbolicQuery(query, (query,))
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
+from teola_plugin.shims.llamaindex.engines import runs_in_loop
 from teola_plugin.shims.llamaindex.models import rate_limiter
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.tracer.draft import DERIVED, Draft, Names
 from teola_plugin.tracer.llamaindex import classes, dry_run
 from teola_plugin.tracer.llamaindex.guards import AttributeGuard, Guard, guards_of
+from teola_plugin.tracer.llamaindex.own_models import OwnModels, ask_own_llm
 from teola_plugin.tracer.output_shapes import label_forms
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -59,9 +61,32 @@ class Walk:
     """What all that is asked for may be answered with, where a reader understands nothing else."""
     may_stream: bool = False
     """Whether an LLM may be asked to stream what it is asked for."""
+    own_models: OwnModels | None = None
+    """Models and stores of the user's own that the graph may call; None where only the pool's are looked at."""
+    runs_in_loop: bool = False
+    """Whether the original makes the calls here side by side, in a loop of its own."""
 
     def body(self) -> Walk:
-        return Walk(self.draft.body(), self.guards, self.guarded, self.lowered, self.scope, self.forms, self.may_stream)
+        return replace(self, draft=self.draft.body())
+
+    def llm(self, llm: Any) -> Any:
+        """Return an LLM whose calls may be in the graph: one on the pool, or of the user's own.
+
+        Raises `NotUnderstood` for others.
+        """
+        if is_pool_llm(llm) or self.own_models is None:
+            return pool_llm(llm)
+        return self.own_models.require_llm(llm)
+
+    @contextmanager
+    def in_loop_of(self, part: object) -> Iterator[None]:
+        """Lower in the body what `part` does in a loop of its own, if that is how it is set up."""
+        before = self.runs_in_loop
+        self.runs_in_loop = before or (self.own_models is not None and runs_in_loop(part))
+        try:
+            yield
+        finally:
+            self.runs_in_loop = before
 
     # ------------------------------------------------------------ guards, and the report
 
@@ -140,12 +165,16 @@ class Walk:
         items: str = "",
         expected: int | None = None,
         forms: tuple[DraftText, ...] = (),
+        in_sync_code: bool = False,
     ) -> Ref:
-        """One call of a pool-backed LLM by `run`, the framework's code; the ref of what `run` returns.
+        """One call of an LLM by `run`, the framework's code; the ref of what `run` returns.
 
         `value` says that of the LLM's text and the inputs, where it takes less than running `run` again. `items` says
         how the text spells the list that `run` returns, `expected` how many there are; `forms`: see `Attributes`.
+        `in_sync_code`: the original uses sync methods here, also in a loop.
         """
+        if not is_pool_llm(llm):
+            return ask_own_llm(self, wanted, llm, run, inputs, value, in_sync_code=in_sync_code)
         names, blanks = tuple(inputs), blanks or {}
         name = self.name(wanted, *DERIVED, "parsed")
         component = Component(
@@ -199,7 +228,7 @@ class Walk:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # in `query`, one item comes after the other
-            more.setdefault("attributes", Attributes(beside=True))
+            more.setdefault("attributes", Attributes(beside=not self.runs_in_loop))
         return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
 
     # ------------------------------------------------------------ the order of the plain code
@@ -220,9 +249,14 @@ def _asks(c: Component) -> bool:
     return c.role is Role.GENERATION or (c.body is not None and any(_asks(inner) for inner in c.body.components))
 
 
+def is_pool_llm(llm: Any) -> bool:
+    """Return True for an LLM on an engine of a pool."""
+    return hasattr(llm, "payload_of_template")
+
+
 def pool_llm(llm: Any) -> Any:
     """The LLM if it is pool-backed and its calls are LlamaIndex's. Raises `NotUnderstood`."""
-    if not hasattr(llm, "payload_of_template"):
+    if not is_pool_llm(llm):
         raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
     if llm.output_parser is not None:
         raise NotUnderstood("its LLM parses what it writes")

@@ -220,20 +220,6 @@ def own_helper(helper: PromptHelper) -> PromptHelper:
     return made
 
 
-def remembering(helper: PromptHelper, own: PromptHelper) -> PromptHelper | None:
-    """A copy of `helper` that takes what its `own_helper` has counted; None where its tokenizer is not tiktoken's.
-
-    What a tokenizer of the user's own does beside counting is to happen every time.
-    """
-    counter = helper._token_counter
-    function = getattr(counter.tokenizer, "func", counter.tokenizer)
-    if type(getattr(function, "__self__", function)).__module__.split(".")[0] != "tiktoken":
-        return None
-    made: PromptHelper = copy.copy(helper)
-    made._token_counter = clone(counter, tokenizer=own._token_counter.tokenizer)
-    return made
-
-
 def at_once(made: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it.
 

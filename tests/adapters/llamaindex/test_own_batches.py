@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections import Counter
@@ -166,23 +165,12 @@ def test_an_error_is_the_plain_one_and_few_calls_are_too_many(kind: type[ByText]
     assert len(model._asked) <= asked + (8 if kind is ByText else 0), "no batch begins afterwards"
 
 
-def test_workers_get_the_users_own_object() -> None:
-    """A pipeline with processes pickles its parts."""
-    fast: Any = accelerate(IngestionPipeline(transformations=[OwnPickled()]), concurrent=[OwnPickled])
-    [part] = fast.__teola_session__.pipeline().transformations
-    assert type(part) is not OwnPickled
-    assert type(pickle.loads(pickle.dumps(part))) is OwnPickled
-
-
-class OwnPickled(BaseEmbedding):
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return [1.0]
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return [1.0]
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return [1.0]
+def test_the_pipeline_runs_with_the_users_own_objects() -> None:
+    """So a pipeline with processes pickles these."""
+    model = ByText()
+    fast: Any = accelerate(IngestionPipeline(transformations=[model]), concurrent=[ByText])
+    assert fast.__teola_session__.served.transformations == [model]
+    assert fast.transformations[0] is model
 
 
 # ------------------------------------------------------------ the name of the app

@@ -35,8 +35,17 @@ class Call:
 
     kind = "GENERATION"
 
-    def __init__(self, target: Provider, argument: Any = "a", *, streams: bool = False, on_loop: bool = False) -> None:
+    def __init__(
+        self,
+        target: Provider,
+        argument: Any = "a",
+        *,
+        streams: bool = False,
+        on_loop: bool = False,
+        is_pure: bool = False,
+    ) -> None:
         self.target, self.argument, self.streams, self.on_loop = target, argument, streams, on_loop
+        self.is_pure = is_pure
         self.events: list[Any] = []
         self.run_id = "run"
 
@@ -292,6 +301,32 @@ def test_a_planner_that_may_not_call_waits_for_the_originals_call() -> None:
     prefetch.expected = parked.value.call
     assert list(prefetch.items(Call(provider))) == [["answer"]]
     assert provider.calls == 1
+
+
+def test_two_planners_that_may_not_call_wait_for_one_pure_call_of_the_original() -> None:
+    table, provider = ProviderCallTable(), Provider()
+    for _ in range(2):
+        prefetch = CallScope(table, Party.EARLY, snapshot, may_make=False)
+        with pytest.raises(Parked):
+            list(prefetch.items(Call(provider, is_pure=True)))
+    list(CallScope(table, Party.PLAIN, snapshot).items(Call(provider, is_pure=True)))
+    assert provider.calls == 1
+
+
+def test_equal_pure_calls_of_the_planner_are_one_call() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    for _ in range(3):
+        assert list(prefetch.items(Call(provider, is_pure=True))) == [["answer"]]
+    assert list(original.items(Call(provider, is_pure=True))) == [["answer"]]
+    assert provider.calls == 1
+
+
+def test_two_pure_calls_of_the_original_stay_two_calls() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    list(prefetch.items(Call(provider, is_pure=True)))
+    for _ in range(2):
+        list(original.items(Call(provider, is_pure=True)))
+    assert provider.calls == 2
 
 
 def test_a_method_that_changes_its_arguments_is_called_again_by_the_original() -> None:

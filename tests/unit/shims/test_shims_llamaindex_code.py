@@ -55,7 +55,6 @@ from teola_plugin.shims.llamaindex import (
     engines,
     hooks,
     models,
-    own_calls,
     postprocessors,
     queries,
     records,
@@ -64,7 +63,6 @@ from teola_plugin.shims.llamaindex import (
     templates,
 )
 from teola_plugin.shims.llamaindex import synthesizers as writers
-from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.tracer.llamaindex import dry_run
 
 ASKED = "what is there"
@@ -91,7 +89,8 @@ def quietly(owner: Any, call: Callable[[], Any]) -> Any:
 
 def test_every_function_is_named_here() -> None:
     source = inspect.getsource(importlib.import_module(__name__))
-    names = (f"test_shims_llamaindex_{what}" for what in ("models", "own_calls", "workflows"))
+    names = [f"test_shims_llamaindex_{what}" for what in ("models", "silent_calls", "workflows")]
+    names.append("test_interceptors_llamaindex")
     beside = "".join(
         inspect.getsource(importlib.import_module(f"{__package__ or ''}.{one}".lstrip("."))) for one in names
     )
@@ -479,19 +478,6 @@ def test_a_prompt_helper_packs_the_same_and_reads_each_text_once(stock: Library)
     for _ in range(2):
         own.repack(template, TEXTS, llm=stock.llm)
     assert len(counted) == len(set(counted))
-    assert copies.remembering(helper, own) is None  # a tokenizer of the user's own reads every text each time
-
-
-def test_the_frameworks_own_tokenizer_reads_a_text_once_for_both(stock: Library) -> None:
-    helper, template = CompactAndRefine(stock.llm)._prompt_helper, PromptTemplate("{context_str}")
-    own = copies.own_helper(helper)
-    counting = copies.remembering(helper, own)
-    assert counting is not None and type(counting) is type(helper)
-    assert own.repack(template, TEXTS * 40) == helper.repack(template, TEXTS * 40)
-    read = own._token_counter.tokenizer.cache_info()  # type: ignore[attr-defined]
-    assert counting.repack(template, TEXTS * 40) == helper.repack(template, TEXTS * 40)
-    assert own._token_counter.tokenizer.cache_info().misses == read.misses > 0  # type: ignore[attr-defined]
-    assert helper._token_counter.tokenizer is not counting._token_counter.tokenizer
 
 
 # ------------------------------------------------------------ prompts of any LLM
@@ -565,32 +551,3 @@ def test_a_template_of_another_version_is_left_as_it_is(monkeypatch: pytest.Monk
     own = RichPromptTemplate(CHAT)
     assert templates.compiled(own) is own
     templates._compiling_once.cache_clear()
-
-
-# ------------------------------------------------------------ how models embed lists
-
-
-def test_the_method_through_which_lists_are_embedded() -> None:
-    asked: list[tuple[str, Any]] = []
-
-    def call(own: Any, name: str, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        asked.append((name, args))
-        return body(own, *args, **kwargs)
-
-    class ByBatch(MockEmbedding):
-        def _get_text_embeddings(self, texts: list[str]) -> Any:
-            return [[1.0] for _ in texts]
-
-    class OwnWay(MockEmbedding):
-        def get_text_embedding_batch(self, texts: Any, show_progress: bool = False, **kwargs: Any) -> Any:
-            return [[1.0] for _ in texts]
-
-    for kind, name in ((MockEmbedding, own_calls.EMBED_TEXT), (ByBatch, own_calls.EMBED_BATCH)):
-        assert own_calls.embeds_by(kind) == name
-        model = kind(embed_dim=1, embed_batch_size=2)
-        hooked = copies.sharing(own_calls.with_bodies(kind, [name], call, call), model)
-        asked.clear()
-        assert hooked.get_text_embedding_batch(["a", "b", "c"]) == model.get_text_embedding_batch(["a", "b", "c"])
-        assert [one for one, _ in asked] == [name] * (3 if kind is MockEmbedding else 2)
-    with pytest.raises(Unreadable):
-        own_calls.embeds_by(OwnWay)

@@ -1,0 +1,259 @@
+"""Lists of calls that ingestion makes one after the other, though it knows with what: those calls are prefetched.
+
+`get_text_embedding_batch` embeds batch after batch in sync code, and `TitleExtractor` asks for the title of one node
+after the other. LlamaIndex's own code runs unchanged, with its events and its progress bar, and its calls find at the
+provider methods what was prefetched. It makes the first call itself, and each that has not begun when it comes there;
+so on success there are as many calls as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.extractors import TitleExtractor
+
+from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.llamaindex.prefetching import original_scope
+from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.runtime.daemon_threads import threads as daemon_threads
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
+from teola_plugin.runtime.works.identities import Party
+from teola_plugin.shims.llamaindex.copies import at_once, clone
+from teola_plugin.shims.llamaindex.interceptors import (
+    EMBED_BATCH,
+    LlamaIndexInvocation,
+    body_of,
+    embedding_method,
+    install,
+    intercept_methods,
+    live_scopes,
+    provider_methods,
+)
+from teola_plugin.shims.llamaindex.models import is_paced
+from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.llamaindex.silent_calls import has_own_prompt_code, provider_call_of, silent_body
+from teola_plugin.tracer.llamaindex.classes import changed, is_leaf
+
+MAX_THREADS = 8
+"""Calls of one list that are under way at once; fewer if the model says so by its `num_workers`."""
+
+composite_threads: ContextVar[ThreadSafety | None] = ContextVar("teola_composite_threads", default=None)
+"""Set where an accelerated pipeline or index runs: which of the user's own objects several threads may call."""
+_title_workers: ContextVar[int] = ContextVar("teola_title_workers", default=1)
+"""Calls that `TitleExtractor` may have under way for one document."""
+
+
+@contextlib.contextmanager
+def prefetching(threads: ThreadSafety) -> Iterator[None]:
+    """Prefetch in the body what composites call one after the other."""
+    intercept_methods(BaseEmbedding, {"get_text_embedding_batch": _around_batches})
+    intercept_methods(
+        TitleExtractor, {"extract_titles": _around_documents, "get_title_candidates": _around_title_candidates}
+    )
+    token = composite_threads.set(threads)
+    try:
+        yield
+    finally:
+        composite_threads.reset(token)
+
+
+class CompositeCalls:
+    """The prefetched calls of one list, while the method that makes them runs."""
+
+    def __init__(self, calls: Sequence[LlamaIndexInvocation], workers: int) -> None:
+        """`workers`: calls under way at once, the original's own among them."""
+        self._table = ProviderCallTable()
+        self._targets = frozenset(id(call.target) for call in calls)
+        self._waiting, self._workers = deque(calls), workers - 1
+        self._context, self._lock = copy_context(), threading.Lock()
+        self._scopes: list[CallScope] = []
+
+    @contextlib.contextmanager
+    def on_threads(self) -> Iterator[None]:
+        """Prefetch on threads while the body runs."""
+        with self._claimable():
+            daemon_threads().run(self._work, min(self._workers, len(self._waiting)))
+            yield
+
+    @contextlib.contextmanager
+    def on_loop(self) -> Iterator[None]:
+        """Prefetch in tasks of the running loop while the body runs."""
+        tasks = [asyncio.create_task(self._awork()) for _ in range(min(self._workers, len(self._waiting)))]
+        try:
+            with self._claimable():
+                yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    @contextlib.contextmanager
+    def _claimable(self) -> Iterator[None]:
+        live_scopes.add(id(self))
+        token = original_scope.set((CallScope(self._table, Party.PLAIN, _same), self._targets))
+        try:
+            yield
+        finally:
+            original_scope.reset(token)
+            with self._lock:
+                self._waiting.clear()
+                scopes = list(self._scopes)
+            for scope in scopes:
+                scope.drop()
+            self._table.close()
+            live_scopes.discard(id(self))
+
+    def _next(self) -> tuple[LlamaIndexInvocation, CallScope] | None:
+        with self._lock:
+            if not self._waiting:
+                return None
+            scope = CallScope(self._table, Party.EARLY, _same, is_offer=True)
+            self._scopes.append(scope)
+            return self._waiting.popleft(), scope
+
+    def _work(self) -> None:
+        while (begun := self._next()) is not None:
+            call, scope = begun
+            try:
+                self._context.copy().run(lambda call=call, scope=scope: list(scope.items(call)))  # type: ignore[misc]
+            except BaseException:  # the original gets it where it claims the call, and goes no further
+                self._stop()
+
+    async def _awork(self) -> None:
+        original_scope.set(None)
+        while (begun := self._next()) is not None:
+            call, scope = begun
+            try:
+                _ = [one async for one in scope.aitems(call)]
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                self._stop()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+
+
+def _same(value: Any) -> Any:
+    """Return the result itself: the planner does not read it."""
+    return value
+
+
+# ------------------------------------------------------------ batches of texts
+
+
+def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
+    """Return the calls by which a model embeds texts; None where nothing may be prefetched."""
+    threads = composite_threads.get()
+    if threads is None or is_leaf(model) or is_paced(model) or not threads.allows(model):
+        return None
+    try:
+        method = embedding_method(type(model))
+    except Unreadable:  # it goes its own way
+        return None
+    workers = min(MAX_THREADS, model.num_workers or MAX_THREADS)
+    if workers < 2 or not all(type(text) is str for text in texts):
+        return None
+    size = model.embed_batch_size
+    batches = [tuple(texts[start : start + size]) for start in range(0, len(texts), size)]
+    distinct = list(dict.fromkeys(batches if method == EMBED_BATCH else texts))  # of equal calls the first alone
+    if len(distinct) < 2:
+        return None
+    if not install(type(model), (method,)):
+        return None
+    body = body_of(type(model), method)
+    arguments = [(one if isinstance(one, str) else list(one),) for one in distinct[1:]]
+    return CompositeCalls([LlamaIndexInvocation(model, method, body, one, {}) for one in arguments], workers)
+
+
+def _around_batches(original: Any) -> Any:
+    @functools.wraps(original)
+    def wrapper(self: Any, texts: list[str], *args: Any, **kwargs: Any) -> Any:
+        calls = _planned(self, lambda: _batch_calls(self, texts))
+        if calls is None:
+            return original(self, texts, *args, **kwargs)
+        with calls.on_threads():
+            return original(self, texts, *args, **kwargs)
+
+    return wrapper
+
+
+# ------------------------------------------------------------ titles of nodes
+
+
+def _title_calls(extractor: Any, nodes: Sequence[Any]) -> CompositeCalls | None:
+    """Return the calls by which an extractor asks for titles; None where nothing may be prefetched."""
+    workers = _title_workers.get()
+    if composite_threads.get() is None or workers < 2 or len(nodes) < 2:
+        return None
+    llm = extractor.llm
+    if type(extractor) is not TitleExtractor or changed(extractor, TitleExtractor):
+        return None
+    if is_leaf(llm) or is_paced(llm) or has_own_prompt_code(llm):
+        return None
+    try:
+        provider_methods(type(llm))
+        calls = [_title_call(extractor, node) for node in nodes]
+    except Unreadable:  # its calls cannot be told from their events
+        return None
+    if not all(call.is_async for call in calls):
+        return None
+    if not install(type(llm), provider_methods(type(llm))):
+        return None
+    distinct = list({call.key(): call for call in calls}.values())
+    return CompositeCalls(distinct[1:], workers)
+
+
+def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
+    """Return what the extractor's own code asks its LLM for, as a copy of it finds out that calls nobody."""
+    llm = extractor.llm
+
+    def run(asked: Any) -> Any:
+        async def apredict(*args: Any, **kwargs: Any) -> Any:
+            return asked.predict(*args, **kwargs)
+
+        dry = extractor.model_copy(update={"llm": clone(asked, apredict=apredict)})
+        return at_once(body_of(TitleExtractor, "get_title_candidates")(dry, [node]))
+
+    method, args, kwargs = provider_call_of(llm, run, is_async=True)
+    return LlamaIndexInvocation(llm, method, silent_body(llm, method), args, kwargs)
+
+
+def _around_documents(original: Any) -> Any:
+    @functools.wraps(original)
+    async def wrapper(self: Any, nodes_by_doc_id: Mapping[Any, Any]) -> Any:
+        token = _title_workers.set(self.num_workers // max(1, len(nodes_by_doc_id)))
+        try:
+            return await original(self, nodes_by_doc_id)
+        finally:
+            _title_workers.reset(token)
+
+    return wrapper
+
+
+def _around_title_candidates(original: Any) -> Any:
+    @functools.wraps(original)
+    async def wrapper(self: Any, nodes: list[Any]) -> Any:
+        calls = _planned(self, lambda: _title_calls(self, nodes))
+        if calls is None:
+            return await original(self, nodes)
+        with calls.on_loop():
+            return await original(self, nodes)
+
+    return wrapper
+
+
+def _planned(composite: Any, plan: Callable[[], CompositeCalls | None]) -> CompositeCalls | None:
+    try:
+        return plan()
+    except Exception as error:  # nothing has been called yet: the original tells what is wrong
+        log_fallback(error, composite)
+        return None

@@ -1,0 +1,443 @@
+"""Prefetched calls of the user's own models and stores, while an object's original answers a sync call.
+
+The object is lowered as one with engines is; each provider call in the graph is asked for here (`QueryPrefetcher`). The
+original runs unchanged and finds at the provider methods what was prefetched. Calls are prefetched that the original
+makes one after the other though it knows with what: those of a list, and those behind what they do not need. For all
+others the graph waits until the original has made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import Future
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakSet
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
+
+from teola_plugin.adapters.early_work import freed, shape, submitted, takes_time
+from teola_plugin.adapters.own_calls import Outcome
+from teola_plugin.adapters.provider_executor import ProviderRequest, prefetchers, shared_pool
+from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.graph import Component, Graph, Primitive, Query, Ref, WorkflowTemplate
+from teola_plugin.passes import Optimised
+from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early, limit_of
+from teola_plugin.runtime.daemon_threads import threads as daemon_threads
+from teola_plugin.runtime.forks import in_child
+from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.works.identities import Party
+from teola_plugin.shims.llamaindex.interceptors import (
+    LlamaIndexInvocation,
+    install,
+    live_scopes,
+    provider_methods,
+)
+from teola_plugin.shims.llamaindex.models import is_paced
+from teola_plugin.shims.llamaindex.silent_calls import (
+    CallsPublicMethod,
+    ProviderArguments,
+    has_own_prompt_code,
+    prepare,
+    silent_body,
+)
+from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.llamaindex.classes import as_made
+from teola_plugin.tracer.llamaindex.trace import TracedEntry, trace
+from teola_plugin.tracer.symbols import NotUnderstood
+
+logger = logging.getLogger("teola_plugin")
+MAX_THREADS = 32
+"""Prefetched calls of one query that are under way at once."""
+
+HTTP_CLIENTS = frozenset({"llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike"})
+"""Models behind an API, whose client takes calls of several threads."""
+STORES = frozenset({"llama_index.core.vector_stores.simple.SimpleVectorStore"})
+"""May be searched by several threads."""
+ONE_AT_A_TIME = frozenset({"llama_index.embeddings.huggingface.base.HuggingFaceEmbedding"})
+"""May be called from any thread, one call at a time."""
+
+_nested_events: WeakSet[type] = WeakSet()
+"""Classes whose provider methods were seen to emit events of other public methods: their calls keep their place."""
+
+original_scope: ContextVar[tuple[CallScope, Container[int]] | None] = ContextVar("teola_original_scope", default=None)
+"""Set where an original runs whose provider calls may have been prefetched: with the ids of the objects it may call."""
+in_child(live_scopes.clear)  # prefetches are under way in the parent process alone
+
+
+def find_scope(target: Any) -> CallScope | None:
+    """Return on whose behalf a provider method of `target` is called here; None outside every query."""
+    scope, targets = original_scope.get() or (None, ())
+    return None if executing.get() is target or id(target) not in targets else scope
+
+
+# ------------------------------------------------------------ which calls may be prefetched
+
+
+class AllowedModels:
+    """Says which of the user's own objects may be called on threads, and collects the call sites of one graph."""
+
+    def __init__(self, threads: ThreadSafety) -> None:
+        self._threads = threads
+        self.sites: dict[str, ProviderSite] = {}
+
+    def require_llm(self, llm: Any) -> Any:
+        """See `OwnModels`."""
+        self.require_leaf(llm)
+        if not self._threads.allows(llm, HTTP_CLIENTS | STORES):
+            raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")
+        if has_own_prompt_code(llm):
+            raise NotUnderstood("functions of the user's own write its prompts")
+        return llm
+
+    def require_leaf(self, target: Any) -> Any:
+        """See `OwnModels`."""
+        with as_made():
+            provider_methods(type(target))
+        return target
+
+    def add_site(self, key: str, target: Any, *, runs_in_loop: bool) -> None:
+        """See `OwnModels`."""
+        self.sites[key] = ProviderSite(target, self._limit(target), self._is_allowed(target) and not runs_in_loop)
+
+    def request(self, key: str, arguments: ProviderArguments) -> ProviderRequest:
+        """See `OwnModels`."""
+        return ProviderRequest(key, arguments)
+
+    def _is_allowed(self, target: Any) -> bool:
+        """Return False if a rate limiter or a cache decides when calls are made, or threads may not call it."""
+        return not is_paced(target) and (
+            self._threads.allows(target, HTTP_CLIENTS | STORES) or self._limit(target) is not None
+        )
+
+    def _limit(self, target: Any) -> ConcurrencyLimit | None:
+        """Return the limit of an object that takes one call at a time, on any thread."""
+        if self._threads.told_of(target) or not self._threads.allows(target, ONE_AT_A_TIME):
+            return None
+        return limit_of(target)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProviderSite:
+    """A place in an object that calls a model or store of the user's own."""
+
+    target: Any
+    limit: ConcurrencyLimit | None
+    is_allowed: bool
+    """True if calls may be prefetched here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchPlan:
+    """What is prefetched in one entry of an object."""
+
+    entry: TracedEntry
+    traced: Traced
+    sites: Mapping[str, ProviderSite]
+    prefetched: frozenset[str]
+    """Keys of the sites whose calls are prefetched."""
+
+    def intercept(self) -> bool:
+        """Intercept the provider methods of the sites. Return False after `uninstall`: nothing is prefetched then."""
+        kinds = {type(site.target) for site in self.sites.values()}
+        return all([install(kind, provider_methods(kind)) for kind in kinds])
+
+    def optimised(self, input: Any) -> Optimised:
+        """Return the e-graph of a query."""
+        pool = shared_pool()
+        return pool.plan(self.traced.template, shape(self.traced, input), passes=pool.passes, speculate="auto")
+
+
+def plan_prefetching(
+    node: Any, entry: str, texts: int, threads: ThreadSafety
+) -> tuple[TracedEntry, PrefetchPlan | None]:
+    """Return what a sync entry looks like, and what is prefetched in it: None if nothing would start sooner.
+
+    Runs no user code.
+    """
+    allowed = AllowedModels(threads)
+    traced = trace(node, entry, texts, allowed)
+    return traced, _plan(traced, allowed)
+
+
+def _plan(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan | None:
+    if not any(site.is_allowed for site in allowed.sites.values()):
+        return None
+    pool = shared_pool()
+    planned = pool.plan(traced.traced.template, {}, passes=pool.passes, speculate="auto")
+    if planned.source is None:
+        return None
+    sooner = set(_sites_that_start_sooner(planned.source, planned.graph))
+    prefetched = frozenset(key for key in sooner if allowed.sites[key].is_allowed)
+    if not prefetched:
+        return None
+    for site in allowed.sites.values():
+        prepare(site.target)
+    template = _needed(traced.traced.template, prefetched, needs_output=False)
+    return PrefetchPlan(traced, replace(traced.traced, template=template), allowed.sites, prefetched)
+
+
+def entries_of(part: Any) -> tuple[str, ...]:
+    """Return the entry of an engine, a retriever or a synthesizer that is called inside of other objects."""
+    if isinstance(part, BaseSynthesizer):
+        return ("respond",)
+    return ("retrieve",) if isinstance(part, BaseRetriever) else ("query",)
+
+
+def _sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
+    """Yield the sites of the e-graph whose calls stand behind less than in the p-graph, or beside those of a list."""
+    for p in graph:
+        if p.id not in source:
+            continue
+        before = source[p.id]
+        is_freed = any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        if is_freed or (p.attributes.beside and p.holds_fragment):
+            yield from _sites(p)
+        elif p.holds_fragment:
+            for name in ("fragment", "otherwise"):
+                inner_source, inner = getattr(before, name), getattr(p, name)
+                if inner_source is not None and inner is not None:
+                    yield from _sites_that_start_sooner(inner_source.graph, inner.graph)
+
+
+def _sites(p: Primitive) -> Iterator[str]:
+    return (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
+
+
+def _needed(template: WorkflowTemplate, sites: frozenset[str], *, needs_output: bool) -> WorkflowTemplate:
+    """Return the components of a template that lead to a site, with bodies that hold no more than these.
+
+    `needs_output`: the template's output is read, so that all that it is made of is needed.
+    """
+    by_name = {c.name: c for c in template.components}
+    read = {template.output.producer} if needs_output else set()
+    wanted = [c.name for c in template.components if _leads_to(c, sites) or c.name in read]
+    needed = set[str]()
+    while wanted:
+        component = by_name[wanted.pop()]
+        needed.add(component.name)
+        producers = {ref.producer for _, ref in component.inputs if not ref.external}
+        read |= producers
+        wanted += [name for name in producers if name not in needed]
+    kept = [
+        _pruned(by_name[c.name], sites, needs_output=c.name in read) for c in template.components if c.name in needed
+    ]
+    output = template.output
+    if not output.external and output.producer not in needed:
+        output = Ref(kept[-1].name)
+    order = tuple(pair for pair in template.order if needed.issuperset(pair))
+    return WorkflowTemplate(tuple(kept), output, order, template.name)
+
+
+def _leads_to(component: Component, sites: frozenset[str]) -> bool:
+    bodies = (body for body in (component.body, component.otherwise) if body is not None)
+    return component.attributes.wrapped in sites or any(_leads_to(c, sites) for body in bodies for c in body.components)
+
+
+def _pruned(component: Component, sites: frozenset[str], *, needs_output: bool) -> Component:
+    has_rounds = component.role.name in ("LOOP", "FOLD")
+    if component.body is None or needs_output or has_rounds or not _leads_to(component, sites):
+        return component
+    return replace(component, body=_needed(component.body, sites, needs_output=False))
+
+
+# ------------------------------------------------------------ one query
+
+
+class QueryPrefetcher:
+    """Makes the calls that the graph of one query asks for, on threads. Close it."""
+
+    def __init__(self, plan: PrefetchPlan, input: Any, report_to: QueryRun | None) -> None:
+        """`input`: the query's input for the graph. `report_to`: the query whose trace tells of the calls."""
+        self._plan = plan
+        limits = {id(site.target): (site.limit,) if site.limit else () for site in plan.sites.values()}
+        self._table = ProviderCallTable(lambda target: limits.get(id(target), ()))
+        if report_to is not None:
+            self._table.begin(report_to)
+        self._original = CallScope(self._table, Party.PLAIN, result_for_graph), limits.keys()
+        self._context = copy_context()
+        self._context.run(inside_early.set, True)
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[LlamaIndexInvocation, CallScope, Future[Outcome]]] = deque()
+        self._running = 0
+        self._scopes: list[CallScope] = []
+        self._closed = False
+        pool = shared_pool()
+        pool.running_now()
+        query = Query({"input": input})
+        prefetchers[query.id] = self
+        self._query_id = query.id
+        live_scopes.add(id(self))
+        try:
+            self._run = submitted(pool, query, plan.optimised(input), plan.traced.calls)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let the original's calls in the body find what was prefetched. An exception ends the prefetching."""
+        token = original_scope.set(self._original)
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            with contextlib.suppress(ValueError):  # a stream may be ended elsewhere
+                original_scope.reset(token)
+
+    def close(self) -> None:
+        """End the query: what has not begun does not begin any more."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            waiting, self._waiting = list(self._waiting), deque()
+            scopes = list(self._scopes)
+        if closed:
+            return
+        live_scopes.discard(id(self))
+        prefetchers.pop(self._query_id, None)
+        self._table.close()
+        for scope in scopes:
+            scope.is_dropped = True
+        for _, _, result in waiting:
+            _end(result, Outcome(error=NotUnderstood("the query is over")))
+        run = getattr(self, "_run", None)
+        if run is not None:
+            run.close()
+
+    # ------------------------------------------------------------ the graph's side
+
+    def prefetch(self, key: str, input: ProviderArguments, request_id: str) -> Future[Outcome]:
+        """Return the result of a call at a site, as the graph reads it. See `Prefetcher`."""
+        result: Future[Outcome] = Future()
+        site = self._plan.sites[key]
+        scope = CallScope(self._table, Party.EARLY, result_for_graph)
+        try:
+            args, kwargs = _copied_arguments(input)
+        except NotCopied as error:
+            _end(result, Outcome(error=error))
+            return result
+        invocation = LlamaIndexInvocation(
+            site.target, input.method, silent_body(site.target, input.method), args, kwargs
+        )
+        with self._lock:
+            if self._closed:
+                _end(result, Outcome(error=NotUnderstood("the query is over")))
+                return result
+            self._scopes.append(scope)
+            is_prefetched = key in self._plan.prefetched and type(site.target) not in _nested_events
+            # Equal calls are made one after the other, as the original makes them.
+            scope.may_make = is_prefetched and not (invocation.kind == "GENERATION" and self._has_call(invocation))
+            if scope.may_make:
+                self._waiting.append((invocation, scope, result))
+        if scope.may_make:
+            self._start()
+        else:
+            self._await(invocation, scope, result)
+        return result
+
+    def _has_call(self, invocation: LlamaIndexInvocation) -> bool:
+        return self._table.has_call(invocation.key())
+
+    def _start(self) -> None:
+        with self._lock:
+            threads = min(MAX_THREADS - self._running, len(self._waiting))
+            self._running += max(0, threads)
+        if threads > 0:
+            daemon_threads().run(self._work, threads)
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    if not self._waiting:
+                        return
+                    invocation, scope, result = self._waiting.popleft()
+                self._context.copy().run(self._call, invocation, scope, result)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _call(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        try:
+            value = _only(scope.items(invocation))
+        except CallsPublicMethod:
+            _nested_events.add(type(invocation.target))
+            scope.may_make = False
+            self._await(invocation, scope, result)
+        except BaseException as error:
+            _end(result, Outcome(error=error))
+        else:
+            _end(result, Outcome(value))
+
+    def _await(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        """End `result` once the original has made the call."""
+        try:
+            value = _only(scope.items(invocation))
+        except Parked as parked:
+            scope.expected = parked.call
+            parked.call.when_over(lambda: self._await(invocation, scope, result))
+        except BaseException as error:
+            _end(result, Outcome(error=error))
+        else:
+            _end(result, Outcome(value))
+
+
+def _end(result: Future[Outcome], outcome: Outcome) -> None:
+    with contextlib.suppress(Exception):  # nobody waits for it any more
+        result.set_result(outcome)
+
+
+def _only(items: Iterator[Any]) -> Any:
+    results = list(items)
+    if not results:
+        raise NotUnderstood("its result cannot be copied")
+    return result_for_graph(results[0])
+
+
+def _copied_arguments(arguments: ProviderArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments, shared with nobody. Raises `NotCopied`."""
+    return tuple(map(_copied_argument, arguments.args)), snapshot(arguments.kwargs)
+
+
+def _copied_argument(value: Any) -> Any:
+    if type(value) is not VectorStoreQuery:
+        return snapshot(value)
+    fields = dict(vars(value))
+    vector = fields.pop("query_embedding")
+    return VectorStoreQuery(query_embedding=list(vector) if type(vector) is list else vector, **snapshot(fields))
+
+
+def result_for_graph(value: Any) -> Any:
+    """Return what the graph reads of a provider's result, shared with nobody: a text, a vector, copies of nodes.
+
+    Raises `TypeError` for a value of another kind.
+    """
+    if isinstance(value, ChatResponse):
+        return value.message.content or ""
+    if isinstance(value, CompletionResponse):
+        return value.text
+    if type(value) is VectorStoreQueryResult:
+        nodes = None if value.nodes is None else [node.model_copy(deep=True) for node in value.nodes]
+        return VectorStoreQueryResult(nodes, _list(value.similarities), _list(value.ids))
+    if type(value) is list:
+        return list(value)
+    if type(value) is str:
+        return value
+    raise TypeError(f"it returns a {type(value).__name__}")
+
+
+def _list(values: Any) -> Any:
+    return None if values is None else list(values)

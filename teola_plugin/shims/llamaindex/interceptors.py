@@ -1,0 +1,295 @@
+"""LlamaIndex's seam: the methods by which integrations of models and stores call their provider.
+
+An LLM's public methods emit events around a body, and spans around both. The body is intercepted, so events, spans and
+callbacks happen in the original's place, unchanged. It stands in a variable of the decorator's closure, or in the
+`__wrapped__` of a span. Classes whose methods only call other public methods are left alone: what those call is
+intercepted instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from array import array
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from types import FunctionType
+from typing import Any, Protocol
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.llms import LLM
+from llama_index.core.llms.callbacks import llm_chat_callback
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery
+
+from teola_plugin.request_keys import TargetKey, freeze
+from teola_plugin.shims.interception import (
+    ClassAttribute,
+    ClosureCell,
+    FunctionSlot,
+    MethodInterceptors,
+    Wrap,
+    WrappedFunction,
+)
+from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.stack_levels import hide_from_stack_levels
+
+Body = Callable[..., Any]
+PUBLIC_METHODS = ("complete", "acomplete", "chat", "achat")
+"""Methods of an LLM that answer whole, each with events around it."""
+STREAMING_METHODS = ("stream_complete", "astream_complete", "stream_chat", "astream_chat")
+EMBED_QUERY, EMBED_TEXT = ("_get_query_embedding", "_aget_query_embedding"), "_get_text_embedding"
+EMBED_BATCH = "_get_text_embeddings"
+SEARCH = ("query", "aquery")
+_PURE = frozenset((*EMBED_QUERY, *SEARCH))
+_KINDS = {**dict.fromkeys((*EMBED_QUERY, EMBED_TEXT, EMBED_BATCH), "EMBEDDING"), **dict.fromkeys(SEARCH, "SEARCHING")}
+"""What the trace calls a method; `GENERATION` for the others."""
+_OPENAI = ("llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike")
+_OPENAI_BODIES = ("_complete", "_acomplete", "_chat", "_achat")
+"""All public methods of OpenAI's classes call one of these, which emit no events."""
+_FRAMEWORK_METHODS = (
+    *("predict", "apredict", "_get_prompt", "_get_messages"),
+    *("_parse_output", "_extend_prompt", "_extend_messages"),
+)
+"""Methods of `LLM` that decide what its provider methods are called with."""
+
+
+class ProviderScope(Protocol):
+    """On whose behalf provider calls are made; see `CallScope`."""
+
+    def items(self, invocation: Any, /) -> Iterator[Any]: ...
+
+    def aitems(self, invocation: Any, /) -> AsyncIterator[Any]: ...
+
+
+FindScope = Callable[[Any], ProviderScope | None]
+"""Returns the scope of a call that is made here on a model or store; None outside every query."""
+
+
+# ------------------------------------------------------------ bodies
+
+
+def slot_of(cls: type, name: str) -> FunctionSlot:
+    """Return the place that holds the body of a method that the class defines."""
+    decorator, function = None, vars(cls)[name]
+    while type(function) is not FunctionType and hasattr(function, "__wrapped__"):  # a span says it is a function
+        decorator, function = function, function.__wrapped__
+    if type(function) is FunctionType:
+        variables, cells = function.__code__.co_freevars, function.__closure__ or ()
+        if function.__code__.co_filename == llm_chat_callback.__code__.co_filename and "f" in variables:
+            return ClosureCell(cells[variables.index("f")])
+    return ClassAttribute(cls, name) if decorator is None else WrappedFunction(decorator)
+
+
+def defining_class(kind: type, name: str) -> type:
+    """Return the class that defines a method of `kind`. Raises `Unreadable` if there is no such method."""
+    cls = next((cls for cls in kind.__mro__ if name in vars(cls)), None)
+    if cls is None:
+        raise Unreadable(f"it has no method {name!r}")
+    return cls
+
+
+def body_of(kind: type, name: str) -> Body:
+    """Return the body of a method, without spans, events and our wrapper. Raises `Unreadable`."""
+    body: Body = slot_of(defining_class(kind, name), name).get()
+    original: Body = getattr(body, _ORIGINAL, body)
+    return original
+
+
+_ORIGINAL = "__teola_original__"
+"""Attribute of our wrappers: the function that they stand for."""
+
+
+def is_openai(kind: type) -> bool:
+    """Return True for OpenAI's class of LLMs, and for that of servers like it."""
+    return f"{kind.__module__}.{kind.__qualname__}" in _OPENAI
+
+
+def is_async_method(name: str) -> bool:
+    """Return True for the name of a provider method that is a coroutine function."""
+    return name.startswith(("a", "_a"))
+
+
+def provider_methods(kind: type) -> tuple[str, ...]:
+    """Return the names of the methods by which objects of a class call their provider.
+
+    Raises `Unreadable` for a class that is no model or store, or that is not known to call its provider by them.
+    """
+    if issubclass(kind, LLM):
+        return _methods_of_llm(kind)
+    if issubclass(kind, BaseEmbedding):
+        _require_unchanged(kind, BaseEmbedding, "get_query_embedding", "aget_query_embedding")
+        _require_unchanged(kind, BaseEmbedding, "get_agg_embedding_from_queries", "aget_agg_embedding_from_queries")
+        return EMBED_QUERY
+    if issubclass(kind, BasePydanticVectorStore):
+        return SEARCH
+    raise Unreadable(f"{kind.__name__} is not known")
+
+
+def _methods_of_llm(kind: type) -> tuple[str, ...]:
+    _require_unchanged(kind, LLM, *_FRAMEWORK_METHODS)
+    if is_openai(kind):
+        return _OPENAI_BODIES
+    names = tuple(name for name in PUBLIC_METHODS if not _delegates(body_of(kind, name)))
+    if not names:
+        raise Unreadable(f"{kind.__name__} calls another class's methods")
+    return names
+
+
+def _delegates(body: Any) -> bool:
+    """Return True if a body calls another public method, or that of a class above."""
+    code = body.__code__
+    return "__class__" in code.co_freevars or any(name in code.co_names for name in PUBLIC_METHODS)
+
+
+def _require_unchanged(kind: type, base: type, *names: str) -> None:
+    for name in names:
+        if inspect.getattr_static(kind, name, None) is not inspect.getattr_static(base, name):
+            raise Unreadable(f"{kind.__name__} has a {name!r} of its own")
+
+
+def embedding_method(kind: type[BaseEmbedding]) -> str:
+    """Return the method by which `get_text_embedding_batch` calls the model: of a batch, or of text after text.
+
+    Raises `Unreadable` for a class with a `get_text_embedding_batch` of its own.
+    """
+    _require_unchanged(kind, BaseEmbedding, "get_text_embedding_batch")
+    inherited = inspect.getattr_static(kind, EMBED_BATCH, None) is inspect.getattr_static(BaseEmbedding, EMBED_BATCH)
+    return EMBED_TEXT if inherited else EMBED_BATCH
+
+
+# ------------------------------------------------------------ calls
+
+
+class LlamaIndexInvocation:
+    """One entry into a provider method; see `Invocation`."""
+
+    __slots__ = ("_args", "_body", "_kwargs", "_method", "is_pure", "kind", "target")
+
+    streams = False
+    run_id: Any = None
+
+    def __init__(self, target: Any, method: str, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.target, self._method, self._body = target, method, body
+        self._args, self._kwargs = args, kwargs
+        self.kind = _KINDS.get(method, "GENERATION")
+        self.is_pure = method in _PURE
+
+    @property
+    def is_async(self) -> bool:
+        """True if the method is a coroutine function."""
+        return is_async_method(self._method)
+
+    def key(self) -> Hashable:
+        """Return the object, the method and the arguments."""
+        kwargs = {name: self._kwargs[name] for name in sorted(self._kwargs)}
+        return TargetKey(self.target), self._method, freeze(self._args, query_key), freeze(kwargs, query_key)
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        """Call the body of the method."""
+        return self._body(self.target, *self._args, **self._kwargs)
+
+    def report(self, event: Any) -> Any:
+        """Report nothing: these methods have no run manager."""
+
+
+def query_key(value: Any) -> Hashable | None:
+    """Return the key of a store's query, whose vector is long; None for any other value."""
+    if type(value) is not VectorStoreQuery:
+        return None
+    fields = dict(vars(value))
+    vector = fields["query_embedding"]
+    if type(vector) is list and all(type(one) is float for one in vector):
+        fields["query_embedding"] = array("d", vector).tobytes()
+    return VectorStoreQuery, freeze(fields)
+
+
+# ------------------------------------------------------------ the wrappers
+
+interceptors = MethodInterceptors(slot_of)
+live_scopes: set[int] = set()
+"""Ids of the queries and composites that are under way. While there is none, wrappers look no further."""
+_find_scope: list[FindScope] = []
+"""Set by `enable`: how a call finds the query that it belongs to."""
+
+
+def _scope(target: Any) -> ProviderScope | None:
+    return _find_scope[0](target) if interceptors.is_installed else None
+
+
+def _remembering_original(wrap: Wrap) -> Wrap:
+    def wrap_and_remember(original: Any) -> Any:
+        wrapper = wrap(original)
+        setattr(wrapper, _ORIGINAL, original)
+        return wrapper
+
+    return wrap_and_remember
+
+
+def _result(name: str) -> Wrap:
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            scope = _scope(self) if live_scopes else None
+            if scope is None:
+                return original(self, *args, **kwargs)
+            (result,) = scope.items(LlamaIndexInvocation(self, name, original, args, kwargs))
+            return result
+
+        @functools.wraps(original)
+        async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            scope = _scope(self) if live_scopes else None
+            if scope is None:
+                return await original(self, *args, **kwargs)
+            invocation = LlamaIndexInvocation(self, name, original, args, kwargs)
+            (result,) = [one async for one in scope.aitems(invocation)]
+            return result
+
+        return awrapper if is_async_method(name) else wrapper
+
+    return _remembering_original(wrap)
+
+
+_METHODS = (*PUBLIC_METHODS, *_OPENAI_BODIES, *EMBED_QUERY, EMBED_TEXT, EMBED_BATCH, *SEARCH)
+_WRAPS = {name: _result(name) for name in _METHODS}
+_DEFAULTS = ("LLM", "BaseLLM", "FunctionCallingLLM", "CustomLLM", "BaseEmbedding", "BasePydanticVectorStore")
+"""Classes of the framework whose methods call other methods of the same object."""
+
+
+def enable(find_scope: FindScope) -> None:
+    """Let methods be intercepted from now on, until `uninstall`. `find_scope`: how a call finds its query."""
+    _find_scope[:] = [find_scope]
+    interceptors.is_installed = True
+
+
+def install(kind: type, names: tuple[str, ...]) -> bool:
+    """Intercept provider methods of objects of a class. Idempotent. Return False, and do nothing, after `uninstall`."""
+    if not interceptors.is_installed:
+        return False
+    for name in names:
+        cls = next((cls for cls in kind.__mro__ if name in vars(cls)), None)
+        if cls is not None and not _is_framework_default(cls):
+            interceptors.install([cls], {name: _WRAPS[name]})
+    return True
+
+
+def intercept_methods(cls: type, wraps: Mapping[str, Wrap]) -> None:
+    """Wrap methods of a class by the given wraps. Idempotent; does nothing after `uninstall`."""
+    if interceptors.is_installed:
+        interceptors.install([cls], {name: _remembering_original(wrap) for name, wrap in wraps.items()})
+
+
+def is_intercepted(kind: type, name: str) -> bool:
+    """Return True if the class that defines a method is one whose methods are intercepted, not a framework default."""
+    cls = next((cls for cls in kind.__mro__ if name in vars(cls)), None)
+    return cls is not None and not _is_framework_default(cls)
+
+
+def _is_framework_default(cls: type) -> bool:
+    return cls.__module__.startswith("llama_index.core.") and cls.__name__ in _DEFAULTS
+
+
+def uninstall() -> None:
+    """Put every provider method back as it was."""
+    interceptors.uninstall()
+
+
+hide_from_stack_levels(globals())

@@ -1,0 +1,154 @@
+"""The framework's own code around an LLM's provider call, run without events: what it asks for, what it returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
+from llama_index.core.llms import LLM
+
+from teola_plugin.shims.llamaindex.copies import at_once, clone, sharing
+from teola_plugin.shims.llamaindex.interceptors import (
+    PUBLIC_METHODS,
+    STREAMING_METHODS,
+    Body,
+    body_of,
+    is_openai,
+    provider_methods,
+)
+from teola_plugin.shims.llamaindex.models import messages_of, text_of
+from teola_plugin.shims.llamaindex.records import Unreadable
+
+Run = Callable[[Any], Any]
+"""Takes an LLM; returns what the framework's code returns that calls it once."""
+
+
+class ProviderArguments(NamedTuple):
+    """A call of a provider method: its name and what it is called with."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Captured(Exception):
+    """Ends the framework's code where it would call the provider."""
+
+    def __init__(self, arguments: ProviderArguments) -> None:
+        self.arguments = arguments
+
+
+class CallsPublicMethod(BaseException):
+    """A body calls another public method, whose events belong in the original's place. Not an `Exception`, so that the
+    body's own code does not handle it."""
+
+
+def silent_body(target: Any, method: str) -> Body:
+    """Return the body of a provider method, to be called with the original's arguments.
+
+    It raises `CallsPublicMethod` where it would emit the events of another public method.
+    """
+    kind: Any = type(target)
+    body = body_of(kind, method)
+    is_plain = is_openai(kind) or not isinstance(target, LLM)
+    own = target if is_plain else sharing(_without_public_methods(kind), target)
+    return lambda _, *args, **kwargs: body(own, *args, **kwargs)
+
+
+@lru_cache(maxsize=256)
+def _without_public_methods(cls: type) -> type:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CallsPublicMethod
+
+    names = (*STREAMING_METHODS, *PUBLIC_METHODS)
+    members = {name: refuse for name in names if hasattr(cls, name)}
+    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
+
+
+def provider_call_of(llm: Any, run: Run, *, is_async: bool) -> ProviderArguments:
+    """Return the first provider call that `run` comes to with this LLM. No provider is called, no event emitted.
+
+    `is_async`: the original runs the async methods there. Raises `Unreadable`.
+    """
+    kind: Any = type(llm)
+    silent = sharing(_capturing_class(kind), llm)
+
+    def calling(name: str) -> Body:
+        if is_async:
+            return lambda *args, **kwargs: at_once(getattr(silent, f"a{name}")(*args, **kwargs))
+        method: Body = getattr(silent, name)
+        return method
+
+    def predict(prompt: Any, **arguments: Any) -> Any:
+        if llm.metadata.is_chat_model:
+            return calling("chat")(messages_of(llm, prompt, arguments))
+        return calling("complete")(text_of(llm, prompt, arguments), formatted=True)
+
+    try:
+        run(clone(llm, predict=predict, complete=calling("complete"), chat=calling("chat")))
+    except _Captured as end:
+        return end.arguments
+    raise Unreadable("it does not ask its LLM")
+
+
+def replay(llm: Any, run: Run, texts: list[str]) -> Any:
+    """Return what `run` returns when the LLM answers with these texts, one after the other."""
+    answers = iter(texts)
+
+    def chat(*_: Any, **__: Any) -> ChatResponse:
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=next(answers)))
+
+    return run(
+        clone(
+            llm,
+            predict=lambda *_, **__: next(answers),
+            complete=lambda *_, **__: CompletionResponse(text=next(answers)),
+            chat=chat,
+        )
+    )
+
+
+def prepare(target: Any) -> None:
+    """Create the classes by which a model's calls are found and made: that takes some milliseconds."""
+    if isinstance(target, LLM):
+        _capturing_class(type(target))
+        _without_public_methods(type(target))
+
+
+def has_own_prompt_code(llm: Any) -> bool:
+    """Return True if functions of the user's own have a part in an LLM's prompts, or in reading its answers."""
+    functions = (llm.messages_to_prompt, llm.completion_to_prompt)
+    return llm.output_parser is not None or any(
+        one is not None and not str(getattr(one, "__module__", "")).startswith("llama_index.") for one in functions
+    )
+
+
+@lru_cache(maxsize=256)
+def _capturing_class(cls: type) -> type:
+    """Create a subclass whose public methods emit no events, and whose provider methods raise `_Captured`."""
+    above = cls.__mro__[1]
+    bases = (_without_events(above),) if is_openai(cls) and is_openai(above) else ()
+    made = _without_events(cls, bases)
+    for name in provider_methods(cls):
+        setattr(made, name, _capturing(name, inspect.iscoroutinefunction(body_of(cls, name))))
+    return made
+
+
+def _without_events(cls: type, bases: tuple[type, ...] = ()) -> type:
+    made = type(cls)(cls.__name__, (cls, *bases), {"__module__": cls.__module__})
+    for name in PUBLIC_METHODS:  # set afterwards: methods that a class is made with get spans
+        setattr(made, name, body_of(cls, name))
+    return made
+
+
+def _capturing(name: str, is_async: bool) -> Any:
+    def capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise _Captured(ProviderArguments(name, args, kwargs))
+
+    async def acapture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise _Captured(ProviderArguments(name, args, kwargs))
+
+    return acapture if is_async else capture

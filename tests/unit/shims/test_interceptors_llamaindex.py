@@ -1,0 +1,297 @@
+"""LlamaIndex's provider methods: which they are, that they are intercepted, and put back exactly."""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core import MockEmbedding, PromptTemplate
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, LLMMetadata
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.llms import CustomLLM, MockLLM
+from llama_index.core.llms.callbacks import llm_completion_callback
+from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery
+from llama_index.llms.openai import OpenAI
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import PrivateAttr
+
+from benchmarks.llamaindex.kits import Kit, Sizes, own_kit
+from teola_plugin import uninstall
+from teola_plugin.engines import profiles
+from teola_plugin.shims.llamaindex import interceptors as seam
+from teola_plugin.shims.llamaindex.records import Unreadable
+from tests.support.llamaindex_own import ChattyLLM
+
+TARGETS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (OpenAI, ("_chat", "_complete")),
+    (OpenAILike, ("_chat", "_complete")),
+    (MockLLM, ("complete",)),
+    (ChattyLLM, ("chat",)),
+    (SimpleVectorStore, ("query",)),
+)
+
+
+class Spoken(CustomLLM):
+    """Completes by itself; `CustomLLM` makes chats of that."""
+
+    _prompts: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(is_chat_model=True)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        self._prompts.append(prompt)
+        return CompletionResponse(text=prompt.upper())
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class Passing:
+    """A scope that makes every call, and remembers it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def items(self, invocation: Any) -> Iterator[Any]:
+        self.calls.append(invocation)
+        yield invocation.start(None)
+
+    async def aitems(self, invocation: Any) -> Any:
+        self.calls.append(invocation)
+        yield await invocation.start(None)
+
+
+@pytest.fixture
+def scope() -> Iterator[Passing]:
+    """Every call of a provider method is made in this scope."""
+    passing = Passing()
+    seam.live_scopes.add(id(passing))
+    yield passing
+    seam.live_scopes.discard(id(passing))
+    uninstall()
+
+
+def installed(scope: Passing, kind: type) -> None:
+    seam.enable(lambda target: scope)  # type: ignore[arg-type,return-value]
+    seam.install(kind, seam.provider_methods(kind))
+
+
+@pytest.fixture
+def kit() -> Kit:
+    return own_kit(profiles.noop(), Sizes(chunks=2, chunk_tokens=10, answer=3), CallbackManager([]))
+
+
+# ------------------------------------------------------------ which methods
+
+
+def test_provider_methods_by_class(kit: Kit) -> None:
+    assert seam.provider_methods(type(kit.llm)) == ("complete", "acomplete")  # `chat` calls `complete`
+    assert seam.provider_methods(OpenAILike) == ("_complete", "_acomplete", "_chat", "_achat")
+    assert seam.provider_methods(type(kit.embedding)) == seam.EMBED_QUERY
+    assert seam.provider_methods(type(kit.reports.vector_store)) == seam.SEARCH
+
+
+def test_a_class_that_is_no_model_has_no_provider_methods() -> None:
+    with pytest.raises(Unreadable, match="int is not known"):
+        seam.provider_methods(int)
+    with pytest.raises(Unreadable, match="no method 'sing'"):
+        seam.body_of(ChattyLLM, "sing")
+
+
+def test_a_class_that_changes_what_the_framework_does_is_not_read() -> None:
+    class Own(MockLLM):
+        def predict(self, *_: Any, **__: Any) -> str:
+            return "mine"
+
+    with pytest.raises(Unreadable, match="has a 'predict' of its own"):
+        seam.provider_methods(Own)
+
+
+def test_the_method_by_which_lists_are_embedded(scope: Passing) -> None:
+    class ByBatch(MockEmbedding):
+        def _get_text_embeddings(self, texts: list[str]) -> Any:
+            return [[1.0] for _ in texts]
+
+    class OwnWay(MockEmbedding):
+        def get_text_embedding_batch(self, texts: Any, show_progress: bool = False, **kwargs: Any) -> Any:
+            return [[1.0] for _ in texts]
+
+    seam.enable(lambda target: scope)  # type: ignore[arg-type,return-value]
+    for kind, name, calls in ((MockEmbedding, seam.EMBED_TEXT, 3), (ByBatch, seam.EMBED_BATCH, 2)):
+        assert seam.embedding_method(kind) == name
+        assert seam.is_intercepted(kind, name)
+        seam.install(kind, (name,))
+        scope.calls.clear()
+        assert len(kind(embed_dim=1, embed_batch_size=2).get_text_embedding_batch(["a", "b", "c"])) == 3
+        assert len(scope.calls) == calls
+    with pytest.raises(Unreadable):
+        seam.embedding_method(OwnWay)
+
+
+def test_defaults_of_the_framework_are_not_intercepted() -> None:
+    assert not seam.is_intercepted(Spoken, "acomplete")
+    assert not seam.is_intercepted(SimpleVectorStore, "aquery")
+    assert seam.is_async_method("aquery")
+    assert not seam.is_async_method("_get_query_embedding")
+    assert seam.is_openai(OpenAILike)
+    assert not seam.is_openai(MockLLM)
+
+
+def test_nothing_is_intercepted_after_uninstall(scope: Passing) -> None:
+    seam.enable(lambda target: scope)  # type: ignore[arg-type,return-value]
+    seam.uninstall()
+    before = vars(SimpleVectorStore)["query"]
+    assert not seam.install(SimpleVectorStore, seam.SEARCH)
+    seam.intercept_methods(SimpleVectorStore, {"query": lambda original: print})
+    assert vars(SimpleVectorStore)["query"] is before
+
+
+# ------------------------------------------------------------ interception
+
+
+def test_a_public_call_comes_to_the_body_once(scope: Passing) -> None:
+    llm = Spoken()
+    installed(scope, Spoken)
+    assert llm.chat([ChatMessage(content="oats")]).message.content == "USER: OATS\nASSISTANT: "
+    assert [call.target for call in scope.calls] == [llm]
+    assert len(llm._prompts) == 1
+
+
+def test_events_and_spans_are_those_of_the_class(scope: Passing) -> None:
+    records = []
+    for is_intercepted in (False, True):
+        if is_intercepted:
+            installed(scope, Spoken)
+        recorder = Recorder()
+        llm = Spoken(callback_manager=CallbackManager([recorder]))
+        with recorded(recorder):
+            answer = llm.predict(PromptTemplate("Say {what}"), what="oats")
+        records.append((answer, recorder.events, recorder.spans, recorder.callbacks))
+    assert records[0] == records[1]
+    assert records[0][1]
+    assert len(scope.calls) == 1
+
+
+def test_an_embedding_and_a_search_come_to_their_bodies(scope: Passing, kit: Kit) -> None:
+    store = SimpleVectorStore()
+    installed(scope, type(kit.embedding))
+    installed(scope, SimpleVectorStore)
+    vector = kit.embedding.get_query_embedding("oats")
+    store.query(VectorStoreQuery(query_embedding=vector))
+    assert [(call.kind, call.is_pure) for call in scope.calls] == [("EMBEDDING", True), ("SEARCHING", True)]
+
+
+async def test_async_methods_come_to_their_bodies(scope: Passing, kit: Kit) -> None:
+    installed(scope, type(kit.llm))
+    installed(scope, type(kit.embedding))
+    await kit.llm.acomplete("oats")
+    await kit.embedding.aget_query_embedding("oats")
+    assert [call.is_async for call in scope.calls] == [True, True]
+
+
+def test_keys_are_equal_for_equal_calls_of_equal_objects() -> None:
+    def key(llm: Any, *args: Any, **kwargs: Any) -> Any:
+        return seam.LlamaIndexInvocation(llm, "_chat", print, args, kwargs).key()
+
+    one, other = OpenAI(model="gpt-4o", api_key="none"), OpenAI(model="gpt-4o", api_key="none")
+    messages = [ChatMessage(content="oats")]
+    assert key(one, messages) == key(other, [ChatMessage(content="oats")])
+    assert key(one, messages) != key(one, [ChatMessage(content="rye")])
+    assert key(one, messages) != key(one, messages, tools=[])
+    assert key(one, messages) != key(OpenAI(model="gpt-4o", api_key="none", temperature=1.0), messages)
+    assert key(one, messages) != key(OpenAI(model="gpt-4o", api_key="another"), messages)
+
+
+def test_keys_of_searches_compare_vectors_by_their_numbers() -> None:
+    store = SimpleVectorStore()
+
+    assert seam.query_key("oats") is None
+
+    def key(query: VectorStoreQuery) -> Any:
+        return seam.LlamaIndexInvocation(store, "query", print, (query,), {}).key()
+
+    assert key(VectorStoreQuery(query_embedding=[0.5, 1.0])) == key(VectorStoreQuery(query_embedding=[0.5, 1.0]))
+    assert key(VectorStoreQuery(query_embedding=[0.5, 1.0])) != key(VectorStoreQuery(query_embedding=[0.5, 1.5]))
+    assert key(VectorStoreQuery(query_embedding=[0.5])) != key(VectorStoreQuery([0.5], similarity_top_k=7))
+
+
+# ------------------------------------------------------------ put back
+
+
+@pytest.mark.parametrize(("kind", "names"), TARGETS, ids=lambda one: getattr(one, "__name__", None))
+def test_uninstall_puts_every_function_back(scope: Passing, kind: type, names: tuple[str, ...]) -> None:
+    slots = [seam.slot_of(seam.defining_class(kind, name), name) for name in names]
+    attributes = [vars(seam.defining_class(kind, name))[name] for name in names]
+    before = [slot.get() for slot in slots]
+    installed(scope, kind)
+    assert all(slot.get() is not function for slot, function in zip(slots, before, strict=True))
+    uninstall()
+    assert all(slot.get() is function for slot, function in zip(slots, before, strict=True))
+    if kind is not OpenAI and kind is not OpenAILike:
+        assert attributes == [vars(seam.defining_class(kind, name))[name] for name in names]
+
+
+def test_a_body_is_put_back_below_what_others_have_wrapped_around_the_method(scope: Passing) -> None:
+    slot = seam.slot_of(Spoken, "complete")
+    before = slot.get()
+    with mock.patch.object(Spoken, "complete", autospec=True) as patched:
+        patched.side_effect = lambda self, prompt, **_: CompletionResponse(text="patched")
+        assert Spoken().complete("oats").text == "patched"
+        uninstall()
+    installed(scope, Spoken)
+    with mock.patch.object(Spoken, "complete", lambda self, prompt, **_: CompletionResponse(text="patched")):
+        uninstall()
+        assert Spoken().complete("oats").text == "patched"
+    assert slot.get() is before
+    assert Spoken().complete("oats").text == "OATS"
+    assert scope.calls == []
+
+
+def test_a_wrapper_that_stays_is_inert_after_uninstall(scope: Passing) -> None:
+    installed(scope, SimpleVectorStore)
+    below = SimpleVectorStore.query
+
+    def wrapped_by_others(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return below(self, *args, **kwargs)
+
+    with mock.patch.object(SimpleVectorStore, "query", wrapped_by_others):
+        uninstall()
+        SimpleVectorStore().query(VectorStoreQuery(query_embedding=[1.0]))
+    assert scope.calls == []
+    uninstall()
+
+
+def test_a_call_outside_of_a_query_costs_little() -> None:
+    """The body is called without the span around it, which takes a hundred times as long."""
+
+    class Fast(BaseEmbedding):
+        def _get_text_embedding(self, text: str) -> list[float]:
+            return []
+
+        def _get_query_embedding(self, query: str) -> list[float]:
+            return []
+
+        async def _aget_query_embedding(self, query: str) -> list[float]:
+            return []
+
+    model, slot = Fast(), seam.slot_of(Fast, "_get_query_embedding")
+
+    def fastest(body: Any) -> float:
+        return min(timeit.repeat(lambda: body(model, "oats"), number=5000, repeat=7)) / 5000
+
+    plain = slot.get()
+    seam.enable(lambda target: None)
+    seam.install(Fast, seam.EMBED_QUERY)
+    wrapper = slot.get()
+    assert wrapper is not plain
+    assert fastest(wrapper) - fastest(plain) <= 3e-6
+    uninstall()

@@ -1,0 +1,97 @@
+"""What an LLM would be asked and what is made of its answer, found out and made without an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.recording import Recorder, recorded
+from llama_index.core import PromptTemplate
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.response_synthesizers import TreeSummarize
+from llama_index.llms.openai import OpenAI
+from llama_index.llms.openai_like import OpenAILike
+
+from benchmarks.llamaindex.kits import Kit, Sizes, own_kit
+from teola_plugin.engines import profiles
+from teola_plugin.shims.llamaindex import copies, engines, silent_calls
+from teola_plugin.shims.llamaindex.records import Unreadable
+from tests.support.llamaindex_own import ChattyLLM
+
+ASK = PromptTemplate("Say {what}")
+
+
+@pytest.fixture
+def kit() -> Iterator[Kit]:
+    yield own_kit(profiles.noop(), Sizes(chunks=2, chunk_tokens=10, answer=3), CallbackManager([]))
+
+
+def predict(llm: Any) -> Any:
+    return llm.predict(ASK, what="oats")
+
+
+@pytest.mark.parametrize(
+    ("llm", "name"),
+    [
+        (OpenAI(model="gpt-4o", api_key="none"), "_chat"),
+        (OpenAILike(model="m", api_key="none", is_chat_model=True), "_chat"),
+        (OpenAILike(model="m", api_key="none", is_chat_model=False), "_complete"),
+    ],
+)
+def test_what_an_openai_object_is_asked(llm: Any, name: str) -> None:
+    call = silent_calls.provider_call_of(llm, predict, is_async=False)
+    assert (call.method, call.kwargs) == (name, {})
+    assert "Say oats" in str(call.args)
+    assert silent_calls.provider_call_of(llm, predict, is_async=True).method == name.replace("_", "_a", 1)
+    with pytest.raises(Unreadable, match="does not ask"):
+        silent_calls.provider_call_of(llm, lambda _: None, is_async=False)
+
+
+def test_nobody_hears_of_what_is_found_out_and_made_below(kit: Kit) -> None:
+    recorder = Recorder()
+    kit.llm.callback_manager = CallbackManager([recorder])
+    with recorded(recorder):
+        call = silent_calls.provider_call_of(kit.llm, predict, is_async=False)
+        response = silent_calls.silent_body(kit.llm, call.method)(kit.llm, *call.args, **call.kwargs)
+        answer = silent_calls.replay(kit.llm, predict, [response.text])
+    assert not recorder.events and not recorder.spans and not recorder.callbacks
+    assert answer == response.text == predict(kit.llm)
+
+
+def test_a_body_that_asks_another_method_is_not_made_below() -> None:
+    llm = ChattyLLM()
+    with pytest.raises(silent_calls.CallsPublicMethod):
+        silent_calls.silent_body(llm, "complete")(llm, "Say it")
+    assert llm.chats == 0
+
+
+def test_classes_are_prepared_once(kit: Kit) -> None:
+    silent_calls.prepare(kit.llm)
+    before = silent_calls._capturing_class.cache_info().misses
+    silent_calls.provider_call_of(kit.llm, predict, is_async=False)
+    assert silent_calls._capturing_class.cache_info().misses == before
+
+
+def test_functions_of_the_users_own_in_prompts(kit: Kit) -> None:
+    assert not silent_calls.has_own_prompt_code(kit.llm)
+    kit.llm.completion_to_prompt = lambda prompt: f"<{prompt}>"
+    assert silent_calls.has_own_prompt_code(kit.llm)
+
+
+def test_who_makes_lists_of_calls_in_a_loop(kit: Kit) -> None:
+    assert not engines.runs_in_loop(TreeSummarize(kit.llm))
+    assert engines.runs_in_loop(TreeSummarize(kit.llm, use_async=True))
+    assert not engines.runs_in_loop(object())
+
+
+def test_tokenizers_that_take_one_call_at_a_time() -> None:
+    class Tokenizer:
+        def encode(self, text: str) -> list[int]:
+            return [1]
+
+    assert copies.counts_anywhere(PromptHelper())
+    assert copies.counts_anywhere(PromptHelper(tokenizer=Tokenizer().encode))
+    Tokenizer.__module__ = "transformers.tokenization_utils_fast"
+    assert not copies.counts_anywhere(PromptHelper(tokenizer=Tokenizer().encode))
