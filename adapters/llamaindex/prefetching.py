@@ -52,7 +52,7 @@ from teola_plugin.shims.llamaindex.silent_calls import (
     prepare,
     silent_body,
 )
-from teola_plugin.tracer.draft import Traced
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex.classes import as_made
 from teola_plugin.tracer.llamaindex.trace import TracedEntry, trace
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -143,7 +143,7 @@ class PrefetchPlan:
     """What is prefetched in one entry of an object."""
 
     entry: TracedEntry
-    traced: Traced
+    traced: TraceResult
     sites: Mapping[str, ProviderSite]
     prefetched: frozenset[str]
     """Keys of the sites whose calls are prefetched."""

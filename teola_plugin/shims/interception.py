@@ -103,9 +103,11 @@ class MethodInterceptors:
     def original_of(self, cls: type, name: str) -> Any:
         """Return the function that calls of a method reach below our wrapper; None if they do not come to a wrapper."""
         definer = next((base for base in cls.__mro__ if name in vars(base)), cls)
-        original, wrapper = self._originals.get((definer, name), (None, None))
-        reaches = self.is_installed and wrapper is not None and _is_below(wrapper, vars(definer)[name])
-        return original if reaches else None
+        entry = self._originals.get((definer, name))
+        if entry is None or not self.is_installed:
+            return None
+        slot, original, wrapper = entry
+        return original if _is_below(wrapper, slot.get()) else None
 
     def uninstall(self) -> None:
         """Put every original function back."""
