@@ -38,8 +38,7 @@ from teola_plugin.tracer.functions import Fields, Symbol
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
-from teola_plugin.tracer.langgraph.lookahead import STATE, lookahead
-from teola_plugin.tracer.langgraph.node import NOTHING, Visited, visit
+from teola_plugin.tracer.langgraph.lookahead import EMPTY_NODE, STATE, LoweredNode, lookahead, lower_node
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
 from teola_plugin.tracer.leaf import GenerationLeaf
 from teola_plugin.tracer.report import Level
@@ -111,7 +110,7 @@ class GraphFacts:
             _kind(node.bound),
             level,
             reason,
-            node.then,
+            node.successors,
             node.joins,
             tuple(_choice(branch, node.name) for branch in node.branches),
             calls,
@@ -120,16 +119,16 @@ class GraphFacts:
         )
 
     @cached_property
-    def _visited(self) -> dict[str, tuple[Draft, Visited]]:
+    def _visited(self) -> dict[str, tuple[Draft, LoweredNode]]:
         """The calls and the updates of each node, whatever the state is."""
-        visited: dict[str, tuple[Draft, Visited]] = {}
+        visited: dict[str, tuple[Draft, LoweredNode]] = {}
         for name, node in {} if self._shape is None else self._shape.nodes.items():
             draft = Draft()
             state = Ref(INPUT).at(STATE)
             fields: Symbol = state.at(ROOT)
             if node.reads is not None:
                 fields = Fields({field: state.at(field) for field in node.reads}, attributes=True)
-            visited[name] = draft, NOTHING if node.bound is None else visit(draft, node.bound, fields, name)
+            visited[name] = draft, EMPTY_NODE if node.bound is None else lower_node(draft, node.bound, fields, name)
         return visited
 
     @cached_property
@@ -216,7 +215,7 @@ class GraphFacts:
         opaque = [one.name for one in previous if self._visited[one.name][1].updates is None]
         if opaque:
             return f"what {' and '.join(opaque)} will write is not known"
-        if node.name not in {name for one in previous for name in (*one.then, *self._visited[one.name][1].goto)}:
+        if node.name not in {name for one in previous for name in (*one.successors, *self._visited[one.name][1].goto)}:
             return "its node may be chosen or not, and a call for nothing is not made on a guess"
         return "what it reads is known when its node begins" if is_first else "it waits for what stands before it"
 
@@ -244,7 +243,7 @@ def _kind(runnable: Any) -> str:
     return name if type(name) is str and name else type(runnable).__name__
 
 
-def _level(node: NodeShape, draft: Draft, visited: Visited, has_pool: bool) -> tuple[Level, str]:
+def _level(node: NodeShape, draft: Draft, visited: LoweredNode, has_pool: bool) -> tuple[Level, str]:
     if functions_of(node.bound) is None:
         row = next((row for row in draft.nodes if row.level != "lowered"), None)
         return ("lowered", "") if row is None else (row.level, row.reason)
@@ -266,7 +265,7 @@ def _choice(branch: Branch, node: str) -> Choice:
 
 
 def _successors(node: NodeShape) -> set[str]:
-    return {*node.then, *node.joins, *(name for branch in node.branches for name in branch.nodes)}
+    return {*node.successors, *node.joins, *(name for branch in node.branches for name in branch.nodes)}
 
 
 # ------------------------------------------------------------ plans

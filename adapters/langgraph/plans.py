@@ -28,9 +28,9 @@ from teola_plugin.shims.langgraph import branch_of, functions_of, sent, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
-from teola_plugin.tracer.langgraph.decisions import Decided
+from teola_plugin.tracer.langgraph.decisions import PlanTree
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, lookahead
-from teola_plugin.tracer.langgraph.shape import GraphShape, begun_with, distances, shape_of
+from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of, state_after_input
 
 MISSING_PLAN_DELAY_S = 0.02
 """Seconds after a node has begun until its missing plan is made: by then its query waits for an engine."""
@@ -52,9 +52,9 @@ class Plans:
         self._shaping = shaping_of(original)
         self.shape: GraphShape | None = shape_of(graph)
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
-        self.channels = () if self.shape is None else tuple(self.shape.updates)
+        self.channels = () if self.shape is None else tuple(self.shape.update_rules)
         """Names of the channels of the state."""
-        self._plans: dict[PlanKey, Decided[TraceResult | None]] = {}
+        self._plans: dict[PlanKey, PlanTree[TraceResult | None]] = {}
         self._guards: dict[PlanKey, DataGuards] = {}
         """Data that the plans depend on."""
         self._pending: set[PlanKey] = set()
@@ -65,7 +65,7 @@ class Plans:
         functions = (function for node in nodes.values() for function in functions_of(node.bound) or ())
         if all(_has_names(function) for function in functions if function is not None):
             for name in nodes:
-                self._plans_of(name, False).before()
+                self._plans_of(name, False).prepare()
 
     def fit(self, original: Any) -> bool:
         """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
@@ -77,7 +77,7 @@ class Plans:
             return False
         if not self._guards.setdefault((node, pushed), DataGuards()).are_unchanged():
             self._plans.pop((node, pushed), None)
-        return not self._plans_of(node, pushed).empty
+        return not self._plans_of(node, pushed).is_empty
 
     def traced(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
         """Return the plan of a node for an input of the template; None if nothing is gained by one.
@@ -91,7 +91,7 @@ class Plans:
 
         A plan that is missing is made a little later.
         """
-        plan, is_missing = self._plans_of(node, pushed).made(value)
+        plan, is_missing = self._plans_of(node, pushed).ready_plan(value)
         if is_missing and (node, pushed) not in self._pending:
             self._pending.add((node, pushed))
             timer = threading.Timer(MISSING_PLAN_DELAY_S, self._make_missing, (node, value, pushed))
@@ -103,10 +103,10 @@ class Plans:
         self.traced(node, value, pushed=pushed)
         self._pending.discard((node, pushed))
 
-    def _plans_of(self, node: str, pushed: bool) -> Decided[TraceResult | None]:
+    def _plans_of(self, node: str, pushed: bool) -> PlanTree[TraceResult | None]:
         plans = self._plans.get((node, pushed))
         if plans is None:
-            plans = self._plans.setdefault((node, pushed), Decided(partial(self._trace, node, pushed)))
+            plans = self._plans.setdefault((node, pushed), PlanTree(partial(self._trace, node, pushed)))
         return plans
 
     def _trace(self, node: str, pushed: bool, decide: Decide | None) -> TraceResult | None:
@@ -224,7 +224,7 @@ class Parts:
             return None
         state = state_of(config, plans.channels)
         if shape.nodes[node].bound is None:
-            state = begun_with(shape, state, input)
+            state = state_after_input(shape, state, input)
         value = {STATE: state, ARGUMENT: input if pushed else None}
         plan = plans.available(node, value, pushed=pushed)
         return None if plan is None else (plan, value)

@@ -1,9 +1,9 @@
-"""From a node that begins: what it, and the nodes that come behind it, will ask engines for, as one template.
+"""The requests that a node of a graph and the nodes after it will make, as one template.
 
-Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What is surely next
-is asked for as soon as its inputs are known, before the barrier that the plain graph waits at. Of what may be next only
-what costs little is, or what one arm alone asks for (`arms`). A node that is not understood leaves the channels
-of the state unknown, and what reads them waits for the plain graph.
+Nothing runs. Symbolic values flow through the nodes and the state between them, along the edges. What certainly comes
+next starts as soon as its inputs are known, before the barrier at which the original waits. Of the nodes that may come
+next, only what costs little starts, or what one arm alone asks for (see `tracer.lookahead`). A node that is not
+understood leaves the channels of the state unknown, and what reads them waits for the original.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
+
+from langchain_core.runnables import Runnable
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
+from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import DERIVED, Draft, Span, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
@@ -23,207 +27,288 @@ from teola_plugin.tracer.functions import (
     Spread,
     Symbol,
     materialize,
+    summarize_function,
 )
 from teola_plugin.tracer.functions.loops import flatten_field
-from teola_plugin.tracer.functions.pruning import prune_body
+from teola_plugin.tracer.functions.mutations import Mutations
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import Decide
-from teola_plugin.tracer.functions.symbols import known_value
-from teola_plugin.tracer.langgraph.node import NOTHING, UNKNOWN, Visited, unknown, visit
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, Update, backwards
+from teola_plugin.tracer.functions.symbols import known_value, to_symbol
+from teola_plugin.tracer.langchain.trace import trace_into
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, UpdateRule, back_edges
 from teola_plugin.tracer.lookahead import lookahead_of_arms
+from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
-FURTHEST = 6
-"""Nodes, one behind the other, that are looked at."""
+MAX_DEPTH = 6
+"""Length of the longest path of nodes that is traced."""
+_UNKNOWN = "unknown"
+"""The component that stands for what is not known before the original comes to it."""
+
+
+def lookahead(shape: GraphShape, node: str, *, pushed: bool, decide: Decide | None = None) -> TraceResult:
+    """Return the template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
+
+    `pushed`: the node was started by a `Send`, with an argument of its own. `decide` is asked for conditions on the
+    input; without it, or if it returns None, both paths stay open.
+    """
+    return _LookaheadTracer(shape, back_edges(shape), decide).trace(shape.nodes[node], pushed)
+
+
+# ------------------------------------------------------------ one node
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
-    """Symbols of the channels' values."""
+class LoweredNode:
+    """A node, or the function of a conditional edge, after its components were added to a draft."""
+
+    span: Span = EMPTY_SPAN
+    updates: Mapping[str, Symbol] | None = None
+    """The values that it writes, by channel; None if these are not known."""
+    goto: tuple[str, ...] = ()
+    """The nodes to which it goes, as far as it names them itself."""
+    sends: tuple[SendPerItem, ...] = ()
+    """Tasks that it sends to nodes, one for each item of a list."""
+    is_opaque: bool = False
+    """True if it runs unknown code, which may take long."""
+    mutations: Mutations = field(default_factory=Mutations)
+    """The values that it changes in place; channels hold these, too."""
+
+
+EMPTY_NODE = LoweredNode()
+
+
+def lower_node(
+    draft: Draft, bound: Runnable[Any, Any], argument: Symbol, name: str, decide: Decide | None = None
+) -> LoweredNode:
+    """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out."""
+    functions = functions_of(bound)
+    if functions is None:
+        value, span = trace_into(draft, bound, _to_value(draft, argument, name), name, f"graph.{name}", {})
+        result = to_symbol(value)
+        return LoweredNode(span, result.items if isinstance(result, Fields) and result.base is None else None)
+    func = functions.func or functions.afunc
+    parameter = _first_parameter(func)
+    if not parameter:
+        return LoweredNode(is_opaque=True)
+    summary = summarize_function(func, {parameter: argument}, draft, name, state=parameter, decide=decide)
+    sends = (summary.value,) if isinstance(summary.value, SendPerItem) else ()
+    is_opaque = summary.runs_user_code and not summary.uses_engines
+    return LoweredNode(summary.span, summary.updates, summary.goto, sends, is_opaque, summary.mutations)
+
+
+def _first_parameter(func: Any) -> str:
+    """Return the name of the parameter that gets the state, "" if there is none."""
+    while type(func) is partial and not func.args:
+        func = func.func
+    code = getattr(getattr(func, "__func__", func), "__code__", None)
+    index = 1 if hasattr(func, "__self__") else 0
+    return code.co_varnames[index] if code is not None and code.co_argcount > index else ""
+
+
+def _to_value(draft: Draft, symbol: Symbol, name: str) -> Value:
+    """Return the input of a Runnable: references, and dictionaries of references."""
+    if isinstance(symbol, Fields):
+        return Record({key: _to_value(draft, item, name) for key, item in symbol.items.items()}, symbol.base)
+    if isinstance(symbol, Ref | Prompted):
+        return symbol
+    return (None if symbol is UNKNOWN_VALUE else materialize(draft, symbol, name)) or _add_unknown(draft)
+
+
+def _add_unknown(draft: Draft) -> Ref:
+    if _UNKNOWN not in draft.components:
+        draft.add(Component(_UNKNOWN, Role.OPAQUE, ()))
+    return Ref(_UNKNOWN)
+
+
+# ------------------------------------------------------------ the nodes after it
+
+
+@dataclass(frozen=True, slots=True)
+class _SymbolicState:
+    """The state of the graph between two nodes: symbols of the channels' values."""
 
     values: Mapping[str, Symbol]
-    late: bool = False
-    """Whether code that may take long runs before it is there."""
+    is_late: bool = False
+    """True if code that may take long runs before the state is there."""
 
     def read(self, names: Iterable[str] | None) -> Symbol:
-        """The input of a node that reads these."""
+        """Return the input of a node that reads these channels, or the whole state."""
         if names is None:
             return self.values.get(ROOT, UNKNOWN_VALUE)
         return Fields({name: self.values.get(name, UNKNOWN_VALUE) for name in names}, attributes=True)
 
 
 @dataclass(slots=True)
-class _Lookahead:
+class _LookaheadTracer:
+    """A walk along the edges of a graph."""
+
     shape: GraphShape
-    backwards: Mapping[str, frozenset[str]]
-    """Arms that go round once more are not guessed at: the round before has to show that it was not enough."""
+    back_edges: Mapping[str, frozenset[str]]
+    """Arms that go round a loop once more: they are not started early, as the last round may have been enough."""
     decide: Decide | None = None
-    """Decides conditions on the state that is there."""
     names: set[str] = field(default_factory=set)
 
-    def template(self, start: NodeShape, pushed: bool) -> TraceResult:
+    def trace(self, start: NodeShape, pushed: bool) -> TraceResult:
         draft = Draft(names=self.names)
-        state = _State({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.updates})
-        given = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
-        self._visit(draft, start, given, state, (), pushed=pushed)
+        state = _SymbolicState({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.update_rules})
+        argument = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
+        self._add_node(draft, start, argument, state, (), pushed=pushed)
         return draft.finish(Ref(INPUT), start.name)
 
-    def _visit(
+    def _add_node(
         self,
         draft: Draft,
         node: NodeShape,
-        given: Symbol,
-        state: _State,
-        before: tuple[str, ...],
+        argument: Symbol,
+        state: _SymbolicState,
+        path: tuple[str, ...],
         *,
         pushed: bool = False,
     ) -> Span:
-        """Components of a node and of those behind it; `before` are the nodes on the way to it."""
+        """Add a node and those after it. `path` is the path of nodes to it. Return the span of the node itself."""
         if node.bound is None:
-            made, after = NOTHING, state
+            lowered, next_state = EMPTY_NODE, state
         else:
-            made = visit(draft, node.bound, given, node.name, self.decide)
-            after = self._updated(state, made, alone=not pushed)
-            if state.late:
-                _waits(draft)
-        if node.pauses:
-            return made.span
-        way = (*before, node.name)
-        if pushed:
-            return made.span  # the others that were sent beside it have to come, too
-        for name in (*node.then, *made.goto):
-            self._certain(draft, made.span, name, after, way)
+            lowered = lower_node(draft, node.bound, argument, node.name, self.decide)
+            next_state = self._state_after(state, lowered, runs_alone=not pushed)
+            if state.is_late:
+                _mark_slow(draft)
+        if node.pauses or pushed:  # pushed: what comes next waits for the other tasks that were sent, too
+            return lowered.span
+        next_path = (*path, node.name)
+        for name in (*node.successors, *lowered.goto):
+            self._add_successor(draft, lowered.span, name, next_state, next_path)
         for branch in node.branches:
-            if branch.path is None and made.goto:
+            if branch.path is None and lowered.goto:
                 continue  # its command says where it goes
-            self._branch(draft, made.span, node, branch, after, way)
-        if not before and UNKNOWN in draft.components:  # at least what is asked for here comes before it is known
-            draft.order += [(tail, UNKNOWN) for tail in made.span.tails]
-        return made.span
+            self._add_branch(draft, lowered.span, node, branch, next_state, next_path)
+        if not path and _UNKNOWN in draft.components:  # at least the requests of this node come before it is known
+            draft.order += [(tail, _UNKNOWN) for tail in lowered.span.tails]
+        return lowered.span
 
-    def _certain(
-        self, draft: Draft, span: Span, name: str, state: _State, before: tuple[str, ...], *, again: bool = False
+    def _add_successor(
+        self,
+        draft: Draft,
+        span: Span,
+        name: str,
+        state: _SymbolicState,
+        path: tuple[str, ...],
+        *,
+        allow_repeat: bool = False,
     ) -> None:
-        """`again`: it is known that the graph goes there, also where it has been there before."""
-        follower = self._follower(name, () if again and len(before) < FURTHEST else before)
-        if follower is not None:
-            _then(draft, span, self._visit(draft, follower, state.read(follower.reads), state, before))
+        """Add the node that certainly comes next; one that is on the path already only if `allow_repeat`."""
+        successor = self._successor(name, () if allow_repeat and len(path) < MAX_DEPTH else path)
+        if successor is not None:
+            _add_order(draft, span, self._add_node(draft, successor, state.read(successor.reads), state, path))
 
-    def _branch(
-        self, draft: Draft, span: Span, node: NodeShape, branch: Branch, state: _State, before: tuple[str, ...]
+    def _successor(self, name: str, path: tuple[str, ...]) -> NodeShape | None:
+        node = self.shape.nodes.get(name)
+        return None if node is None or node.skippable or name in path or len(path) >= MAX_DEPTH else node
+
+    def _add_branch(
+        self,
+        draft: Draft,
+        span: Span,
+        node: NodeShape,
+        branch: Branch,
+        state: _SymbolicState,
+        path: tuple[str, ...],
     ) -> None:
         if branch.path is not None:
-            chosen = visit(draft, branch.path, state.read(self.shape.updates), f"{node.name}.next", self.decide)
-            _then(draft, span, chosen.span)
-            for sent in chosen.sent:
-                self._sent(draft, _wider(span, chosen.span), sent, state, before)
-            if chosen.sent:
+            chooser = lower_node(
+                draft, branch.path, state.read(self.shape.update_rules), f"{node.name}.next", self.decide
+            )
+            _add_order(draft, span, chooser.span)
+            last_span = chooser.span if chooser.span.heads else span
+            for send in chooser.sends:
+                self._add_sent_tasks(draft, last_span, send, state, path)
+            if chooser.sends:
                 return
-            if chosen.goto:
-                for name in chosen.goto:
-                    self._certain(draft, _wider(span, chosen.span), branch.node(name), state, before, again=True)
+            for name in chooser.goto:
+                self._add_successor(draft, last_span, branch.node_for(name), state, path, allow_repeat=True)
+            if chooser.goto:
                 return
-        arms = [name for name in branch.nodes if name not in self.backwards[node.name]]
-        self._arms(draft, arms, state, before)
+        arms = [name for name in branch.nodes if name not in self.back_edges[node.name]]
+        self._add_arms(draft, arms, state, path)
 
-    def _sent(self, draft: Draft, span: Span, sent: SendPerItem, state: _State, before: tuple[str, ...]) -> None:
-        """One task for each item: a MAP of what the node asks for, and then what comes behind all of them."""
-        target = known_value(sent.send.fields.get("node", UNKNOWN_VALUE))[1]
-        node = self._follower(target, before) if isinstance(target, str) else None
-        items = materialize(draft, sent.items, f"{target}.items")
+    def _add_arms(self, draft: Draft, names: Iterable[str], state: _SymbolicState, path: tuple[str, ...]) -> None:
+        """Add what may start early of the nodes that may be chosen."""
+        arms = [node for name in names if (node := self._successor(name, path)) is not None]
+        arm_drafts = [draft.body() for _ in arms]
+        for arm, arm_draft in zip(arms, arm_drafts, strict=True):
+            self._add_node(arm_draft, arm, state.read(arm.reads), state, path)
+        for component in lookahead_of_arms(arm_drafts, partial(_add_unknown, draft), draft):
+            draft.add(component)
+        for arm_draft in arm_drafts:
+            draft.adopt_calls(arm_draft)
+
+    def _add_sent_tasks(
+        self, draft: Draft, span: Span, send: SendPerItem, state: _SymbolicState, path: tuple[str, ...]
+    ) -> None:
+        """Add a MAP of what the node asks for, with one task for each item, and then what comes after all tasks."""
+        target = known_value(send.send.fields.get("node", UNKNOWN_VALUE))[1]
+        node = self._successor(target, path) if isinstance(target, str) else None
+        items = materialize(draft, send.items, f"{target}.items")
         if node is None or items is None:
             return
         body = draft.body()
-        made = visit(body, node.bound, sent.send.fields.get("arg", UNKNOWN_VALUE), node.name)
-        updates = self._appended(body, made, node.name)
-        output = prune_body(body, updates, set())
-        here, after = span, _State({**state.values, **dict.fromkeys(made.updates or (), UNKNOWN_VALUE)})
+        lowered = lower_node(body, node.bound, send.send.fields.get("arg", UNKNOWN_VALUE), node.name)
+        updates = lowered.updates or {}
+        appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}
+        output = prune_body(body, materialize(body, Fields(appended), node.name) if appended else None, set())
+        values = {**state.values, **dict.fromkeys(updates, UNKNOWN_VALUE)}
         if output is not None:
+            body_output, is_complete = output
             name = draft.name(f"{node.name}.each", *DERIVED)
-            inputs = (("items", items), *sent.captures.items())
+            inputs = (("items", items), *send.captures.items())
             draft.absorb(body)
-            each = draft.add(Component(name, Role.MAP, inputs, body=body.template(output[0], name)))
-            here = Span((name,), (name,))
-            _then(draft, span, here)
-            if output[1]:
-                after = self._gathered(state, after, made, each)
-        if made.updates is not None and not node.pauses:
-            for name in node.then:
-                self._certain(draft, here, name, after, (*before, node.name))
+            tasks = draft.add(Component(name, Role.MAP, inputs, body=body.template(body_output, name)))
+            previous, span = span, Span((name,), (name,))
+            _add_order(draft, previous, span)
+            for key in appended if is_complete else ():  # lists grow in the order of the items, whichever ends first
+                old = state.values.get(key, UNKNOWN_VALUE)
+                values[key] = _updated_value("append", old, flatten_field(tasks, key))
+        if lowered.updates is not None and not node.pauses:
+            for name in node.successors:
+                self._add_successor(draft, span, name, _SymbolicState(values), (*path, node.name))
 
-    def _appended(self, body: Draft, made: Visited, name: str) -> Ref | None:
-        """What a task adds to lists of the state, by channel; None where that is not all known."""
-        added = {key: one for key, one in (made.updates or {}).items() if self.shape.updates.get(key) == "append"}
-        return materialize(body, Fields(added), name) if added else None
-
-    def _gathered(self, state: _State, after: _State, made: Visited, each: Ref) -> _State:
-        """The state behind tasks that add to lists: in the order in which they were sent, whichever ends first."""
-        values = dict(after.values)
-        for key in made.updates or ():
-            if self.shape.updates.get(key) == "append":
-                values[key] = _channel("append", state.values.get(key, UNKNOWN_VALUE), flatten_field(each, key))
-        return _State(values)
-
-    def _follower(self, name: str, before: tuple[str, ...]) -> NodeShape | None:
-        node = self.shape.nodes.get(name)
-        return None if node is None or node.skippable or name in before or len(before) >= FURTHEST else node
-
-    def _arms(self, draft: Draft, names: Iterable[str], state: _State, before: tuple[str, ...]) -> None:
-        """Of the nodes that may be chosen, what may begin before one is."""
-        arms = [node for name in names if (node := self._follower(name, before)) is not None]
-        drafts = [Draft(names=self.names) for _ in arms]
-        for arm, own in zip(arms, drafts, strict=True):
-            self._visit(own, arm, state.read(arm.reads), state, before)
-        for component in lookahead_of_arms(drafts, partial(unknown, draft), draft):
-            draft.add(component)
-        for own in drafts:
-            draft.adopt_calls(own)
-
-    def _updated(self, state: _State, made: Visited, *, alone: bool) -> _State:
-        """The state behind a node. Of one of several that run side by side, what it adds is not all that is added."""
-        late = state.late or made.opaque
-        if made.updates is None:
-            return _State({}, late)
-        values = {name: UNKNOWN_VALUE if made.in_place.has_inside(one) else one for name, one in state.values.items()}
-        for name, new in made.updates.items():
-            how = self.shape.updates.get(name)
-            if how is not None:
-                values[name] = _channel(how, values.get(name, UNKNOWN_VALUE), new) if alone else UNKNOWN_VALUE
-        return _State(values, late)
+    def _state_after(self, state: _SymbolicState, lowered: LoweredNode, *, runs_alone: bool) -> _SymbolicState:
+        """Return the state after a node. Unless it runs alone, others may update the same channels."""
+        is_late = state.is_late or lowered.is_opaque
+        if lowered.updates is None:
+            return _SymbolicState({}, is_late)
+        values = {
+            name: UNKNOWN_VALUE if lowered.mutations.has_inside(value) else value
+            for name, value in state.values.items()
+        }
+        for name, new in lowered.updates.items():
+            rule = self.shape.update_rules.get(name)
+            if rule is not None:
+                old = values.get(name, UNKNOWN_VALUE)
+                values[name] = _updated_value(rule, old, new) if runs_alone else UNKNOWN_VALUE
+        return _SymbolicState(values, is_late)
 
 
-def _channel(how: Update, old: Symbol, new: Symbol) -> Symbol:
-    """What a channel holds after an update. Messages have ids in the plain graph, which no prompt shows."""
-    if how == "replace":
+def _updated_value(rule: UpdateRule, old: Symbol, new: Symbol) -> Symbol:
+    """Return the value of a channel after an update. In the original, messages have ids, which no prompt shows."""
+    if rule == "replace":
         return new
-    if how == "unknown" or old is UNKNOWN_VALUE:
+    if rule == "unknown" or old is UNKNOWN_VALUE:
         return UNKNOWN_VALUE
-    before = old.items if isinstance(old, ItemList) else (Spread(old),)
+    old_items = old.items if isinstance(old, ItemList) else (Spread(old),)
     if isinstance(new, ItemList):
-        return ItemList((*before, *new.items))
-    return ItemList((*before, new if isinstance(new, Instance) else Spread(new)))
+        return ItemList((*old_items, *new.items))
+    return ItemList((*old_items, new if isinstance(new, Instance) else Spread(new)))
 
 
-def _waits(draft: Draft) -> None:
-    """What a node's code gives comes behind other code, which may take long."""
-    for name, c in draft.components.items():
-        if c.role is Role.OPAQUE and not c.attributes.slow:
-            draft.components[name] = replace(c, attributes=c.attributes.with_(slow=True))
-
-
-def _wider(first: Span, second: Span) -> Span:
-    """The second, which came behind the first; the first where there is nothing of the second."""
-    return second if second.heads else first
-
-
-def _then(draft: Draft, first: Span, second: Span) -> None:
+def _add_order(draft: Draft, first: Span, second: Span) -> None:
     draft.order += [(tail, head) for tail in first.tails for head in second.heads]
 
 
-def lookahead(shape: GraphShape, node: str, *, pushed: bool, decide: Decide | None = None) -> TraceResult:
-    """The template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
-
-    `decide` is asked for conditions on that input; without it, or by its None, both ways are open.
-    """
-    return _Lookahead(shape, backwards(shape), decide).template(shape.nodes[node], pushed)
+def _mark_slow(draft: Draft) -> None:
+    """Mark the code of nodes as slow, because it comes after other code that may take long."""
+    for name, c in draft.components.items():
+        if c.role is Role.OPAQUE and not c.attributes.slow:
+            draft.components[name] = replace(c, attributes=c.attributes.with_(slow=True))

@@ -1,4 +1,4 @@
-"""What is fixed about a compiled graph before it runs: its nodes, the edges between them, how its state is updated."""
+"""The shape of a compiled graph, known before it runs: its nodes, its edges, and how its state is updated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from langgraph.constants import END, START
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 
-Update = Literal["replace", "append", "messages", "unknown"]
-"""What a channel makes of an update: the new value; the list and the new items; the same with messages; anything."""
+UpdateRule = Literal["replace", "append", "messages", "unknown"]
+"""How a channel combines an update with its value: it takes the new value, appends the new items to a list, does the
+same with messages, or does anything else."""
 ROOT = "__root__"
 """The one channel of a state that has no keys."""
 
@@ -23,52 +24,50 @@ class Branch:
     """A conditional edge."""
 
     path: Any
-    """The Runnable that chooses; None where the node itself does, by a `Command`."""
+    """The Runnable that chooses; None if the node itself does, by a `Command`."""
     ends: tuple[tuple[Any, str], ...] = ()
-    """What it may say, and the node that it stands for; empty where it may name any."""
+    """Pairs of a possible result of `path` and the node that it stands for; empty if it may name any node."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those that it may choose, as far as that is known."""
+        """The nodes that it may choose, as far as they are known."""
         return tuple(dict.fromkeys(node for _, node in self.ends))
 
-    def node(self, said: str) -> str:
-        return next((node for word, node in self.ends if word == said), said)
+    def node_for(self, result: str) -> str:
+        return next((node for label, node in self.ends if label == result), result)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """A node, and where the graph goes from it."""
+    """A node, and the edges that leave it."""
 
     name: str
     bound: Any
-    """What it does: a Runnable; None for the start, which writes the input."""
+    """The Runnable that the node calls; None for the start, which writes the input."""
     reads: tuple[str, ...] | None
-    """Channels that make its input; None where that is the state itself."""
-    then: tuple[str, ...]
+    """Channels that make its input; None if the state itself is its input."""
+    successors: tuple[str, ...]
     """Nodes that static edges lead to."""
     joins: tuple[str, ...]
     """Nodes that wait for it and for others."""
     branches: tuple[Branch, ...]
     skippable: bool
-    """Whether it may not run though its turn has come: its result is in a cache, or a person is asked before."""
+    """True if it may not run in its turn: its result is in a cache, or a person is asked before."""
     pauses: bool
-    """Whether the graph is interrupted behind it."""
+    """True if the graph is interrupted after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """A compiled graph."""
+    """A compiled graph: its nodes, and the channels of its state."""
 
     nodes: Mapping[str, NodeShape]
-    updates: Mapping[str, Update]
-    """What each channel of the state makes of an update."""
-    parallel: bool
-    """Whether nodes may run side by side."""
+    update_rules: Mapping[str, UpdateRule]
+    """How each channel of the state combines an update with its value."""
 
 
 def shape_of(graph: Any) -> GraphShape | None:
-    """None for a graph without edges to look at: of the functional API, or of bare channels."""
+    """Return the shape of a graph, None for one without edges: of the functional API, or of bare channels."""
     if not isinstance(graph, CompiledStateGraph):
         return None
     builder, nodes = graph.builder, {}
@@ -76,35 +75,31 @@ def shape_of(graph: Any) -> GraphShape | None:
         if name == START and not builder.branches.get(START):
             continue  # the first nodes begin as soon
         channels = node.channels
-        then = tuple(sorted(end for start, end in builder.edges if start == name and end != END))
-        joins = tuple(sorted({end for starts, end in builder.waiting_edges if name in starts and end != END}))
         nodes[name] = NodeShape(
             name,
             None if name == START else node.bound,
             None if channels == ROOT else tuple([channels] if isinstance(channels, str) else channels),
-            then,
-            joins,
+            tuple(sorted(end for start, end in builder.edges if start == name and end != END)),
+            tuple(sorted({end for starts, end in builder.waiting_edges if name in starts and end != END})),
             tuple(_branches(builder, name)),
-            bool(node.cache_policy or graph.cache_policy) or _named(graph.interrupt_before_nodes, name),
-            _named(graph.interrupt_after_nodes, name),
+            bool(node.cache_policy or graph.cache_policy) or _includes(graph.interrupt_before_nodes, name),
+            _includes(graph.interrupt_after_nodes, name),
         )
-    starts = [end for start, end in builder.edges if start == START]
-    parallel = len(starts) > 1 or any(len(n.then) + len(n.joins) > 1 or n.joins for n in nodes.values())
-    return GraphShape(nodes, {name: _update(channel) for name, channel in builder.channels.items()}, parallel)
+    return GraphShape(nodes, {name: _update_rule(channel) for name, channel in builder.channels.items()})
 
 
-def _named(names: str | Sequence[str], name: str) -> bool:
+def _includes(names: str | Sequence[str], name: str) -> bool:
     return names == "*" or name in names
 
 
 def _branches(builder: Any, name: str) -> Iterator[Branch]:
     for spec in builder.branches.get(name, {}).values():
         yield Branch(spec.path, tuple((spec.ends or {}).items()))
-    if name != START and (told := builder.nodes[name].ends):
-        yield Branch(None, tuple((end, end) for end in told))
+    if name != START and (destinations := builder.nodes[name].ends):
+        yield Branch(None, tuple((end, end) for end in destinations))
 
 
-def _update(channel: Any) -> Update:
+def _update_rule(channel: Any) -> UpdateRule:
     if type(channel) is LastValue:
         return "replace"
     if type(channel) is BinaryOperatorAggregate:
@@ -116,77 +111,78 @@ def _update(channel: Any) -> Update:
 
 
 def distances(shape: GraphShape) -> dict[str, int]:
-    """How many nodes may come after each, on the longest way that passes no node twice in a circle."""
-    follows = {name: _all_next(node, shape) for name, node in shape.nodes.items()}
-    found: dict[str, int] = {}
+    """Return how many nodes may come after each, on the longest path that passes no node twice."""
+    successors = {name: _all_successors(node, shape) for name, node in shape.nodes.items()}
+    lengths: dict[str, int] = {}
 
-    def measure(name: str, above: frozenset[str]) -> int:
-        if name in found:
-            return found[name]
-        after = [measure(one, above | {name}) + 1 for one in follows[name] if one not in above and one != name]
-        longest = max(after, default=0)
-        if not above & follows[name]:  # part of no circle that is being walked: the same from everywhere
-            found[name] = longest
+    def measure(name: str, path: frozenset[str]) -> int:
+        if name in lengths:
+            return lengths[name]
+        nexts = [successor for successor in successors[name] if successor not in path and successor != name]
+        longest = max((measure(successor, path | {name}) + 1 for successor in nexts), default=0)
+        if not path & successors[name]:  # part of no cycle that is being walked: the same from everywhere
+            lengths[name] = longest
         return longest
 
     return {name: measure(name, frozenset()) for name in shape.nodes}
 
 
-def reachable(shape: GraphShape) -> dict[str, frozenset[str]]:
-    """The nodes that may come behind each, itself among them where it is in a circle."""
-    follows = {name: _all_next(node, shape) for name, node in shape.nodes.items()}
-    found: dict[str, frozenset[str]] = {}
-    for name, todo in follows.items():
-        seen, left = set[str](), list(todo)
-        while left:
-            one = left.pop()
-            if one not in seen:
-                seen.add(one)
-                left += follows[one]
-        found[name] = frozenset(seen)
-    return found
-
-
-def backwards(shape: GraphShape) -> dict[str, frozenset[str]]:
-    """For each node, those of its arms that go round once more: they lead back to it, and further from the end."""
-    behind, ends = reachable(shape), _to_the_end(shape)
-    found = {}
+def back_edges(shape: GraphShape) -> dict[str, frozenset[str]]:
+    """Return, for each node, the arms that go round a loop once more: back to it, and further away from the end."""
+    reachable, to_end = _reachable(shape), _shortest_to_end(shape)
+    edges = {}
     for name, node in shape.nodes.items():
         arms = {arm for branch in node.branches for arm in branch.nodes if arm in shape.nodes}
-        found[name] = frozenset(arm for arm in arms if name in behind[arm] and ends[arm] >= ends[name])
-    return found
+        edges[name] = frozenset(arm for arm in arms if name in reachable[arm] and to_end[arm] >= to_end[name])
+    return edges
 
 
-def _to_the_end(shape: GraphShape) -> dict[str, int]:
-    """How many nodes come after each at least."""
-    found = {name: 0 for name, node in shape.nodes.items() if _may_end(node)}
-    left = [name for name in shape.nodes if name not in found]
-    for far in range(1, len(shape.nodes) + 1):
-        near = [name for name in left if any(one in found for one in _all_next(shape.nodes[name], shape))]
-        found |= dict.fromkeys(near, far)
-        left = [name for name in left if name not in found]
-    return found | dict.fromkeys(left, len(shape.nodes))
+def _reachable(shape: GraphShape) -> dict[str, frozenset[str]]:
+    """Return the nodes that may come after each, itself among them if it is in a cycle."""
+    successors = {name: _all_successors(node, shape) for name, node in shape.nodes.items()}
+    reachable: dict[str, frozenset[str]] = {}
+    for name, first in successors.items():
+        seen, pending = set[str](), list(first)
+        while pending:
+            node = pending.pop()
+            if node not in seen:
+                seen.add(node)
+                pending += successors[node]
+        reachable[name] = frozenset(seen)
+    return reachable
 
 
-def _may_end(node: NodeShape) -> bool:
-    chosen = [end for branch in node.branches for end in branch.nodes]
-    return END in chosen or not (node.then or node.joins or chosen)
+def _shortest_to_end(shape: GraphShape) -> dict[str, int]:
+    """Return how many nodes come after each at least."""
+    lengths = {name: 0 for name, node in shape.nodes.items() if _can_end(node)}
+    unmeasured = [name for name in shape.nodes if name not in lengths]
+    for length in range(1, len(shape.nodes) + 1):
+        measured = lengths.keys()
+        layer = [name for name in unmeasured if not measured.isdisjoint(_all_successors(shape.nodes[name], shape))]
+        lengths |= dict.fromkeys(layer, length)
+        unmeasured = [name for name in unmeasured if name not in lengths]
+    return lengths | dict.fromkeys(unmeasured, len(shape.nodes))
 
 
-def _all_next(node: NodeShape, shape: GraphShape) -> frozenset[str]:
-    chosen = [end for branch in node.branches for end in branch.nodes]
-    return frozenset(name for name in (*node.then, *node.joins, *chosen) if name in shape.nodes)
+def _can_end(node: NodeShape) -> bool:
+    arms = [end for branch in node.branches for end in branch.nodes]
+    return END in arms or not (node.successors or node.joins or arms)
 
 
-def begun_with(shape: GraphShape, state: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """The state behind the start: with what the graph was called with."""
-    found = dict(state)
-    for name, value in given.items() if isinstance(given, dict) else ():
-        how, old = shape.updates.get(name), found.get(name)
-        if how == "replace":
-            found[name] = value
-        elif how in ("append", "messages") and isinstance(value, list):
-            found[name] = [*(old or ()), *value]
+def _all_successors(node: NodeShape, shape: GraphShape) -> frozenset[str]:
+    arms = [end for branch in node.branches for end in branch.nodes]
+    return frozenset(name for name in (*node.successors, *node.joins, *arms) if name in shape.nodes)
+
+
+def state_after_input(shape: GraphShape, state: Mapping[str, Any], graph_input: Any) -> dict[str, Any]:
+    """Return the state once the graph's input has been written to it; without the channels that are not known."""
+    values = dict(state)
+    for name, value in graph_input.items() if isinstance(graph_input, dict) else ():
+        rule, old = shape.update_rules.get(name), values.get(name)
+        if rule == "replace":
+            values[name] = value
+        elif rule in ("append", "messages") and isinstance(value, list):
+            values[name] = [*(old or ()), *value]
         else:
-            found.pop(name, None)
-    return found
+            values.pop(name, None)
+    return values

@@ -148,7 +148,7 @@ def _models_before(shape: GraphShape, tools: Names) -> Names:
     models: set[str] = set()
     for name, node in shape.nodes.items():
         may_lead = any(not branch.ends or not tools.isdisjoint(branch.nodes) for branch in node.branches)
-        if not tools or not (may_lead or not tools.isdisjoint((*node.then, *node.joins))):
+        if not tools or not (may_lead or not tools.isdisjoint((*node.successors, *node.joins))):
             continue
         names = {name, *_successors(shape, node), *tools}
         code = [shape.nodes[one].bound for one in names if one in shape.nodes]
@@ -160,4 +160,4 @@ def _models_before(shape: GraphShape, tools: Names) -> Names:
 def _successors(shape: GraphShape, node: NodeShape) -> Names:
     """Return the nodes that a node may lead to directly; all of them where a conditional edge does not say."""
     ends = (end for branch in node.branches for end in branch.nodes or shape.nodes)
-    return frozenset((*node.then, *node.joins, *ends))
+    return frozenset((*node.successors, *node.joins, *ends))

@@ -42,16 +42,16 @@ def test_static_edges_joins_and_branches_are_told_apart() -> None:
     builder.add_edge(["b", "c"], "d")
     shape = shape_of(builder.compile())
     assert shape is not None
-    assert shape.nodes["a"].then == () and shape.nodes["a"].branches[0].nodes == ("b", "c", END)
-    assert shape.nodes["b"].joins == ("d",) and shape.nodes["b"].then == ()
-    assert shape.nodes["d"].then == () and not shape.nodes["d"].branches
+    assert shape.nodes["a"].successors == () and shape.nodes["a"].branches[0].nodes == ("b", "c", END)
+    assert shape.nodes["b"].joins == ("d",) and shape.nodes["b"].successors == ()
+    assert shape.nodes["d"].successors == () and not shape.nodes["d"].branches
     assert START not in shape.nodes
 
 
 def test_channels_tell_how_they_are_updated() -> None:
     shape, messages = shape_of(graph((START, "a"))), StateGraph(MessagesState).add_node("a", node)
     assert shape is not None
-    assert shape.updates == {
+    assert shape.update_rules == {
         "question": "replace",
         "answer": "replace",
         "notes": "append",
@@ -59,7 +59,7 @@ def test_channels_tell_how_they_are_updated() -> None:
         "scratch": "unknown",
     }
     found = shape_of(messages.add_edge(START, "a").compile())
-    assert found is not None and found.updates["messages"] in ("messages", "unknown")
+    assert found is not None and found.update_rules["messages"] in ("messages", "unknown")
 
 
 def test_a_node_that_a_person_is_asked_before_may_not_run() -> None:
