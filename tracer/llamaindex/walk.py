@@ -16,11 +16,10 @@ from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
 from teola_plugin.shims.llamaindex.models import rate_limiter
 from teola_plugin.shims.llamaindex.records import Parts
-from teola_plugin.tracer.draft import DERIVED, Draft, Names
+from teola_plugin.tracer.draft import DERIVED, Draft, Names, label_forms
 from teola_plugin.tracer.llamaindex import classes, dry_run
 from teola_plugin.tracer.llamaindex.guards import AttributeGuard, Guard, guards_of
 from teola_plugin.tracer.llamaindex.own_models import OwnModels, ask_own_llm
-from teola_plugin.tracer.output_shapes import label_forms
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 

@@ -8,10 +8,11 @@ each item alone is known to be no larger, all together, than what is made of the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 
 class Unbounded(Exception):
@@ -293,26 +294,57 @@ class CodeFrame:
     """Offset of the last `END_FOR`, from Python 3.13 on."""
 
 
-class Machine(Protocol):
-    """The abstract machine that interprets a function, and what it calls, on sizes in place of values."""
+# ------------------------------------------------------------ machine
 
-    loops: Loops
+
+MAX_DEGREE, MAX_FACTOR = 2, 100_000
+"""A function may take at most `MAX_FACTOR * n ** MAX_DEGREE` steps for an argument of size n."""
+_MAX_INSTRUCTIONS = 20_000
+"""Instructions that are interpreted for one function, with all that it calls."""
+
+
+class Machine(ABC):
+    """An abstract machine: it counts the steps of a function, and of what it calls."""
+
+    def __init__(self) -> None:
+        self.loops = Loops()
+        self.cost = Term(0, 0)
+        self._instructions_left = _MAX_INSTRUCTIONS
 
     def spend(self, size: Size) -> None:
         """Count this many steps at the current instruction. Raise `Unbounded` if these are too many."""
+        self._add_cost(self.loops.in_argument(self.loops.sum_over_loops(size)))
 
     def tick(self) -> None:
         """Count one step at the current instruction."""
+        self._instructions_left -= 1
+        if self._instructions_left < 0:
+            raise Unbounded("it is long")
+        self._add_cost(self.loops.iterations)
 
-    def make(self, size: Size, *, is_text: bool = ..., is_count: bool = ...) -> SizedValue:
+    def _add_cost(self, steps: Term) -> None:
+        self.cost = Term(max(self.cost.degree, steps.degree), self.cost.factor + steps.factor)
+        if self.cost.degree > MAX_DEGREE or self.cost.factor > MAX_FACTOR:
+            raise Unbounded("it may take too many steps")
+
+    def make(self, size: Size, *, is_text: bool = False, is_count: bool = False) -> SizedValue:
         """Return a value that is made at the current instruction, and count the steps that making it takes."""
+        self.spend(add(constant_size(1), size))
+        return SizedValue(size, is_text, is_count, self.loops.depth)
 
     def sum_over_items(self, items: AbstractValue, measure: Callable[[AbstractValue], Size]) -> Size:
         """Return the total of `measure(item)` over all items."""
+        item_size = self.loops.enter(size_of(items))
+        try:
+            return self.loops.sum_over_loop(measure(SizedValue(item_size)), self.loops.depth)
+        finally:
+            self.loops.leave()
 
+    @abstractmethod
     def call(self, func: FunctionType, args: list[AbstractValue], kwargs: Mapping[str, AbstractValue]) -> AbstractValue:
         """Return what a call of the function returns. Raise `Unbounded` if it has no bound."""
 
+    @abstractmethod
     def run(
         self,
         code: CodeType,
@@ -320,6 +352,6 @@ class Machine(Protocol):
         cells: Mapping[str, AbstractValue],
         args: list[AbstractValue],
         kwargs: Mapping[str, AbstractValue],
-        defaults: tuple[Any, ...] = ...,
+        defaults: tuple[Any, ...] = (),
     ) -> AbstractValue:
         """Return what the code returns. Raise `Unbounded` if it has no bound."""

@@ -9,6 +9,7 @@ import operator
 import string
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -49,6 +50,9 @@ BUILTINS = _words(
     "round set sorted str sum tuple zip",
 )
 CALLABLES: tuple[Any, ...] = (json.loads, json.dumps, *_MATH, *(getattr(builtins, name) for name in sorted(BUILTINS)))
+_SIMPLE_BUILTINS = _words(
+    "all any bool dict enumerate frozenset isinstance len list range repr reversed set str tuple zip"
+)
 FIELDS = _words("additional_kwargs content id metadata name page_content role tool_calls type")
 """Fields of the framework's documents and messages."""
 _NUMBER_METHODS = _words(
@@ -214,31 +218,27 @@ def _to_number(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
     return machine.make(add(constant_size(400), size))
 
 
-def _to_container(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    sizes = map(size_of, (*args, *kwargs.values()))
-    return machine.make(add(constant_size(1 + len(kwargs)), *(scale(size, 3) for size in sizes)))
-
-
-def _to_bool(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    machine.spend(add(*map(size_of, args)))
-    return SMALL
-
-
-def _isinstance(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    size_of(args[0])
-    return SMALL
-
-
-def _len(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    return SizedValue(add(*map(size_of, args)), is_count=True)
-
-
-def _str(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    return machine.make(add(constant_size(30), *map(printed_size, args)), is_text=True)
-
-
-def _repr(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    return machine.make(add(constant_size(30), *(scale(size_of(arg), REPR_FACTOR) for arg in args)), is_text=True)
+def _call_simple(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> AbstractValue:
+    """Return the result of a builtin that looks at each item of its arguments once."""
+    match name:
+        case "isinstance":
+            size_of(args[0])
+            return SMALL
+        case "all" | "any" | "bool":
+            machine.spend(add(*map(size_of, args)))
+            return SMALL
+        case "len":
+            return SizedValue(add(*map(size_of, args)), is_count=True)
+        case "range":
+            return machine.make(add(constant_size(1), *map(_size_of_count, args)))
+        case "str":
+            return machine.make(add(constant_size(30), *map(printed_size, args)), is_text=True)
+        case "repr":
+            sizes = [scale(size_of(arg), REPR_FACTOR) for arg in args]
+            return machine.make(add(constant_size(30), *sizes), is_text=True)
+        case _:
+            sizes = [scale(size_of(arg), 3) for arg in (*args, *kwargs.values())]
+            return machine.make(add(constant_size(1 + len(kwargs)), *sizes))
 
 
 def _round(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -255,27 +255,15 @@ def _sum(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
     return machine.make(add(constant_size(30), size))
 
 
-def _range(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    return machine.make(add(constant_size(1), *map(_size_of_count, args)))
-
-
-def _compare_items(machine: Machine, args: Args, kwargs: Kwargs, comparisons: int) -> Size:
-    """Count the steps of comparing items, by `key=` if there is one, and return the size of all arguments."""
+def _compare(machine: Machine, args: Args, kwargs: Kwargs, *, is_sort: bool) -> AbstractValue:
+    """Return the result of `sorted`, `max` or `min`, by `key=` if there is one."""
     key = kwargs.pop("key", Constant(None))
     if key != Constant(None):
         for items in args:
             machine.spend(machine.sum_over_items(items, lambda item: size_of(call_value(machine, key, [item], {}))))
     size = add(*map(size_of, (*args, *kwargs.values())))
-    machine.spend(scale(size, comparisons))
-    return size
-
-
-def _sorted(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    return machine.make(scale(_compare_items(machine, args, kwargs, 40), 2))
-
-
-def _max(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    return SizedValue(_compare_items(machine, args, kwargs, 1))
+    machine.spend(scale(size, 40 if is_sort else 1))
+    return machine.make(scale(size, 2)) if is_sort else SizedValue(size)
 
 
 def _map(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -321,17 +309,12 @@ CallBound = Callable[[Machine, Args, Kwargs], AbstractValue]
 """Counts the steps of a call and returns its result. It may change the keyword arguments."""
 _CALL_BOUNDS: tuple[tuple[Any, CallBound], ...] = (
     *((func, _to_number) for func in (abs, float, int, *_MATH)),
-    *((func, _to_container) for func in (dict, enumerate, frozenset, list, reversed, set, tuple, zip)),
-    *((func, _to_bool) for func in (all, any, bool)),
-    (isinstance, _isinstance),
-    (len, _len),
-    (str, _str),
-    (repr, _repr),
+    *((getattr(builtins, name), partial(_call_simple, name=name)) for name in _SIMPLE_BUILTINS),
     (round, _round),
     (sum, _sum),
-    (range, _range),
-    (sorted, _sorted),
-    *((func, _max) for func in (max, min)),
+    (sorted, partial(_compare, is_sort=True)),
+    (max, partial(_compare, is_sort=False)),
+    (min, partial(_compare, is_sort=False)),
     (map, _map),
     (filter, _filter),
     (json.loads, _json_loads),

@@ -9,7 +9,7 @@ size of its argument. Everything else, and every instruction of an unknown Pytho
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial, reduce
 from types import CodeType, FunctionType
@@ -20,25 +20,18 @@ from teola_plugin.tracer.purity.abstract_values import (
     AbstractValue,
     CodeFrame,
     FrameState,
-    Loops,
+    Machine,
     Method,
     NestedFunction,
-    Size,
     SizedValue,
     Term,
     Unbounded,
-    add,
-    constant_size,
     join_values,
     size_of,
 )
 from teola_plugin.tracer.purity.calls import trusted_constant
 from teola_plugin.tracer.purity.instructions import INSTRUCTIONS, execute
 
-MAX_DEGREE, MAX_FACTOR = 2, 100_000
-"""A function may take at most `MAX_FACTOR * n ** MAX_DEGREE` steps for an argument of size n."""
-_MAX_INSTRUCTIONS = 20_000
-"""Instructions that are interpreted for one function, with all that it calls."""
 _MAX_CALL_DEPTH = 20
 _GENERATOR = 0x20
 _UNSUPPORTED = 0x04 | 0x08 | 0x80 | 0x200
@@ -56,50 +49,14 @@ def step_bound(func: FunctionType) -> Term | None:
     return interpreter.cost
 
 
-class Interpreter:
-    """A `Machine` that interprets one function, and what it calls."""
+class Interpreter(Machine):
+    """An abstract machine that runs the bytecode of one function, and of what it calls."""
 
     def __init__(self) -> None:
-        self.loops = Loops()
-        self.cost = Term(0, 0)
-        self._instructions_left = _MAX_INSTRUCTIONS
+        super().__init__()
         self._callers: list[CodeType] = []
 
-    # ------------------------------------------------------------ costs
-
-    def spend(self, size: Size) -> None:
-        """Count this many steps at the current instruction. Raise `Unbounded` if these are too many."""
-        self._add_cost(self.loops.in_argument(self.loops.sum_over_loops(size)))
-
-    def tick(self) -> None:
-        """Count one step at the current instruction."""
-        self._instructions_left -= 1
-        if self._instructions_left < 0:
-            raise Unbounded("it is long")
-        self._add_cost(self.loops.iterations)
-
-    def _add_cost(self, steps: Term) -> None:
-        self.cost = Term(max(self.cost.degree, steps.degree), self.cost.factor + steps.factor)
-        if self.cost.degree > MAX_DEGREE or self.cost.factor > MAX_FACTOR:
-            raise Unbounded("it may take too many steps")
-
-    def make(self, size: Size, *, is_text: bool = False, is_count: bool = False) -> SizedValue:
-        """Return a value that is made at the current instruction, and count the steps that making it takes."""
-        self.spend(add(constant_size(1), size))
-        return SizedValue(size, is_text, is_count, self.loops.depth)
-
-    def sum_over_items(self, items: AbstractValue, measure: Callable[[AbstractValue], Size]) -> Size:
-        """Return the total of `measure(item)` over all items."""
-        item_size = self.loops.enter(size_of(items))
-        try:
-            return self.loops.sum_over_loop(measure(SizedValue(item_size)), self.loops.depth)
-        finally:
-            self.loops.leave()
-
-    # ------------------------------------------------------------ calls
-
     def call(self, func: FunctionType, args: list[AbstractValue], kwargs: Mapping[str, AbstractValue]) -> AbstractValue:
-        """Return what a call of the function returns. Raise `Unbounded` if it has no bound."""
         cells = {}
         for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
             try:
@@ -119,7 +76,6 @@ class Interpreter:
         kwargs: Mapping[str, AbstractValue],
         defaults: tuple[Any, ...] = (),
     ) -> AbstractValue:
-        """Return what the code returns. Raise `Unbounded` if it has no bound."""
         if code in self._callers or len(self._callers) > _MAX_CALL_DEPTH:
             raise Unbounded("it calls itself")
         self._callers.append(code)
