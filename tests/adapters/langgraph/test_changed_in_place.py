@@ -195,8 +195,8 @@ every = pytest.mark.parametrize("helper", [*DICTIONARIES, *OBJECTS], ids=lambda 
 class Noting(FakeLLM):
     """Knows what it was asked for; of warm-ups their beginnings."""
 
-    def __init__(self) -> None:
-        super().__init__("llm", scaled(rtx3090(), 0.02)["llm"])
+    def __init__(self, time_scale: float = 0.02) -> None:
+        super().__init__("llm", scaled(rtx3090(), time_scale)["llm"])
         self.asked: Counter[str] = Counter()
         self.warmed: list[str] = []
 
@@ -252,9 +252,17 @@ def test_nothing_else_is_asked_for(llm: tuple[Noting, EnginePool], helper: Calla
     assert all(any(text.startswith(known) for text in seen[0][2]) for known in engine.warmed)
 
 
-def test_what_was_added_to_a_list_by_its_own_name_is_known(llm: tuple[Noting, EnginePool]) -> None:
+@pytest.fixture
+def slow_llm() -> Iterator[tuple[Noting, EnginePool]]:
+    """An engine that takes long enough for a warm-up to be sent while it answers, on a busy machine, too."""
+    engine = Noting(time_scale=2.0)
+    with EnginePool.local(llm=engine) as pool:
+        yield engine, pool
+
+
+def test_what_was_added_to_a_list_by_its_own_name_is_known(slow_llm: tuple[Noting, EnginePool]) -> None:
     """The list and what is added are a prompt's beginning as ever; only other names for it are not believed."""
-    engine, pool = llm
+    engine, pool = slow_llm
     model = ChatTeola(pool=pool, max_tokens=8)
 
     def plan(state: State) -> State:
