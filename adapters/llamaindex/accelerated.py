@@ -32,7 +32,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of, with_steps_of
-from teola_plugin.shims.llamaindex.hooks import QueryHooks, without_span
+from teola_plugin.shims.llamaindex.engines import QueryHooks, without_span
 from teola_plugin.shims.llamaindex.workflows import RuntimeHooks
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.report import TraceReport

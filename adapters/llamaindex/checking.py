@@ -28,7 +28,7 @@ from teola_plugin.adapters.checking.comparison import Fields
 from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.errors import RegistrationError
 from teola_plugin.runtime.context import current_run
-from teola_plugin.shims.llamaindex.silence import silence, silenceable
+from teola_plugin.shims.llamaindex.silent_calls import silence, silenceable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.llamaindex.classes import inside
 

@@ -33,7 +33,7 @@ from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.terms import NO_APP, named
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.context import current_run, current_terms
-from teola_plugin.shims.llamaindex.hooks import IndexHooks, Nodes, VectorStoreIndexParts
+from teola_plugin.shims.llamaindex.engines import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 

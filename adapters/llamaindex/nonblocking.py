@@ -26,8 +26,10 @@ from teola_plugin.shims.llamaindex.engines import (
     MultiStepQueryEngineParts,
     QueryEngineParts,
     TransformQueryEngineParts,
+    multi_step_aquery,
+    query_below,
+    with_aquery,
 )
-from teola_plugin.shims.llamaindex.hooks import multi_step_aquery, query_below, with_aquery
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 from teola_plugin.tracer.llamaindex.classes import changed, inside, is_leaf
 

@@ -42,8 +42,7 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
 from support.llamaindex_engines import Library
-from teola_plugin.shims.llamaindex import engines, hooks, postprocessors, queries, workflows
-from teola_plugin.shims.llamaindex import retrievers as retrieval
+from teola_plugin.shims.llamaindex import engines, queries, retrieval, workflows
 from teola_plugin.shims.llamaindex import synthesizers as writers
 from teola_plugin.shims.llamaindex.records import Parts, is_older_than
 
@@ -244,14 +243,14 @@ MADE: dict[Kind, Callable[[Library], Made]] = {
     queries.PydanticSelectorParts: selector_by_call,
     queries.FunctionCallingProgramParts: program,
     queries.LLMQuestionGeneratorParts: question_generator,
-    postprocessors.PostprocessorParts: lambda x: (SimilarityPostprocessor(), {}),
-    postprocessors.LLMRerankParts: reranker,
-    postprocessors.RelevancyEvaluatorParts: judge,
-    postprocessors.SettingsParts: lambda x: (
+    retrieval.PostprocessorParts: lambda x: (SimilarityPostprocessor(), {}),
+    retrieval.LLMRerankParts: reranker,
+    engines.RelevancyEvaluatorParts: judge,
+    engines.SettingsParts: lambda x: (
         Settings,
         {"llm": x.llm, "node_parser": Settings._node_parser, "transformations": Settings._transformations},
     ),
-    hooks.VectorStoreIndexParts: index,
+    engines.VectorStoreIndexParts: index,
     workflows.QueryEngineToolParts: query_engine_tool,
     workflows.RetrieverToolParts: retriever_tool,
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from llama_index.core import Settings
 from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.evaluation import RelevancyEvaluator
+from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
@@ -15,17 +19,20 @@ from llama_index.core.query_engine import (
     TransformQueryEngine,
 )
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
-from llama_index.core.response_synthesizers import TreeSummarize
-from llama_index.core.schema import NodeWithScore
+from llama_index.core.response_synthesizers import BaseSynthesizer, TreeSummarize, get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import ITEM, Attributes, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
+from teola_plugin.shims.llamaindex.copies import nobody, own_splitter
 from teola_plugin.shims.llamaindex.engines import (
     CitationQueryEngineParts,
+    RelevancyEvaluatorParts,
     RetrievalParts,
     RetrieverQueryEngineParts,
     RetrySourceQueryEngineParts,
     RouterQueryEngineParts,
+    SettingsParts,
     SubQuestionQueryEngineParts,
     TransformQueryEngineParts,
     citation_sources,
@@ -33,15 +40,11 @@ from teola_plugin.shims.llamaindex.engines import (
 )
 from teola_plugin.shims.llamaindex.synthesizers import TreeSummarizeParts
 from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
-from teola_plugin.tracer.llamaindex.dry_run import own_nodes
-from teola_plugin.tracer.llamaindex.own_models import require_one_model
-from teola_plugin.tracer.llamaindex.postprocessors import postprocess
-from teola_plugin.tracer.llamaindex.retries import judge_answer
-from teola_plugin.tracer.llamaindex.retrievers import retrieve
-from teola_plugin.tracer.llamaindex.selectors import numbered, questions, selected, takes_several
+from teola_plugin.tracer.llamaindex.lowering import SymbolicAnswer, SymbolicQuery, Value, Walk
+from teola_plugin.tracer.llamaindex.model_calls import own_nodes, require_one_model
+from teola_plugin.tracer.llamaindex.queries import numbered, questions, selected, takes_several, transformed
+from teola_plugin.tracer.llamaindex.retrieval import postprocess, retrieve
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize, tree
-from teola_plugin.tracer.llamaindex.transforms import transformed
-from teola_plugin.tracer.llamaindex.walk import SymbolicAnswer, SymbolicQuery, Value, Walk
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Nodes = Sequence[NodeWithScore]
@@ -280,3 +283,101 @@ _RULES: dict[type, Callable[..., SymbolicAnswer]] = {
     RouterQueryEngine: _router,
     SubQuestionQueryEngine: _sub_questions,
 }
+
+
+# ------------------------------------------------------------ engines that retry until a judge is content
+
+
+TEXT, SOURCES = Ref("$text"), Ref("$sources")
+"""An answer and its passages, inside the body of a holder."""
+
+
+def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: SymbolicAnswer, path: str) -> None:
+    """Judges an answer; while it is bad, its sources, and the answer from them, so many times."""
+    if answer.text is not None and answer.nodes is not None:
+        sources = walk.call("sources", _documents, nodes=answer.nodes)
+        _judge(walk, judge, left, query, answer.text, sources, path)
+
+
+def _judge(walk: Walk, judge: Any, left: int, query: Ref, text: Ref, sources: Ref, path: str) -> None:
+    bad = _judged(walk, judge, query, text, sources, path, "verdict")
+    if bad is None or walk.parts(RelevancyEvaluatorParts, judge).raise_error is not False:  # a bad answer is an error
+        return
+    again = walk.body()
+    each = again.body()
+    output = _judged(each, judge, QUERY, TEXT, each.call("source", _only, source=Ref(ITEM)), path, "opinion")
+    if output is None:
+        return
+    given = named(items=SOURCES, query=QUERY, text=TEXT)
+    opinions = again.hold("opinions", Role.MAP, given, each, output)
+    anew = _answer_from_sources(again, path)
+    if anew is not None and left > 1:
+        _judge(again, judge, left - 1, QUERY, anew, SOURCES, path)
+    again.draft.nodes.clear()  # the report has the judge already
+    walk.hold("again", Role.BRANCH, named(condition=bad, query=query, text=text, sources=sources), again, opinions)
+
+
+def _judged(walk: Walk, judge: Any, query: Ref, text: Ref, sources: Ref, path: str, name: str) -> Value:
+    """Whether an answer is bad."""
+    found: Value = None
+    with walk.noting(path, judge):
+        rule_for(judge, {RelevancyEvaluator: None})
+        parts = walk.parts(RelevancyEvaluatorParts, judge)
+        asked = walk.call(f"{name}.asked", _question, query=query, text=text)
+        reader = _reader(parts.llm, text_qa_template=parts.eval_template, refine_template=parts.refine_template)
+        with walk.answered_with("YES", "NO"):
+            verdict = _from(walk, reader, asked, sources, path, name)
+        found = walk.call(f"{name}.bad", lambda verdict: "yes" not in verdict.lower(), verdict=verdict)
+    return found
+
+
+def _answer_from_sources(walk: Walk, path: str) -> Value:
+    """From the sources, by the models that LlamaIndex takes where nothing is said."""
+    made: Value = None
+    with walk.noting(path, Settings):
+        parts = walk.parts(SettingsParts, Settings)
+        if parts.llm is None:
+            raise NotUnderstood("there is no default LLM")
+        made = _from(walk, _reader(parts.llm), QUERY, SOURCES, path, "anew")
+    return made
+
+
+def _reader(llm: Any, **templates: Any) -> BaseSynthesizer:
+    """Of the engine that LlamaIndex makes of an index of the sources. (It changes the LLM that it is given.)"""
+    return get_response_synthesizer(copy.copy(llm), callback_manager=nobody(), **templates)
+
+
+def _from(walk: Walk, reader: BaseSynthesizer, asked: Ref, sources: Ref, path: str, name: str) -> Ref:
+    """What it says of the sources."""
+    own = _splitter(walk)
+    nodes = walk.call(f"{name}.nodes", lambda sources: _split_sources(own, sources), sources=sources)
+    text = synthesize(walk, reader, asked, nodes, path, name)
+    row = walk.draft.nodes.pop()  # whose reader it is has one
+    if text is None:
+        raise NotUnderstood(row.reason)
+    return text
+
+
+def _splitter(walk: Walk) -> Any:
+    """What cuts documents where nothing is said. (`Settings.node_parser` is not merely read: it changes the parser.)"""
+    parts = walk.parts(SettingsParts, Settings)
+    used = parts.transformations or [parts.node_parser or SentenceSplitter()]
+    if len(used) != 1 or type(used[0]) is not SentenceSplitter:
+        raise NotUnderstood("documents are cut in an unknown way")
+    return own_splitter(used[0])
+
+
+def _split_sources(splitter: Any, sources: Sequence[str]) -> list[NodeWithScore]:
+    return [NodeWithScore(node=TextNode(text=part)) for text in sources for part in splitter.split_text(text)]
+
+
+def _documents(nodes: Nodes) -> list[str]:
+    return [node.get_content() for node in nodes]
+
+
+def _only(source: str) -> list[str]:
+    return [source]
+
+
+def _question(query: str, text: str) -> str:
+    return f"Question: {query}\nResponse: {text}"

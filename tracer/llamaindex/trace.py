@@ -21,11 +21,10 @@ from teola_plugin.shims.llamaindex.engines import AnsweringParts
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex import engines
 from teola_plugin.tracer.llamaindex.classes import as_made, level
-from teola_plugin.tracer.llamaindex.guards import Guard
-from teola_plugin.tracer.llamaindex.own_models import OwnModels
-from teola_plugin.tracer.llamaindex.retrievers import retrieve
+from teola_plugin.tracer.llamaindex.lowering import Guard, SymbolicQuery, Value, Walk
+from teola_plugin.tracer.llamaindex.model_calls import OwnModels
+from teola_plugin.tracer.llamaindex.retrieval import retrieve
 from teola_plugin.tracer.llamaindex.synthesizers import synthesize
-from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 

@@ -14,8 +14,8 @@ from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.tracer.llamaindex.lowering import Walk
 from teola_plugin.tracer.llamaindex.trace import TracedEntry
-from teola_plugin.tracer.llamaindex.walk import Walk
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation

@@ -9,20 +9,20 @@ import copy
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import lru_cache
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, ClassVar
 
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, RichPromptTemplate, SelectorPromptTemplate
 from pydantic import BaseModel
 
+from teola_plugin.shims import report_missing
 from teola_plugin.shims.llamaindex.records import Unreadable, is_older_than
-from teola_plugin.shims.llamaindex.templates import compiled
 from teola_plugin.shims.pydantic import of_class as of_class
 from teola_plugin.shims.pydantic import sharing as sharing
 
-REMEMBERED = 1024
+_COUNTED_TEXTS = 1024
 """Texts whose tokens are kept: a chunk is counted again for every prompt that it may fit into."""
 
 
@@ -207,7 +207,7 @@ def own_helper(helper: PromptHelper) -> PromptHelper:
     """A prompt helper whose splitters tell nobody what they split, and whose tokenizer reads every text once."""
     made: PromptHelper = clone(helper)
     counter = made._token_counter
-    counter = clone(counter, tokenizer=lru_cache(maxsize=REMEMBERED)(counter.tokenizer))
+    counter = clone(counter, tokenizer=lru_cache(maxsize=_COUNTED_TEXTS)(counter.tokenizer))
     if not is_older_than("0.14.15"):  # which counts in a loop, on a thread of its own
         counted = counter.aestimate_tokens_in_messages
         vars(counter)["estimate_tokens_in_messages"] = lambda messages: at_once(counted(messages))
@@ -231,3 +231,66 @@ def at_once(made: Coroutine[Any, Any, Any]) -> Any:
         return end.value
     made.close()
     raise Unreadable("it takes waiting")
+
+
+# ------------------------------------------------------------ templates that are compiled once
+
+
+_COMPILED_TEMPLATES = 256
+"""Templates that are kept compiled."""
+_FORMAT_METHODS = ("format", "format_messages")
+
+
+def compiled(template: BasePromptTemplate) -> BasePromptTemplate:
+    """`template`, or for a `RichPromptTemplate` a copy that is compiled once. What it formats is the same.
+
+    Touches the global name `Prompt` of LlamaIndex's module, which stands for what compiles: the copy's methods are
+    LlamaIndex's own, with another function under that name. Without it (another version): the very template.
+    """
+    kind = _compiling_once() if type(template) is RichPromptTemplate else None
+    if kind is None:
+        return template
+    made = template.model_copy()
+    made.__class__ = kind
+    return made
+
+
+@lru_cache(maxsize=1)
+def _compiling_once() -> type[RichPromptTemplate] | None:
+    own = {name: inspect.getattr_static(RichPromptTemplate, name, None) for name in _FORMAT_METHODS}
+    if not all(isinstance(method, FunctionType) and "Prompt" in method.__globals__ for method in own.values()):
+        report_missing("llama-index-core", "RichPromptTemplate(Prompt)", "a template is compiled for each call")
+        return None
+    once = _once(own["format"].__globals__["Prompt"])
+    methods = {name: _with(method, Prompt=once) for name, method in own.items()}
+    return type("RichPromptTemplate", (RichPromptTemplate,), {"__module__": RichPromptTemplate.__module__, **methods})
+
+
+def _with(method: FunctionType, **names: Any) -> FunctionType:
+    """The same code, which finds other objects under these global names."""
+    made = FunctionType(
+        method.__code__, {**method.__globals__, **names}, method.__name__, method.__defaults__, method.__closure__
+    )
+    made.__kwdefaults__, made.__qualname__, made.__doc__ = method.__kwdefaults__, method.__qualname__, method.__doc__
+    return made
+
+
+def _once(prompt: Any) -> Callable[[str], Any]:
+    """Compiles a text once; what it renders is not kept, since prompts hold users' data."""
+
+    @lru_cache(maxsize=_COMPILED_TEMPLATES)
+    def make(text: str) -> Any:
+        return prompt(text, render_cache=_Nothing())
+
+    return make
+
+
+class _Nothing:
+    """A cache of rendered prompts that keeps none."""
+
+    def get(self, context: dict[str, Any]) -> str | None:
+        return None
+
+    def set(self, context: dict[str, Any], prompt: str) -> None: ...
+
+    def clear(self) -> None: ...

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from llama_index.core import Settings
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.base_selector import BaseSelector
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
-from llama_index.core.evaluation import BaseEvaluator
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.evaluation import BaseEvaluator, RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
+from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     MultiStepQueryEngine,
@@ -30,8 +36,10 @@ from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQ
 from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
 from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.tools.types import ToolMetadata
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 
 from teola_plugin.shims.llamaindex.copies import clone, own_splitter
 from teola_plugin.shims.llamaindex.records import Parts, attribute, before, derived
@@ -148,6 +156,30 @@ class AnsweringParts(Parts):
     )
 
 
+# ------------------------------------------------------------ what retries judge answers with
+
+
+@dataclass(frozen=True, slots=True)
+class RelevancyEvaluatorParts(Parts):
+    OF: ClassVar = (RelevancyEvaluator,)
+
+    llm: Any = attribute("_llm")
+    eval_template: BasePromptTemplate = attribute("_eval_template", BasePromptTemplate)
+    refine_template: BasePromptTemplate = attribute("_refine_template", BasePromptTemplate)
+    raise_error: bool | None = attribute("_raise_error", bool, NoneType)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsParts(Parts):
+    """As they are set. To ask `Settings` itself would make what is not set, and change what is."""
+
+    OF: ClassVar = (type(Settings),)
+
+    llm: Any = attribute("_llm")
+    node_parser: Any = attribute("_node_parser")
+    transformations: Sequence[Any] | None = attribute("_transformations", list, tuple, NoneType)
+
+
 # ------------------------------------------------------------ chat engines
 
 
@@ -168,3 +200,106 @@ def history_writer(response: StreamingAgentChatResponse) -> threading.Thread | a
 def _writes_history_of(thread: threading.Thread, response: StreamingAgentChatResponse) -> bool:
     targets = [getattr(argument, "func", None) for argument in getattr(thread, "_args", ())]
     return any(getattr(target, "__self__", None) is response for target in targets)
+
+
+# ------------------------------------------------------------ methods below the public entries
+
+
+Nodes = Sequence[BaseNode]
+
+# ------------------------------------------------------------ query engines
+
+
+class QueryHooks:
+    """Stands before a query engine's class: engines that retry call it below its entries."""
+
+    if TYPE_CHECKING:
+
+        def __teola_query__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any: ...
+        async def __teola_aquery__(self, query: QueryBundle, plain: Callable[[Any], Awaitable[Any]]) -> Any: ...
+
+    def _query(self, query_bundle: QueryBundle) -> Any:
+        plain = super()._query  # type: ignore[misc]
+        return self.__teola_query__(query_bundle, lambda node: (plain if node is self else node._query)(query_bundle))
+
+    async def _aquery(self, query_bundle: QueryBundle) -> Any:
+        plain = super()._aquery  # type: ignore[misc]
+        return await self.__teola_aquery__(
+            query_bundle, lambda node: (plain if node is self else node._aquery)(query_bundle)
+        )
+
+
+def query_below(engine: BaseQueryEngine, query: QueryBundle) -> Any:
+    """`query` without the events of the entry."""
+    return engine._query(query)
+
+
+def multi_step_aquery(engine: MultiStepQueryEngine, query: QueryBundle) -> Coroutine[Any, Any, Any]:
+    """LlamaIndex's own async way of it, without the span."""
+    made: Coroutine[Any, Any, Any] = inspect.unwrap(MultiStepQueryEngine._aquery)(engine, query)
+    return made
+
+
+def with_aquery(engine: BaseQueryEngine, function: Callable[[Any, QueryBundle], Awaitable[Any]]) -> Any:
+    """A copy whose async entry calls `function`, under the span that it always had."""
+
+    async def _aquery(self: Any, query_bundle: QueryBundle) -> Any:
+        return await function(self, query_bundle)
+
+    made, kind = copy.copy(engine), type(engine)
+    spanned: Any = get_dispatcher(kind.__module__).span(_aquery)
+    vars(made)["_aquery"] = spanned.__get__(made, kind)
+    return made
+
+
+def without_span(method: Any) -> Any:
+    """Return the method, marked so that no class wraps it in a span: what it calls has one."""
+    setattr(method, DISPATCHER_SPAN_DECORATED_ATTR, True)
+    return method
+
+
+# ------------------------------------------------------------ indexes
+
+
+@dataclass(frozen=True, slots=True)
+class VectorStoreIndexParts(Parts):
+    OF: ClassVar = (VectorStoreIndex,)
+    METHODS: ClassVar = ("_add_nodes_to_index", "_async_add_nodes_to_index")
+
+    embed_model: Any = attribute("_embed_model")
+    vector_store: Any = attribute("_vector_store")
+    insert_batch_size: int = attribute("_insert_batch_size", int)
+
+
+class IndexHooks:
+    """Stands before an index's class: nodes are embedded and stored by `__teola_add__` and `__teola_aadd__`.
+
+    These get the nodes, and a function that adds some of them to an index: to this one, or to another of its state.
+    """
+
+    if TYPE_CHECKING:
+
+        def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None: ...
+        async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None: ...
+
+    def _add_nodes_to_index(
+        self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
+    ) -> None:
+        plain = super()._add_nodes_to_index  # type: ignore[misc]
+
+        def add(index: Any, some: Nodes) -> None:
+            method = plain if index is self else index._add_nodes_to_index
+            method(index_struct, some, show_progress, **insert_kwargs)
+
+        self.__teola_add__(nodes, add)
+
+    async def _async_add_nodes_to_index(
+        self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
+    ) -> None:
+        plain = super()._async_add_nodes_to_index  # type: ignore[misc]
+
+        async def add(index: Any, some: Nodes) -> None:
+            method = plain if index is self else index._async_add_nodes_to_index
+            await method(index_struct, some, show_progress, **insert_kwargs)
+
+        await self.__teola_aadd__(nodes, add)

@@ -34,8 +34,7 @@ from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_index
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
-from teola_plugin.shims.llamaindex import EXTENSION_POINTS, engines, hooks, models, postprocessors, queries, workflows
-from teola_plugin.shims.llamaindex import retrievers as retrieval
+from teola_plugin.shims.llamaindex import EXTENSION_POINTS, engines, models, queries, retrieval, workflows
 from teola_plugin.shims.llamaindex import synthesizers as writers
 from teola_plugin.shims.llamaindex.records import Attribute, Parts, Unreadable
 from teola_plugin.tracer.llamaindex.trace import trace
@@ -190,16 +189,16 @@ USED: dict[Kind, Callable[[Library], Any]] = {
     queries.PydanticSelectorParts: Library.router_by_call,
     queries.FunctionCallingProgramParts: Library.router_by_call,
     queries.LLMQuestionGeneratorParts: ENGINES["sub-questions"],
-    postprocessors.PostprocessorParts: ENGINES["chosen by the model"],
-    postprocessors.LLMRerankParts: ENGINES["chosen by the model"],
-    postprocessors.RelevancyEvaluatorParts: retried,
-    postprocessors.SettingsParts: retried,
+    retrieval.PostprocessorParts: ENGINES["chosen by the model"],
+    retrieval.LLMRerankParts: ENGINES["chosen by the model"],
+    engines.RelevancyEvaluatorParts: retried,
+    engines.SettingsParts: retried,
 }
 NOT_PLANNED = {
     engines.QueryEngineParts,
     engines.MultiStepQueryEngineParts,
     engines.AnsweringParts,
-    hooks.VectorStoreIndexParts,
+    engines.VectorStoreIndexParts,
     workflows.QueryEngineToolParts,
     workflows.RetrieverToolParts,
 }
@@ -251,10 +250,10 @@ def test_an_async_way_that_is_not_known_stays_its_own(
 
 
 def test_an_index_that_is_not_known_is_built_by_its_own_code(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = hooks.VectorStoreIndexParts
+    kind = engines.VectorStoreIndexParts
     reads(monkeypatch, kind, "embed_model", replace(sources(kind)["embed_model"], name="renamed"))
     fast = accelerated_index(stock.index)
-    assert isinstance(fast, hooks.IndexHooks) and not isinstance(fast, TeolaVectorStoreIndex)
+    assert isinstance(fast, engines.IndexHooks) and not isinstance(fast, TeolaVectorStoreIndex)
     before = stock.index.vector_store.count()  # type: ignore[attr-defined]
     fast.insert_nodes([TextNode(id_="late", text="late")])
     assert stock.index.vector_store.count() == before + 1  # type: ignore[attr-defined]

@@ -53,17 +53,14 @@ from teola_plugin.requests.payloads import Generation
 from teola_plugin.shims.llamaindex import (
     copies,
     engines,
-    hooks,
     models,
-    postprocessors,
     queries,
     records,
-    retrievers,
-    silence,
-    templates,
+    retrieval,
+    silent_calls,
 )
 from teola_plugin.shims.llamaindex import synthesizers as writers
-from teola_plugin.tracer.llamaindex import dry_run
+from teola_plugin.tracer.llamaindex import model_calls
 
 ASKED = "what is there"
 TEXTS = ["oats and ivy", "a boat with a sail"]
@@ -163,10 +160,10 @@ async def test_the_writer_of_a_history_is_the_task_of_its_response(answer: Strea
 def test_queries_below_the_entries(stock: Library) -> None:
     engine = stock.rag()
     with engine.callback_manager.as_trace("query"):
-        below = hooks.query_below(engine, QueryBundle(ASKED))
+        below = engines.query_below(engine, QueryBundle(ASKED))
     assert shown(below) == shown(engine.query(ASKED))
 
-    class Around(hooks.QueryHooks):
+    class Around(engines.QueryHooks):
         def __teola_query__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any:
             return Response(f"around {plain(engine)}")
 
@@ -189,7 +186,7 @@ def test_another_async_way_under_the_same_span(stock: Library) -> None:
             value = asyncio.run(node.aquery(ASKED))
         return value, recorder.spans
 
-    made = hooks.with_aquery(engine, other)
+    made = engines.with_aquery(engine, other)
     value, told = spans(made)
     assert str(value) == f"other of RetryQueryEngine: {ASKED}"
     own = {f"{way} /RetryQueryEngine.aquery/RetryQueryEngine._aquery " for way in ("enter", "exit")}
@@ -199,20 +196,20 @@ def test_another_async_way_under_the_same_span(stock: Library) -> None:
 def test_steps_in_a_loop(stock: Library) -> None:
     engine = MultiStepQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm), num_steps=1)
     with engine.callback_manager.as_trace("query"):
-        below = asyncio.run(hooks.multi_step_aquery(engine, QueryBundle(ASKED)))
+        below = asyncio.run(engines.multi_step_aquery(engine, QueryBundle(ASKED)))
     assert shown(below) == shown(asyncio.run(engine.aquery(ASKED)))
 
 
 def test_an_index_is_added_to_by_hooks(stock: Library) -> None:
     added: list[list[str]] = []
 
-    class Around(hooks.IndexHooks):
-        def __teola_add__(self, nodes: hooks.Nodes, add: Callable[[Any, hooks.Nodes], None]) -> None:
+    class Around(engines.IndexHooks):
+        def __teola_add__(self, nodes: engines.Nodes, add: Callable[[Any, engines.Nodes], None]) -> None:
             for node in nodes:
                 added.append([node.node_id])
                 add(self, [node])
 
-        async def __teola_aadd__(self, nodes: hooks.Nodes, add: Callable[[Any, hooks.Nodes], Any]) -> None:
+        async def __teola_aadd__(self, nodes: engines.Nodes, add: Callable[[Any, engines.Nodes], Any]) -> None:
             added.append([node.node_id for node in nodes])
             await add(stock.index, nodes)
 
@@ -233,7 +230,7 @@ def test_a_method_without_span_is_wrapped_in_none() -> None:
 
     def ask(self: Any) -> None: ...
 
-    kind: Any = type("Sub", (Base,), {"ask": hooks.without_span(ask)})
+    kind: Any = type("Sub", (Base,), {"ask": engines.without_span(ask)})
     assert inspect.getattr_static(kind, "ask") is ask
 
 
@@ -305,21 +302,21 @@ def test_slots_are_given_to_another_object() -> None:
 
 def test_a_search_in_an_index(stock: Library) -> None:
     retriever: Any = stock.index.as_retriever(similarity_top_k=3)
-    assert retrievers.searches_by_vector(retriever)
-    asked = retrievers.store_query(retriever)
+    assert retrieval.searches_by_vector(retriever)
+    asked = retrieval.store_query(retriever)
     assert asked.similarity_top_k == 3 and asked.query_embedding == [0.0]
     whole = [one.node for one in retriever.retrieve(ASKED)]
     result = VectorStoreQueryResult(nodes=whole, similarities=[0.5] * 3, ids=[one.node_id for one in whole])
     assert [
-        one.node for one in quietly(retriever, lambda: retrievers.nodes_of_result(retriever, ASKED, result))
+        one.node for one in quietly(retriever, lambda: retrieval.nodes_of_result(retriever, ASKED, result))
     ] == whole
     twice = [*retriever.retrieve(ASKED), *retriever.retrieve(ASKED)]
-    assert quietly(retriever, lambda: retrievers.distinct(retriever, ASKED, twice)) == twice[:3]
+    assert quietly(retriever, lambda: retrieval.distinct(retriever, ASKED, twice)) == twice[:3]
 
 
 def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
     retriever: Any = summary_index(stock).as_retriever()
-    assert contents(quietly(retriever, lambda: retrievers.all_nodes(retriever, ASKED))) == contents(
+    assert contents(quietly(retriever, lambda: retrieval.all_nodes(retriever, ASKED))) == contents(
         retriever.retrieve(ASKED)
     )
 
@@ -327,11 +324,11 @@ def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
 @pytest.mark.parametrize("mode", ["simple", "reciprocal_rerank", "relative_score", "dist_based_score"])
 def test_fusion(stock: Library, mode: str) -> None:
     retriever = stock.fusion(mode)
-    written = quietly(retriever, lambda: retrievers.written_queries(retriever, stock.llm, ASKED))
+    written = quietly(retriever, lambda: retrieval.written_queries(retriever, stock.llm, ASKED))
     assert written == ["what grows", "what sails"]
     inner = [stock.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
     lists = {(query, i): one.retrieve(query) for query in (ASKED, *written) for i, one in enumerate(inner)}
-    made = quietly(retriever, lambda: retrievers.fused(retriever, ASKED, lists))
+    made = quietly(retriever, lambda: retrieval.fused(retriever, ASKED, lists))
     assert [(one.score, one.node_id) for one in made] == [(n.score, n.node_id) for n in retriever.retrieve(ASKED)]
 
 
@@ -402,19 +399,19 @@ def test_choices_by_a_call(stock: Library) -> None:
         return queries.called_indices(selector, program, llm, program.prompt, choices, given["query"])
 
     answers = [Generation(CALLS["MultiSelection"], "stop", 1, 1, 0)]
-    found = quietly(program, lambda: dry_run.replayed(stock.calling, choose, {"query": ASKED}, answers))
+    found = quietly(program, lambda: model_calls.replayed(stock.calling, choose, {"query": ASKED}, answers))
     assert found == selector.select(choices, ASKED).inds == [0, 1]
 
 
 def test_steps_after_a_search(stock: Library) -> None:
     found = stock.index.as_retriever(similarity_top_k=4).retrieve(ASKED)
     step = SimilarityPostprocessor(similarity_cutoff=-1.0)
-    made = quietly(step, lambda: postprocessors.postprocessed(step, found, ASKED))
+    made = quietly(step, lambda: retrieval.postprocessed(step, found, ASKED))
     assert made == step.postprocess_nodes(found) == found
     rerank = LLMRerank(llm=stock.llm, choice_batch_size=3)
-    groups = postprocessors.batches(rerank, found)
+    groups = retrieval.batches(rerank, found)
     assert [[one.node_id for one in group] for group in groups] == [[n.node_id for n in found[:3]], [found[3].node_id]]
-    arguments = postprocessors.batch_arguments(rerank, groups[1], ASKED)
+    arguments = retrieval.batch_arguments(rerank, groups[1], ASKED)
     assert arguments["query_str"] == ASKED and found[3].node.get_content()[:20] in str(arguments)
 
 
@@ -496,15 +493,15 @@ def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
 def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     manager = CallbackManager([recorder])
-    silence.silenceable()
-    silence.silenceable()  # once is enough
+    silent_calls.silenceable()
+    silent_calls.silenceable()  # once is enough
 
     def called() -> None:
         with manager.as_trace("query"), manager.event(CBEventType.QUERY):
             MockLLM(callback_manager=manager).complete("why?")
 
     def silently() -> None:
-        silence.silence()
+        silent_calls.silence()
         called()
 
     with recorded(recorder):
@@ -514,7 +511,7 @@ def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.
     assert recorder.callbacks and recorder.events and recorder.spans
     monkeypatch.delattr(Dispatcher, "aevent")
     with pytest.raises(RegistrationError, match="tells its handlers in another way"):
-        silence.silenceable()
+        silent_calls.silenceable()
 
 
 # ------------------------------------------------------------ templates
@@ -529,7 +526,7 @@ CHAT = """{% chat role="system" %}Be brief.{% endchat %}{% chat role="user" %}{{
 )
 def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = RichPromptTemplate(text, template_var_mappings={"context_str": "context"} if "also" in text else None)
-    made = templates.compiled(own)
+    made = copies.compiled(own)
     compiles: list[str] = []
     from_string = env.from_string
     monkeypatch.setattr(env, "from_string", lambda text: compiles.append(text) or from_string(text))
@@ -542,12 +539,12 @@ def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypa
     assert isinstance(made, RichPromptTemplate) and type(made).__name__ == type(own).__name__
     assert len(compiles) <= plainly + 1, "once, besides the plain template's"
     template = PromptTemplate("{x}")
-    assert templates.compiled(template) is template
+    assert copies.compiled(template) is template
 
 
 def test_a_template_of_another_version_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RichPromptTemplate, "format", None)
-    templates._compiling_once.cache_clear()
+    copies._compiling_once.cache_clear()
     own = RichPromptTemplate(CHAT)
-    assert templates.compiled(own) is own
-    templates._compiling_once.cache_clear()
+    assert copies.compiled(own) is own
+    copies._compiling_once.cache_clear()

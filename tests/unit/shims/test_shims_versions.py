@@ -25,7 +25,7 @@ from packaging.version import Version
 from teola_plugin import shims
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims import langchain, langchain_agents, langgraph
-from teola_plugin.shims.llamaindex import copies, postprocessors, records, synthesizers, templates, workflows
+from teola_plugin.shims.llamaindex import copies, records, retrieval, synthesizers, workflows
 from teola_plugin.tracer.llamaindex.classes import as_made
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -216,8 +216,8 @@ def _no_used_steps(patch: pytest.MonkeyPatch) -> Any:
 
 
 def _no_prompt(patch: pytest.MonkeyPatch) -> Any:
-    patch.setattr(templates, "_METHODS", ("format", "renamed"))
-    return templates._compiling_once.__wrapped__()
+    patch.setattr(copies, "_FORMAT_METHODS", ("format", "renamed"))
+    return copies._compiling_once.__wrapped__()
 
 
 MISSING: dict[str, tuple[Callable[[pytest.MonkeyPatch], Any], str]] = {
@@ -316,8 +316,8 @@ def test_names_are_asked_of_the_version_that_brought_them(monkeypatch: pytest.Mo
 def test_groups_and_variables_of_a_reranker_of_an_older_version(old: None) -> None:
     nodes = [SimpleNamespace(node=number) for number in range(5)]
     step: Any = SimpleNamespace(choice_batch_size=2, _format_node_batch_fn=str)
-    assert postprocessors.batches(step, nodes) == [[0, 1], [2, 3], [4]]  # type: ignore[arg-type,comparison-overlap]
-    assert postprocessors.batch_arguments(step, [0, 1], "why?") == {"context_str": "[0, 1]", "query_str": "why?"}  # type: ignore[list-item]
+    assert retrieval.batches(step, nodes) == [[0, 1], [2, 3], [4]]  # type: ignore[arg-type,comparison-overlap]
+    assert retrieval.batch_arguments(step, [0, 1], "why?") == {"context_str": "[0, 1]", "query_str": "why?"}  # type: ignore[list-item]
 
 
 def test_variables_of_an_accumulating_synthesizer_of_an_older_version(old: None) -> None:

@@ -25,8 +25,8 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generation
 from teola_plugin.shims.llamaindex.copies import own_template
 from teola_plugin.tracer.llamaindex.classes import changed, level
-from teola_plugin.tracer.llamaindex.dry_run import captured, parts, replayed
-from teola_plugin.tracer.llamaindex.retrievers import settled
+from teola_plugin.tracer.llamaindex.model_calls import captured, parts, replayed
+from teola_plugin.tracer.llamaindex.retrieval import settled
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
 

@@ -6,6 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.base_selector import BaseSelector
+from llama_index.core.indices.query.query_transform.base import (
+    BaseQueryTransform,
+    DecomposeQueryTransform,
+    HyDEQueryTransform,
+    IdentityQueryTransform,
+)
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.selectors import (
@@ -18,19 +24,80 @@ from llama_index.core.selectors import (
 from teola_plugin.graph import DraftText, Ref
 from teola_plugin.requests.draft_texts import forms_of_questions
 from teola_plugin.shims.llamaindex.queries import (
+    DecomposeQueryTransformParts,
     FunctionCallingProgramParts,
+    HyDEQueryTransformParts,
     LLMQuestionGeneratorParts,
     LLMSelectorParts,
     PydanticSelectorParts,
     called_indices,
+    decomposed_query,
     generated_questions,
+    hypothetical_document,
     selected_indices,
 )
 from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.walk import Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.lowering import SymbolicQuery, Value, Walk, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
+# ------------------------------------------------------------ query transforms
+
+
 Given = Mapping[str, Any]
+
+
+def transformed(
+    walk: Walk, transform: BaseQueryTransform, asked: SymbolicQuery, metadata: Any, path: str, name: str
+) -> SymbolicQuery | None:
+    """`transform.run(query)`."""
+    made: SymbolicQuery | None = None
+    with walk.noting(path, transform):
+        made = rule_for(transform, _TRANSFORM_RULES)(walk, transform, asked, metadata or {}, name)
+    return made
+
+
+def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
+    """An invented document is searched with, and the query beside it."""
+    parts = walk.parts(HyDEQueryTransformParts, transform)
+    prompt = own_prompt(parts.hyde_prompt)
+
+    def invent(llm: Any, given: Given) -> str:
+        return hypothetical_document(transform, llm, prompt, given["query"], metadata)
+
+    document = walk.ask(name, walk.llm(parts.llm), invent, {"query": asked.text}, in_sync_code=True)
+    return SymbolicQuery(asked.text, (document, *asked.texts) if parts.include_original else (document,))
+
+
+def _decompose(
+    walk: Walk, transform: DecomposeQueryTransform, asked: SymbolicQuery, metadata: Any, name: str
+) -> SymbolicQuery:
+    parts = walk.parts(DecomposeQueryTransformParts, transform)
+    prompt = own_prompt(parts.decompose_query_prompt)
+
+    def rewrite(llm: Any, given: Given) -> str:
+        return decomposed_query(transform, llm, prompt, given["query"], metadata)
+
+    query = walk.ask(name, walk.llm(parts.llm), rewrite, {"query": asked.text}, in_sync_code=True)
+    return SymbolicQuery(query, (query,))
+
+
+def _identity(walk: Walk, transform: Any, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
+    return asked
+
+
+_TRANSFORM_RULES: dict[type, Callable[..., SymbolicQuery]] = {
+    HyDEQueryTransform: _hyde,
+    DecomposeQueryTransform: _decompose,
+    IdentityQueryTransform: _identity,
+}
+
+
+def query_of(ref: Ref) -> SymbolicQuery:
+    """A plain query."""
+    return SymbolicQuery(ref, (ref,))
+
+
+# ------------------------------------------------------------ selectors and question generators
 
 
 def takes_several(selector: BaseSelector) -> bool:

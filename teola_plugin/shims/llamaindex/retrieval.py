@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, ClassVar
@@ -12,8 +12,11 @@ from llama_index.core.base.base_selector import BaseSelector
 from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.postprocessor import LLMRerank
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.tools.types import ToolMetadata
 from llama_index.core.vector_stores.types import (
     MetadataFilters,
@@ -23,7 +26,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from teola_plugin.shims.llamaindex.copies import clone, unspanned
-from teola_plugin.shims.llamaindex.records import Parts, attribute
+from teola_plugin.shims.llamaindex.records import Parts, attribute, is_older_than, since
 
 _NO_VECTOR = (0.0,)
 """In place of an embedding where the code that runs does not look at it."""
@@ -80,12 +83,12 @@ def store_query(
 
 def nodes_of_result(retriever: VectorIndexRetriever, query: str, result: VectorStoreQueryResult) -> list[NodeWithScore]:
     """What `_retrieve` gives when its store finds this."""
-    own = clone(retriever, **VectorIndexRetrieverParts.named(vector_store=_Found(result)))
+    own = clone(retriever, **VectorIndexRetrieverParts.named(vector_store=_ResultStore(result)))
     made: list[NodeWithScore] = own._get_nodes_with_embeddings(QueryBundle(query, embedding=list(_NO_VECTOR)))
     return made
 
 
-class _Found:
+class _ResultStore:
     """Stands for the vector store of a copy: a search has been made."""
 
     def __init__(self, result: VectorStoreQueryResult) -> None:
@@ -159,3 +162,48 @@ class RouterRetrieverParts(RetrieverParts):
     selector: BaseSelector = attribute("_selector", BaseSelector)
     retrievers: Sequence[BaseRetriever] = attribute("_retrievers", list, tuple)
     metadatas: Sequence[ToolMetadata] = attribute("_metadatas", list, tuple)
+
+
+# ------------------------------------------------------------ node postprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class PostprocessorParts(Parts):
+    """Of every postprocessor."""
+
+    METHODS: ClassVar[tuple[str, ...]] = ("_postprocess_nodes",)
+
+
+def postprocessed(step: BaseNodePostprocessor, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
+    """What a step makes of nodes, without events. It may write into them."""
+    made: list[NodeWithScore] = unspanned(step, "_postprocess_nodes")(list(nodes), QueryBundle(query))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class LLMRerankParts(PostprocessorParts):
+    OF: ClassVar = (LLMRerank,)
+    METHODS: ClassVar = (
+        *PostprocessorParts.METHODS,
+        *since("0.14.24", "_get_node_batches", "_get_predict_kwargs"),
+    )
+
+    llm: Any = attribute("llm")
+    choice_select_prompt: BasePromptTemplate = attribute("choice_select_prompt", BasePromptTemplate)
+    format_node_batch_fn: Callable[..., Any] = attribute("_format_node_batch_fn")
+    parse_choice_select_answer_fn: Callable[..., Any] = attribute("_parse_choice_select_answer_fn")
+
+
+def batches(step: LLMRerank, nodes: Sequence[NodeWithScore]) -> list[list[BaseNode]]:
+    """Return the nodes in groups, from each of which the LLM chooses with one call."""
+    if is_older_than("0.14.24"):
+        inner, size = [node.node for node in nodes], step.choice_batch_size
+        return [inner[start : start + size] for start in range(0, len(inner), size)]
+    return step._get_node_batches(list(nodes))
+
+
+def batch_arguments(step: LLMRerank, batch: Sequence[BaseNode], query: str) -> dict[str, Any]:
+    """Return the variables of the prompt for one group of nodes."""
+    if is_older_than("0.14.24"):
+        return {"context_str": step._format_node_batch_fn(list(batch)), "query_str": query}
+    return step._get_predict_kwargs(list(batch), query)

@@ -9,34 +9,57 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import mean_agg
 from llama_index.core.indices.list.retrievers import SummaryIndexRetriever
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.postprocessor import (
+    FixedRecencyPostprocessor,
+    KeywordNodePostprocessor,
+    LLMRerank,
+    LongContextReorder,
+    MetadataReplacementPostProcessor,
+    PrevNextNodePostprocessor,
+    SimilarityPostprocessor,
+)
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import ITEM, Attributes, Component, Effect, Ref, Role, named
+from teola_plugin.shims.llamaindex.copies import clone
 from teola_plugin.shims.llamaindex.models import is_paced
-from teola_plugin.shims.llamaindex.retrievers import (
+from teola_plugin.shims.llamaindex.retrieval import (
+    LLMRerankParts,
+    PostprocessorParts,
     QueryFusionRetrieverParts,
     RouterRetrieverParts,
     SummaryIndexRetrieverParts,
     TransformRetrieverParts,
     VectorIndexRetrieverParts,
     all_nodes,
+    batch_arguments,
+    batches,
     distinct,
     fused,
     nodes_of_result,
+    postprocessed,
     searches_by_vector,
     store_query,
     written_queries,
 )
+from teola_plugin.shims.llamaindex.silent_calls import replay
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
-from teola_plugin.tracer.llamaindex.dry_run import own_nodes
-from teola_plugin.tracer.llamaindex.own_models import require_one_model, retrieve_by_own_models
-from teola_plugin.tracer.llamaindex.selectors import numbered, selected, takes_several
-from teola_plugin.tracer.llamaindex.transforms import transformed
-from teola_plugin.tracer.llamaindex.walk import SymbolicQuery, Value, Walk
+from teola_plugin.tracer.llamaindex.classes import as_made, level, own_function, own_prompt, rule_for
+from teola_plugin.tracer.llamaindex.lowering import SymbolicQuery, Value, Walk, is_pool_llm
+from teola_plugin.tracer.llamaindex.model_calls import (
+    ask_own_llm,
+    captured,
+    own_nodes,
+    replayed,
+    require_one_model,
+    retrieve_by_own_models,
+)
+from teola_plugin.tracer.llamaindex.queries import numbered, selected, takes_several, transformed
+from teola_plugin.tracer.llamaindex.synthesizers import QUERY
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Given = Mapping[str, Any]
@@ -48,7 +71,7 @@ def retrieve(walk: Walk, retriever: BaseRetriever, asked: SymbolicQuery, path: s
     made: Value = None
     try:
         with as_made(), walk.owning(retriever):
-            found = rule_for(retriever, _RULES)(walk, retriever, asked, path, name)
+            found = rule_for(retriever, _RETRIEVER_RULES)(walk, retriever, asked, path, name)
     except NotUnderstood as why:
         walk.note(path, retriever, level(retriever), reason=str(why))
         return None
@@ -305,10 +328,121 @@ def _transform(walk: Walk, r: TransformRetriever, asked: SymbolicQuery, path: st
         return retrieve(walk, parts.retriever, other, parts.path(path, "retriever"), f"{name}.inner")
 
 
-_RULES: dict[type, Callable[..., Value]] = {
+_RETRIEVER_RULES: dict[type, Callable[..., Value]] = {
     VectorIndexRetriever: _vector,
     SummaryIndexRetriever: _listed,
     QueryFusionRetriever: _fusion,
     TransformRetriever: _transform,
     RouterRetriever: _router,
+}
+
+
+# ------------------------------------------------------------ node postprocessors
+
+
+def postprocess(walk: Walk, steps: Sequence[BaseNodePostprocessor], query: Ref, nodes: Value, path: str) -> Value:
+    """The nodes after all steps."""
+    for i, step in enumerate(steps):
+        here, nodes_now, nodes = f"{path}[{i}]", nodes, None
+        with walk.noting(here, step):
+            if nodes_now is None:
+                raise NotUnderstood("what it reads is not known ahead")
+            lower = (
+                _pool_rerank
+                if hasattr(type(step), "select") and hasattr(step, "pool")
+                else rule_for(step, _POSTPROCESSOR_RULES)
+            )
+            nodes = lower(walk, step, query, nodes_now)
+    return nodes
+
+
+def _pool_rerank(walk: Walk, step: Any, query: Ref, nodes: Ref) -> Ref:
+    name = walk.name("rerank", "texts", "select")
+    pairs = walk.draft.call(
+        f"{name}.texts",
+        lambda query, nodes: [pair.text for pair in step.payloads(query, nodes)],
+        walk.scope,
+        query=query,
+        nodes=nodes,
+    )
+    component = Component(
+        name, Role.RERANKING, named(texts=pairs, query=query), step.engine, batchable=True, scope=walk.scope
+    )
+    scores = walk.draft.add(component)
+    return walk.draft.call(
+        f"{name}.select",
+        lambda nodes, scores: step.select(own_nodes(nodes, deep=step.keep_retrieval_score), scores),
+        walk.scope,
+        nodes=nodes,
+        scores=scores,
+    )
+
+
+def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
+    """The LLM chooses in batches, each a call of its own."""
+    parts = walk.parts(LLMRerankParts, step)
+    prompt = own_prompt(parts.choice_select_prompt)
+    own = clone(step, **parts.named(choice_select_prompt=prompt))
+    if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
+        raise NotUnderstood("a function of the user's formats or parses")
+
+    model = walk.llm(parts.llm)
+
+    def choose(llm: Any, given: Given) -> str:
+        return str(llm.predict(prompt, **batch_arguments(own, given["batch"], given["query"])))
+
+    def select(query: str, nodes: Nodes, generations: Sequence[Any]) -> Any:
+        def run(llm: Any, given: Given) -> Any:
+            return postprocessed(clone(own, **parts.named(llm=llm)), own_nodes(nodes), query)
+
+        if is_pool_llm(model):
+            return replayed(model, run, {}, generations)
+        return replay(model, lambda llm: run(llm, {}), list(generations))
+
+    name = walk.name("rerank", "batches", "chosen", "select")
+    groups = walk.draft.call(f"{name}.batches", lambda nodes: batches(own, nodes), walk.scope, nodes=nodes)
+    body = walk.body()
+    inputs = {"query": QUERY, "batch": Ref(ITEM)}
+    if is_pool_llm(model):
+        choice = Component(
+            body.name(f"{name}.choice", *DERIVED),
+            Role.GENERATION,
+            tuple(inputs.items()),
+            model.engine,
+            scope=walk.scope,
+        )
+        one = body.draft.add(choice, lambda given: captured(model, choose, given, {}, ()))
+    else:
+        one = ask_own_llm(body, f"{name}.choice", model, choose, inputs, lambda text, _: text)
+    chosen = walk.hold(f"{name}.chosen", Role.MAP, named(items=groups, query=query), body, one)
+    return walk.call(f"{name}.select", select, query=query, nodes=nodes, generations=chosen)
+
+
+def _lower_pure(walk: Walk, step: BaseNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
+    def select(query: str, nodes: Nodes) -> Any:
+        return postprocessed(step, own_nodes(nodes, deep=deep), query)
+
+    walk.parts(PostprocessorParts, step)
+    deep = not isinstance(step, (SimilarityPostprocessor, LongContextReorder, KeywordNodePostprocessor))
+    return walk.call(_component_name(step), select, query=query, nodes=nodes)
+
+
+def _neighbours(walk: Walk, step: PrevNextNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
+    if type(step.docstore) is not SimpleDocumentStore:
+        raise NotUnderstood(f"its documents are in a {type(step.docstore).__name__}, which is not known to be local")
+    return _lower_pure(walk, step, query, nodes)
+
+
+def _component_name(step: BaseNodePostprocessor) -> str:
+    return type(step).__name__.lower().replace("node", "").replace("postprocessor", "")
+
+
+_POSTPROCESSOR_RULES: dict[type, Callable[..., Ref]] = {
+    LLMRerank: _llm_rerank,
+    SimilarityPostprocessor: _lower_pure,
+    KeywordNodePostprocessor: _lower_pure,
+    LongContextReorder: _lower_pure,
+    MetadataReplacementPostProcessor: _lower_pure,
+    FixedRecencyPostprocessor: _lower_pure,
+    PrevNextNodePostprocessor: _neighbours,
 }

@@ -15,13 +15,80 @@ from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
 from teola_plugin.shims.llamaindex.models import rate_limiter
-from teola_plugin.shims.llamaindex.records import Parts
+from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, label_forms
-from teola_plugin.tracer.llamaindex import classes, dry_run
-from teola_plugin.tracer.llamaindex.guards import AttributeGuard, Guard, guards_of
-from teola_plugin.tracer.llamaindex.own_models import OwnModels, ask_own_llm
+from teola_plugin.tracer.llamaindex import classes, model_calls
+from teola_plugin.tracer.llamaindex.model_calls import OwnModels, ask_own_llm
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
+
+Read = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeGuard:
+    """An attribute that the plan rests on."""
+
+    node: Any
+    name: str
+    value: Any
+
+    @property
+    def holds(self) -> bool:
+        return _same(getattr(self.node, self.name, None), self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class PartsGuard:
+    """What an object was made of when it was read."""
+
+    node: Any
+    values: tuple[tuple[Read, Any], ...]
+    """How each of its parts is read, and what it was."""
+
+    @property
+    def holds(self) -> bool:
+        try:
+            return all(_same(read(self.node), before) for read, before in self.values)
+        except Unreadable:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class ElementsGuard:
+    """A list or dictionary that the plan rests on: its elements, in order."""
+
+    container: Any
+    elements: tuple[Any, ...]
+
+    @property
+    def holds(self) -> bool:
+        now = tuple(_elements(self.container))
+        return len(now) == len(self.elements) and all(a is b for a, b in zip(now, self.elements, strict=True))
+
+
+Guard = AttributeGuard | PartsGuard | ElementsGuard
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (isinstance(now, (str, int, float, bool)) and bool(now == before))
+
+
+def _elements(container: Any) -> Sequence[Any]:
+    return list(container.values()) if isinstance(container, Mapping) else container
+
+
+def guards_of(node: Any, parts: Parts) -> Iterator[Guard]:
+    """Of an object and the lists in it."""
+    values = tuple((read, getattr(parts, name)) for name, read in parts.readers())
+    yield PartsGuard(node, values)
+    for _, value in values:
+        if isinstance(value, (list, tuple, dict)):
+            yield ElementsGuard(value, tuple(_elements(value)))
+
+
+# ------------------------------------------------------------ the lowering
+
 
 Value = Ref | None
 P = TypeVar("P", bound=Parts)
@@ -156,11 +223,11 @@ class Walk:
         self,
         wanted: str,
         llm: Any,
-        run: dry_run.Run,
+        run: model_calls.Run,
         inputs: Mapping[str, Ref],
         *,
         value: Callable[[str, Mapping[str, Any]], Any] | None = None,
-        blanks: dry_run.Blanks | None = None,
+        blanks: model_calls.Blanks | None = None,
         items: str = "",
         expected: int | None = None,
         forms: tuple[DraftText, ...] = (),
@@ -181,19 +248,19 @@ class Walk:
             Role.GENERATION,
             tuple(inputs.items()),
             llm.engine,
-            prompt=dry_run.parts(llm, run, names, blanks),
+            prompt=model_calls.parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
             attributes=Attributes(items=items, forms=forms or self.forms, form=self._form_of(llm)),
         )
-        made = self.draft.add(component, lambda given: dry_run.captured(llm, run, given, blanks, names))
+        made = self.draft.add(component, lambda given: model_calls.captured(llm, run, given, blanks, names))
         if items:
             self.draft.list_spellings[f"{name}.parsed"] = items
 
         def parsed(generation: Any, **given: Any) -> Any:
             if value is not None:
                 return value(llm.text_of(generation), given)
-            return dry_run.replayed(llm, run, given, [generation])
+            return model_calls.replayed(llm, run, given, [generation])
 
         return self.draft.call(f"{name}.parsed", parsed, self.scope, generation=made, **inputs)
 
