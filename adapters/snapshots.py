@@ -10,6 +10,7 @@ import datetime
 import decimal
 import uuid
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 _IMMUTABLE = (str, int, bool, float, complex, bytes, type(None))
 _SHOWN = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
 """Immutable, too; some of those that Python takes as equal print differently."""
+_CONSTANT = frozenset((*_IMMUTABLE, *_SHOWN))
 _FRAMEWORKS = ("langchain_core", "llama_index")
 
 
@@ -46,27 +48,52 @@ def exactly(one: Any, other: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    kind = type(value)
-    if kind in _IMMUTABLE or kind in _SHOWN or _is_text(kind):
-        return value
-    if kind is list:
-        return [_copied(one) for one in value]
-    if kind is tuple:
-        return tuple([_copied(one) for one in value])
-    if kind is dict:
-        return {_copied(key): _copied(one) for key, one in value.items()}
+    kind: Any = type(value)
+    return value if kind in _CONSTANT else _copier(kind)(value)
+
+
+@lru_cache(maxsize=1024)
+def _copier(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that copies values of one class."""
+    if _is_text(kind):
+        return lambda value: value
     if _is_model(kind):
-        return _model(value)
-    raise NotCopied(f"it holds a {kind.__qualname__}")
+        return _model
+    return _COPIERS.get(kind, _refused)
+
+
+def _list(value: list[Any]) -> list[Any]:
+    return [_copied(one) for one in value]
+
+
+def _tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([_copied(one) for one in value])
+
+
+def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    constant: Any = _CONSTANT
+    copier: Any = _copier
+    return {
+        key if type(key) in constant else _copied(key): one if type(one) in constant else copier(type(one))(one)
+        for key, one in value.items()
+    }
+
+
+def _refused(value: Any) -> Any:
+    raise NotCopied(f"it holds a {type(value).__qualname__}")
+
+
+_COPIERS: dict[type[Any], Callable[[Any], Any]] = {list: _list, tuple: _tuple, dict: _dict}
 
 
 def _model(value: Any) -> Any:
     """A message, a document, a prompt: built as `copy` builds it, field by field."""
     kind: Any = type(value)
-    made = kind.__new__(kind)
-    for name in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
-        object.__setattr__(made, name, _copied(getattr(value, name)))
-    object.__setattr__(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
+    made, put = kind.__new__(kind), object.__setattr__
+    put(made, "__dict__", _dict(value.__dict__))
+    put(made, "__pydantic_extra__", _copied(value.__pydantic_extra__))
+    put(made, "__pydantic_private__", _copied(value.__pydantic_private__))
+    put(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
     return made
 
 

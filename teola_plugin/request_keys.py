@@ -10,7 +10,7 @@ from typing import Any
 
 _KEY_OF_PROCESS = os.urandom(16)
 """Secrets enter keys as digests that mean nothing outside this process."""
-_PLAIN = (type(None), str, int, bool, bytes)
+_PLAIN = frozenset((type(None), str, int, bool, bytes))
 _MAX_DEPTH = 100
 
 Freezer = Callable[[Any], Hashable | None]
@@ -66,7 +66,7 @@ def _frozen(value: Any, special: Freezer | None, depth: int) -> Hashable:
     if kind is list or kind is tuple:
         return kind, tuple([_frozen(item, special, depth) for item in value])
     if kind is dict:
-        return kind, tuple([(_frozen(k, special, depth), _frozen(v, special, depth)) for k, v in value.items()])
+        return kind, _frozen_items(value, special, depth) if value else ()
     if special is not None and (key := special(value)) is not None:
         return key
     if isinstance(value, str):  # a text of a class of its own
@@ -74,9 +74,26 @@ def _frozen(value: Any, special: Freezer | None, depth: int) -> Hashable:
     if callable(getattr(value, "get_secret_value", None)):
         return kind, _digest(value.get_secret_value())
     if hasattr(kind, "model_fields") and hasattr(value, "__pydantic_extra__"):
-        fields = tuple([(name, _frozen(one, special, depth)) for name, one in value.__dict__.items()])
-        return kind, fields, _frozen(value.__pydantic_extra__, special, depth)
+        return kind, _frozen_items(value.__dict__, special, depth), _frozen(value.__pydantic_extra__, special, depth)
     return _SameObject(value)
+
+
+def _frozen_items(values: dict[Any, Any], special: Freezer | None, depth: int) -> Hashable:
+    plain = _PLAIN
+    return tuple(
+        [
+            (
+                (type(key), key) if type(key) in plain else _frozen(key, special, depth),
+                (type(one), one) if type(one) in plain else _frozen(one, special, depth),
+            )
+            for key, one in values.items()
+        ]
+    )
+
+
+def freeze_fields(values: dict[str, Any]) -> Hashable:
+    """Return a snapshot of an object's fields, as `freeze` does of a dictionary."""
+    return _frozen_items(values, None, 1)
 
 
 def _digest(secret: Any) -> bytes:
