@@ -6,22 +6,30 @@ An adapter registers who prefetches for each live query in `prefetchers`; the en
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from teola_plugin.adapters.own_calls import Outcome
 from teola_plugin.adapters.own_pool import OwnPool
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.errors import EngineError
-from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.errors import EngineError, pool_closed
+from teola_plugin.graph import INPUT, Batching, EngineProfile, Graph, PrimitiveKind, Ref
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.request import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.results import Result
 from teola_plugin.runtime.forks import ForkedLock, in_child
 from teola_plugin.runtime.local import LocalRuntime
+from teola_plugin.runtime.ports.callers import Callers
+from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
+from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.provider_calls import PROVIDER
+from teola_plugin.runtime.works.work import Work
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 
 class Prefetcher(Protocol):
@@ -46,62 +54,131 @@ class ProviderRequest:
 
 
 class ProviderExecutor:
-    """Calls the user's own objects by the query's `Prefetcher`: on the caller's loop, or a thread beside the caller's.
+    """The engine of the user's own objects, for plans: it has no latencies to know and no limit of its own.
 
-    It has no latencies to know and no limit of its own; passes leave its primitives where they are, but for the order
-    edges that nothing asks for. What a call raises is the plain object's to show: here the request just failed.
+    Passes leave its primitives where they are, but for the order edges that nothing asks for. Its requests never wait
+    for a batch or a slot: `ProviderPort` hands them to their query's `Prefetcher`.
     """
 
     name = PROVIDER
     kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING, PrimitiveKind.SEARCHING})
     profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1 << 30, max_requests=1 << 30)
 
-    def __init__(self) -> None:
-        self._stopped: dict[str, asyncio.Future[None]] = {}
-
-    async def start(self) -> None:
-        self._stopped.clear()
+    async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
     async def reset(self) -> None: ...
 
-    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        for ended in asyncio.as_completed([self._one(request) for request in batch]):
-            yield await ended
+    def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        """Raise `EngineError`: only the port makes provider calls."""
+        raise EngineError("provider calls are made by their query, not in batches.", engine=self.name)
 
-    async def _one(self, request: Request) -> Result:
-        prefetcher = prefetchers.get(request.query)
-        if prefetcher is None:
-            return self._failed(request, "its query is over")
-        stopped = self._stopped[request.id] = asyncio.get_running_loop().create_future()
-        try:
-            outcome = asyncio.wrap_future(prefetcher.prefetch(request.payload.site, request.payload.input, request.id))
-            await asyncio.wait([outcome, stopped], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            del self._stopped[request.id]
-        if not outcome.done():
-            return self._failed(request, "it was cancelled")
-        if outcome.result().error is not None:
-            return self._failed(request, f"it raised {type(outcome.result().error).__name__}")
-        return Done(request.id, outcome.result().value)
-
-    def _failed(self, request: Request, why: str) -> Failed:
-        return Failed(request.id, EngineError(f"the call ahead of its place gave nothing: {why}.", engine=self.name))
-
-    async def cancel(self, request_id: str) -> None:
-        stopped = self._stopped.get(request_id)
-        if stopped is not None and not stopped.done():
-            stopped.set_result(None)
+    async def cancel(self, request_id: str) -> None: ...
 
     def size(self, request: Request) -> int:
         return 1
 
     def load(self) -> EngineLoad:
-        return EngineLoad(requests=len(self._stopped))
+        return EngineLoad()
 
     def versions(self) -> Mapping[str, str]:
         return {}
+
+    def make_port(self, listener: PortListener) -> Port:
+        """Return the port by which a runtime sends requests to this engine."""
+        return ProviderPort(self, listener)
+
+
+class ProviderPort:
+    """Has requests answered by their query's `Prefetcher`, on the caller's loop or a thread beside the caller's.
+
+    What a call raises is the original's to show: here the request just failed. Lives on the pool's loop.
+    """
+
+    listens = False
+
+    def __init__(self, engine: ProviderExecutor, listener: PortListener) -> None:
+        self.name, self.engine = engine.name, engine
+        self._listeners = Callers(engine.name, listener, OutstandingRequests())
+        self._waiting: dict[str, Work] = {}
+        """Requests whose callers wait for the outcome, by id."""
+        self._new: list[Work] = []
+        self._batches = 0
+        self._outcomes: list[tuple[Work, Future[Outcome]]] = []
+        """Arrived on any thread, and not yet handed on."""
+        self._is_delivering = False
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+        """Start the requests in the loop's next round."""
+        if not self._new:
+            asyncio.get_running_loop().call_soon(self._start)
+        self._new += entries
+        self._waiting.update({entry.request.id: entry for entry in entries})
+
+    def _start(self) -> None:
+        new, self._new = self._new, []
+        self._batches += 1
+        for entry in new:
+            if not self.holds(entry):
+                continue
+            self._listeners.started(entry, "0", self._batches)
+            request = entry.request
+            calls = prefetchers.get(request.query)
+            if self._is_closed or calls is None:
+                self._end(entry, error=self._failure("its query is over"))
+                continue
+            outcome = calls.prefetch(request.payload.site, request.payload.input, request.id)
+            outcome.add_done_callback(partial(self._arrived, asyncio.get_running_loop(), entry))
+
+    def _arrived(self, loop: asyncio.AbstractEventLoop, entry: Work, outcome: Future[Outcome]) -> None:
+        """Wake the pool's loop, once for all outcomes that arrive until it looks. Called on any thread."""
+        with self._lock:
+            self._outcomes.append((entry, outcome))
+            if self._is_delivering:
+                return
+            self._is_delivering = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            arrived, self._outcomes = self._outcomes, []
+            self._is_delivering = False
+        for entry, future in arrived:
+            outcome = future.result()
+            if outcome.error is None:
+                self._end(entry, outcome.value)
+            else:
+                self._end(entry, error=self._failure(f"it raised {type(outcome.error).__name__}"))
+
+    def _end(self, entry: Work, value: Any = None, error: EngineError | None = None) -> None:
+        if self.holds(entry):
+            del self._waiting[entry.request.id]
+            self._listeners.refused(entry, value, error)
+
+    def _failure(self, why: str) -> EngineError:
+        return EngineError(f"the call ahead of its place gave nothing: {why}.", engine=self.name)
+
+    def holds(self, entry: Work) -> bool:
+        return self._waiting.get(entry.request.id) is entry
+
+    def cancel(self, entries: Sequence[Work]) -> None:
+        """End the requests for whoever waits for them. Their calls go on for the original until the query ends."""
+        for entry in entries:
+            entry.cancelled = True
+            self._end(entry, error=self._failure("it was cancelled"))
+
+    def depths(self, event: DepthChanged) -> None: ...
+
+    def listen(self, entries: Sequence[Work]) -> None: ...
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for entry in list(self._waiting.values()):
+            self._end(entry, error=pool_closed(self.name))
 
 
 class ProviderPool(OwnPool):
@@ -129,3 +206,11 @@ def ensure_engine(pool: EnginePool) -> None:
         pool.running_now()
     else:
         pool.runtime.attach(ProviderExecutor())
+
+
+@lru_cache(maxsize=256)
+def without_tail(graph: Graph) -> Graph:
+    """Return a graph without the primitives that no request depends on: the original computes their values itself."""
+    requests = [p for p in graph if p.on_engine or p.holds_fragment]
+    needed = {p.id for p in requests}.union(*(graph.ancestors[p.id] for p in requests))
+    return graph if len(needed) == len(graph) else Graph(tuple(p for p in graph if p.id in needed), Ref(INPUT))

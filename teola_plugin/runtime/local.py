@@ -134,7 +134,11 @@ class LocalRuntime:
             await calibrate(engine)
         self._open({name: self._port_of(name, instances) for name, instances in self._engines.items()})
 
-    def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
+    def _port_of(self, name: str, instances: Sequence[Engine]) -> Port:
+        """Return the port of an engine: the one that the engine itself makes, if it needs no scheduler."""
+        make_port = getattr(instances[0], "make_port", None) if len(instances) == 1 else None
+        if make_port is not None:
+            return make_port(self._listener)  # type: ignore[no-any-return]
         named = {str(number): engine for number, engine in enumerate(instances)}
         policy = self._policy.get(name) if isinstance(self._policy, Mapping) else self._policy
         most = self._max_queued.get(name, MAX_QUEUED)

@@ -1,0 +1,137 @@
+"""The port by which provider calls are made: requests are handed to their query, and outcomes come from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from teola_plugin.adapters.own_calls import Outcome
+from teola_plugin.adapters.provider_executor import ProviderExecutor, ProviderRequest, prefetchers, without_tail
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime.ports.port import PortListener
+from teola_plugin.runtime.works.work import Work
+
+QUERY = "query"
+
+
+class Asked:
+    """Gives the futures of its prefetches to the test."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Future[Outcome]] = []
+
+    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
+        self.outcomes.append(Future())
+        return self.outcomes[-1]
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    prefetchers[QUERY] = asked = Asked()
+    yield asked
+    prefetchers.pop(QUERY, None)
+
+
+class Ended:
+    """Notes how requests end."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.errors: dict[str, str] = {}
+        listener = PortListener(lambda *_: None, lambda *_: None, self._note)
+        self.port = ProviderExecutor().make_port(listener)
+
+    def _note(self, entry: Work, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.values[entry.request.id] = value
+        else:
+            self.errors[entry.request.id] = str(error)
+
+
+def work(name: str, query: str = QUERY) -> Work:
+    request = Request(name, PrimitiveKind.PREFILLING, ProviderRequest("site", "input"), query=query)
+    return Work(request, "wrapped", None, name)
+
+
+def enqueue(port: Any, *works: Work) -> None:
+    port.enqueue(works, None)
+
+
+async def test_outcomes_reach_the_listener_from_another_thread(asked: Asked) -> None:
+    ended = Ended()
+    enqueue(ended.port, work("one"), work("two"), work("three"))
+    await asyncio.sleep(0)
+    one, two, three = asked.outcomes
+
+    def arrive() -> None:
+        one.set_result(Outcome("answer"))
+        two.set_result(Outcome(error=ValueError("no")))
+
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    thread.join()
+    await asyncio.sleep(0.01)
+
+    assert ended.values == {"one": "answer"}
+    assert "it raised ValueError" in ended.errors["two"]
+    assert not three.done()
+    assert "three" not in ended.errors
+
+
+async def test_a_cancelled_request_ends_once(asked: Asked) -> None:
+    ended, entry = Ended(), work("one")
+    enqueue(ended.port, entry)
+    await asyncio.sleep(0)
+    assert ended.port.holds(entry)
+
+    ended.port.cancel([entry])
+    asked.outcomes[0].set_result(Outcome("late"))
+    await asyncio.sleep(0.01)
+
+    assert not ended.port.holds(entry)
+    assert "cancelled" in ended.errors["one"]
+    assert ended.values == {}
+
+
+async def test_a_request_that_is_cancelled_before_it_starts_is_not_prefetched(asked: Asked) -> None:
+    ended, entry = Ended(), work("one")
+    enqueue(ended.port, entry)
+    ended.port.cancel([entry])
+    await asyncio.sleep(0)
+    assert asked.outcomes == []
+
+
+async def test_a_request_of_a_query_that_is_over_fails() -> None:
+    ended = Ended()
+    enqueue(ended.port, work("one", query="another"))
+    await asyncio.sleep(0)
+    assert "its query is over" in ended.errors["one"]
+
+
+async def test_requests_that_wait_when_the_pool_is_closed_fail_as_unavailable(asked: Asked) -> None:
+    ended = Ended()
+    enqueue(ended.port, work("one"))
+    await asyncio.sleep(0)
+    await ended.port.close()
+    assert "closed" in ended.errors["one"]
+
+
+async def test_the_executor_makes_no_batches() -> None:
+    with pytest.raises(Exception, match="not in batches"):
+        ProviderExecutor().execute([])
+
+
+def _call(name: str, *inputs: str) -> Primitive:
+    return Primitive(name, PrimitiveKind.CALL, inputs=tuple((one, Ref(one)) for one in inputs))
+
+
+def test_a_graph_keeps_what_requests_depend_on() -> None:
+    request = Primitive("ask", PrimitiveKind.PREFILLING, engine="wrapped", inputs=(("prompt", Ref("prompt")),))
+    graph = Graph((_call("prompt", "$input"), request, _call("parse", "ask"), _call("pack", "parse")), Ref("pack"))
+    assert [p.id for p in without_tail(graph)] == ["prompt", "ask"]
