@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from teola_plugin.errors import unknown_name
@@ -33,12 +33,13 @@ def carries_openai(engine: Any) -> bool:
     return bool(getattr(engine, "carries_openai", False))
 
 
+def joined(run: Any, terms: Terms | None = None) -> AbstractContextManager[None]:
+    """Return a context whose calls belong to `run`, or to no query and are made under `terms`; None changes nothing."""
+    return nullcontext() if run is None and terms is None else _joined(run, terms)
+
+
 @contextmanager
-def joined(run: Any, terms: Terms | None = None) -> Iterator[None]:
-    """Calls inside the block belong to `run`, or to no query and are made under `terms`; None changes nothing."""
-    if run is None and terms is None:
-        yield
-        return
+def _joined(run: Any, terms: Terms | None) -> Iterator[None]:
     token = current_run.set(run)
     of_terms = None if terms is None else current_terms.set(terms)
     try:

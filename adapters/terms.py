@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -148,12 +148,13 @@ class Deadline:
         return QueryTimeout(f"{what} did not end before its deadline.", query_id=self.query, hint=hint)
 
 
+def interrupting(deadline: Deadline | None) -> AbstractAsyncContextManager[None]:
+    """Return a context whose body is interrupted when the deadline passes, with `QueryTimeout`."""
+    return nullcontext() if deadline is None else _interrupting(deadline)
+
+
 @asynccontextmanager
-async def interrupting(deadline: Deadline | None) -> AsyncIterator[None]:
-    """The task is interrupted in the body when the deadline passes, and gets `QueryTimeout`."""
-    if deadline is None:
-        yield
-        return
+async def _interrupting(deadline: Deadline) -> AsyncIterator[None]:
     limit = asyncio.timeout(deadline.at - deadline.clock())
     try:
         async with limit:

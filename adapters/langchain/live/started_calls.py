@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -93,12 +93,13 @@ class StartedCall(NamedTuple):
 _END: Any = object()
 
 
+def under_rules(composites: Any) -> AbstractContextManager[None]:
+    """Return a context in which calls of composites are prefetched by these rules; None changes nothing."""
+    return nullcontext() if composites is None else _under_rules(composites)
+
+
 @contextmanager
-def under_rules(composites: Any) -> Iterator[None]:
-    """Prefetch calls of composites in the body by these rules; None changes nothing."""
-    if composites is None:
-        yield
-        return
+def _under_rules(composites: Any) -> Iterator[None]:
     token = composite_rules.set(composites)
     try:
         yield
