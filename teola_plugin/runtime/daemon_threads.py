@@ -14,7 +14,10 @@ Work = Callable[[], None]
 
 
 class DaemonThreads:
-    """At most `most` daemon threads. `idle` and `made` count those that wait for work, and all of them."""
+    """Daemon threads: at most `most` for `run`, and more for `start`.
+
+    `idle` and `made` count those that wait for work, and all of them.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -27,12 +30,23 @@ class DaemonThreads:
         """Has `work` done so many times, each on a thread of its own, or fewer times where no thread is free."""
         with self._lock:
             waiting = min(times, self.idle)
-            more = min(times - waiting, self._most - self.made)
+            more = max(0, min(times - waiting, self._most - self.made))
             self.idle -= waiting
             self.made += more
         for _ in range(waiting):
             self._given.put(work)
         for _ in range(more):
+            threading.Thread(target=self._serve, args=(work,), name="teola-prefetch", daemon=True).start()
+
+    def start(self, work: Work) -> None:
+        """Do `work` on a thread of its own at once, beyond the `most` threads if none is free."""
+        with self._lock:
+            is_waited_for = self.idle > 0
+            self.idle -= is_waited_for
+            self.made += not is_waited_for
+        if is_waited_for:
+            self._given.put(work)
+        else:
             threading.Thread(target=self._serve, args=(work,), name="teola-prefetch", daemon=True).start()
 
     def _serve(self, work: Work) -> None:
@@ -70,7 +84,7 @@ def threads() -> DaemonThreads:
 
 
 def _after_fork() -> None:
-    global _workers
+    global _threads
     _threads = DaemonThreads(MOST)
 
 

@@ -318,6 +318,15 @@ def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None
     assert fast.invoke("q") == ensemble(Ledger()).invoke("q")
 
 
+def test_work_that_has_to_start_gets_a_thread_beyond_the_limit() -> None:
+    threads, both = DaemonThreads(1), threading.Barrier(3)
+    threads.start(both.wait)
+    threads.start(both.wait)
+    both.wait(5)
+    threads.run(both.wait, 1)
+    assert threads.made == 2
+
+
 def test_a_forked_process_has_threads_of_its_own() -> None:
     fast = accelerate(ensemble(Ledger()), concurrent=OWN)
     expected = len(fast.invoke("q"))
