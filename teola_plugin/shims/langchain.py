@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.tracers import context as tracers
@@ -280,6 +281,75 @@ def prompt_value(model: Any, value: Any) -> PromptValue:
 
 def _messages(value: Any) -> Any:
     return convert_to_messages(value)
+
+
+def generates_as_usual(model: Any) -> bool:
+    """Return True for a chat model that `generate` and `agenerate` below call as its `invoke` and `ainvoke` do.
+
+    Private: `_generate_with_cache`, `_agenerate_with_cache` and `_convert_input` of `BaseChatModel`, and
+    `_normalize_messages` in the private module `langchain_core.language_models._utils`; since langchain-core 1.7.0.
+    Without one of them: False, and the model's `invoke` is called, which takes longer.
+    """
+    is_usual = isinstance(model, BaseChatModel) and _is_generated_as_usual(type(model))
+    return is_usual and _message_normalizer() is not None
+
+
+@lru_cache(maxsize=512)
+def _is_generated_as_usual(cls: Any) -> bool:
+    return all(
+        hasattr(BaseChatModel, name) and getattr(cls, name) is getattr(BaseChatModel, name)
+        for name in _FROM_INVOKE_DOWN
+    )
+
+
+_FROM_INVOKE_DOWN = (
+    *("invoke", "generate_prompt", "generate", "_generate_with_cache"),
+    *("ainvoke", "agenerate_prompt", "agenerate", "_agenerate_with_cache"),
+    *("_convert_input", "_get_invocation_params", "_combine_llm_outputs"),
+)
+"""Methods by which a chat model gets from `invoke` to its provider method, and back."""
+
+
+def generate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the message that `invoke` would return for an input; only `run_manager` hears of the call.
+
+    For a model that `generates_as_usual`.
+    """
+    messages, arguments = _messages_and_arguments(model, value, kwargs)
+    return model._generate_with_cache(messages, run_manager=run_manager, **arguments).generations[0].message
+
+
+async def agenerate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
+    """`generate` on a loop."""
+    messages, arguments = _messages_and_arguments(model, value, kwargs)
+    result = await model._agenerate_with_cache(messages, run_manager=run_manager, **arguments)
+    return result.generations[0].message
+
+
+def _messages_and_arguments(model: Any, value: Any, kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    arguments = {"stop": None, **kwargs}
+    if not arguments.pop("ls_structured_output_format", None):  # only tracers see it
+        arguments.pop("structured_output_format", None)
+    normalize: Any = _message_normalizer()
+    return normalize(model._convert_input(value).to_messages()), arguments
+
+
+def _message_normalizer() -> Callable[[Any], list[Any]] | None:
+    try:
+        from langchain_core.language_models._utils import _normalize_messages
+    except ImportError:
+        report_missing("langchain-core", "language_models._utils._normalize_messages", "prefetching takes longer")
+        return None
+    return _normalize_messages
+
+
+def tracing_metadata(model: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metadata that a chat model adds to each of its runs.
+
+    Private: `_get_ls_params_with_defaults` of `BaseChatModel`; since langchain-core 1.7.0. Without it: nothing.
+    """
+    own = getattr(model, "_get_ls_params_with_defaults", None)
+    return {} if own is None else own(**{"stop": None, **kwargs})
 
 
 def chat_completion_params(model: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -10,12 +10,21 @@ from collections.abc import Iterator
 from contextvars import ContextVar, copy_context
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager, StdOutCallbackHandler
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+    StdOutCallbackHandler,
+)
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, FakeListChatModel, FakeListLLM
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableGenerator, RunnableLambda
@@ -295,6 +304,60 @@ def openai_chat(**given: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
     return ChatOpenAI(model="m", api_key="k", base_url="http://localhost:1/v1", **given)
+
+
+class Echo(BaseChatModel):
+    """A model that repeats the question, and says what it was called with."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "echo"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        told = {"stop": stop, "metadata": run_manager.metadata, **kwargs}
+        message = AIMessage(messages[-1].content, additional_kwargs=told)
+        return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model": "echo"})
+
+
+class OwnEntry(Echo):
+    """A model with an `invoke` of its own."""
+
+    def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        return super().invoke(*args, **kwargs)
+
+
+def test_generates_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shims.generates_as_usual(Echo())
+    assert not shims.generates_as_usual(OwnEntry())
+    assert not shims.generates_as_usual(FakeListLLM(responses=["a text model"]))
+    gone(monkeypatch, "langchain_core.language_models._utils", "_normalize_messages")
+    assert not shims.generates_as_usual(Echo())
+
+
+@pytest.mark.parametrize("question", ["a text", [("human", "a message")], StringPromptValue(text="a prompt")])
+async def test_a_message_is_generated_as_by_invoke(question: Any) -> None:
+    for_tracers = {"schema": {"title": "answer"}, "kwargs": {}}
+    model, kwargs = Echo(), {"stop": ["."], "temperature": 1, "ls_structured_output_format": for_tracers}
+    metadata = {**shims.tracing_metadata(model, kwargs), **(model.metadata or {})}
+
+    def manager(kind: Any) -> Any:
+        return kind(run_id=uuid4(), handlers=[], inheritable_handlers=[], metadata=metadata)
+
+    messages = [
+        model.invoke(question, **kwargs),
+        shims.generate(model, question, manager(CallbackManagerForLLMRun), kwargs),
+        await shims.agenerate(model, question, manager(AsyncCallbackManagerForLLMRun), kwargs),
+    ]
+
+    assert messages[0].additional_kwargs["temperature"] == 1
+    assert len({message.id for message in messages}) == 3
+    first, *others = [message.model_copy(update={"id": None}) for message in messages]
+    assert others == [first, first]
+
+
+def test_tracing_metadata() -> None:
+    assert shims.tracing_metadata(Echo(), {})["ls_model_type"] == "chat"
+    assert shims.tracing_metadata(object(), {}) == {}
 
 
 @pytest.mark.parametrize("name", ["_default_params", "_use_responses_api", "_create_chat_result"])
