@@ -274,6 +274,13 @@ def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
     return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
 
 
+def unread_sites(graph: Graph) -> frozenset[str]:
+    """Return the sites of wrapped leaves whose results no request and no loop of a graph depends on."""
+    readers = [p for p in graph if (p.on_engine and not p.decodes) or p.holds_fragment]
+    read = {name for p in readers for name in graph.ancestors[p.id]}
+    return frozenset(_site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id not in read)
+
+
 def predicted(graph: Graph) -> frozenset[str]:
     """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
     writing = [d for d in graph if d.kind in _WRITING and d.engine != PROVIDER]
@@ -315,6 +322,8 @@ class PrefetchPlan:
     """Whether only certain calls are prefetched."""
     behind: Mapping[str, frozenset[str]]
     """Site -> the sites that must have been asked for before a call is made ahead there."""
+    unread: frozenset[str]
+    """Sites whose results no other request depends on."""
 
     @property
     def own_calls(self) -> OwnCalls:
@@ -348,7 +357,15 @@ class PrefetchPlan:
             return None
         limit = limit or (ConcurrencyLimit(most) if most else None)
         return QueryCalls(
-            config, self.sites, self.early, self.behind, limit, form, on_loop=entry.on_loop, learns=self.careful
+            config,
+            self.sites,
+            self.early,
+            self.behind,
+            self.unread,
+            limit,
+            form,
+            on_loop=entry.on_loop,
+            learns=self.careful,
         )
 
 
@@ -399,7 +416,7 @@ def plan_prefetching(
     reads, behind = (Reads.of(traced), asked_before(planned)) if careful else (Reads(), {})
     sites = {key: found[key] for key in _lowered_sites(traced.template)}
     batches = all(batches_by_calls(site.target) for site in sites.values())
-    return PrefetchPlan(traced, pool, sites, early, batches, reads, careful, behind)
+    return PrefetchPlan(traced, pool, sites, early, batches, reads, careful, behind, unread_sites(planned.graph))
 
 
 def maps_own(chain: Node) -> bool:

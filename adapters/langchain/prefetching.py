@@ -13,13 +13,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextvars import Context, ContextVar, copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
@@ -29,6 +35,7 @@ from teola_plugin.adapters.provider_executor import prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.daemon_threads import threads
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import PartRun, QueryRun
@@ -65,13 +72,19 @@ def find_scope(target: Any, run_manager: Any) -> CallScope | None:
         return None
     if scope is not None:
         return scope
-    ambient = (var_child_runnable_config.get() or {}).get("callbacks")
-    runs = [*reversed(runs_in(run_manager)), current_run.get(), *reversed(runs_in(ambient))]
-    for run in runs:
-        calls = None if run is None else open_calls.get(run.id)
+    for run in _runs_here(run_manager):
+        calls = open_calls.get(run.id)
         if calls is not None and type(target) in calls.classes:
             return calls.original
     return calls_scope.get()
+
+
+def _runs_here(run_manager: Any) -> Iterator[Any]:
+    """Yield the query runs that a call here may belong to, innermost first."""
+    yield from reversed(runs_in(run_manager))
+    if (run := current_run.get()) is not None:
+        yield run
+    yield from reversed(runs_in((var_child_runnable_config.get() or {}).get("callbacks")))
 
 
 def current_calls(run: Any) -> ProviderCallTable | None:
@@ -157,6 +170,7 @@ class QueryCalls:
         sites: Mapping[str, CallSite],
         prefetched: frozenset[str],
         behind: Mapping[str, frozenset[str]],
+        unread: frozenset[str],
         limit: ConcurrencyLimit | None,
         form: EntryForm,
         *,
@@ -164,20 +178,24 @@ class QueryCalls:
         learns: bool,
     ) -> None:
         """`prefetched`: keys of the sites whose calls may be made before the original comes to them; the planner waits
-        for calls at the others. `behind`: by site, those whose input must be known before. `on_loop`: prefetches are
+        for calls at the others. `behind`: by site, those whose input must be known before. `unread`: those whose
+        results the planner has no use for. `on_loop`: prefetches are
         tasks of the running loop, as the original's calls are; otherwise threads. `learns`: a site whose prefetch was
         for nothing is left alone from then on."""
-        self.sites, self.config = sites, config
+        self.sites = sites
+        self._inherited = _inherited(config)
         self.table = ProviderCallTable(self._limits_of, self._note_call, self._asks_for)
         self.classes = frozenset(type(site.target) for site in sites.values())
         self.original = CallScope(self.table, Party.PLAIN, copied)
-        self._prefetched, self._behind, self._limit, self._form = prefetched, behind, limit, form
+        self._prefetched, self._behind, self._unread = prefetched, behind, unread
+        self._limit, self._form = limit, form
         self._loop = asyncio.get_running_loop() if on_loop else None
         self._learns = learns
         self._tasks: set[asyncio.Task[None]] = set()
         self._run: QueryRun | PartRun | None = None
         self._query_id = ""
         self._context = copy_context()
+        """In which prefetches run: that of the caller, from `begin` on with nobody listening."""
         self._lock = threading.Lock()
         self._reached: set[str] = set()
         """Sites whose input is known: nothing has failed before them."""
@@ -186,6 +204,8 @@ class QueryCalls:
         self._calls_made: Counter[int] = Counter()
         """Calls of the original, by the identity of the object."""
         self._waiting: list[Prefetch] = []
+        self._to_launch: list[Prefetch] = []
+        """For the caller's loop, which has been woken for them."""
         self._all: list[Prefetch] = []
         self._refuted: list[Prefetch] = []
         """Dropped since the original came to their site with something else."""
@@ -198,6 +218,7 @@ class QueryCalls:
 
     def begin(self, run: QueryRun | PartRun) -> None:
         """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
+        self._context.run(_silence, run.whole)
         with self._lock:
             self._run = run
         self.table.begin(run.whole)
@@ -225,23 +246,25 @@ class QueryCalls:
         """Return what the object at a site gives for an input: from a prefetch, or from the original's own call."""
         site = self.sites[key]
         scope = CallScope(self.table, Party.EARLY, copied, request_id=request_id, on_change=site.keeps_its_place.set)
-        try:
-            prefetch = Prefetch(site, snapshot(input), scope)
-        except NotCopied as error:
-            failed = Prefetch(site, None, scope)
-            failed.end(Outcome(error=error))
-            return failed.result
+        prefetch = Prefetch(site, None, scope)
         scope.stop = lambda: prefetch.cancel()
         with self._lock:
             self._reached.add(key)
             scope.may_make = key in self._prefetched - self._passed and not site.keeps_its_place.is_set()
-            if self.table.is_closed:
-                prefetch.scope.is_dropped = True
-            else:
+            scope.is_dropped = self.table.is_closed
+            is_needed = scope.may_make or key not in self._unread
+            if not scope.is_dropped:
                 self._all.append(prefetch)
-                self._waiting.append(prefetch)
-        if prefetch.scope.is_dropped:
+        if scope.is_dropped:
             prefetch.drop()
+        elif is_needed:
+            try:
+                prefetch.input = snapshot(input)
+            except NotCopied as error:
+                prefetch.end(Outcome(error=error))
+            else:
+                with self._lock:
+                    self._waiting.append(prefetch)
         self._start_ready()
         return prefetch.result
 
@@ -256,18 +279,21 @@ class QueryCalls:
 
     def _start(self, prefetch: Prefetch) -> None:
         if self._loop is None:
-            context, config = self._silent(prefetch, CallbackManager)
-            threading.Thread(
-                target=context.run, args=(self._run_here, prefetch, config), name="teola-prefetch", daemon=True
-            ).start()
+            threads().start(partial(self._context.copy().run, self._run_here, prefetch))
+            return
+        with self._lock:
+            is_woken = bool(self._to_launch)
+            self._to_launch.append(prefetch)
+        if is_woken:
             return
         try:
-            self._loop.call_soon_threadsafe(self._launch, prefetch)
+            self._loop.call_soon_threadsafe(self._launch)
         except RuntimeError:  # the caller's loop is closed: nobody waits any more
             prefetch.drop()
 
-    def _run_here(self, prefetch: Prefetch, config: RunnableConfig) -> None:
+    def _run_here(self, prefetch: Prefetch) -> None:
         try:
+            config = self._silent(prefetch, CallbackManager)
             with live(config), untraced():
                 value = _called(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
         except BaseException as error:
@@ -275,23 +301,26 @@ class QueryCalls:
         else:
             prefetch.end(Outcome(value))
 
-    def _launch(self, prefetch: Prefetch) -> None:
-        if prefetch.scope.is_dropped:
-            return
+    def _launch(self) -> None:
+        """Begin the prefetches that have come up since, as tasks of the caller's loop."""
         assert self._loop is not None
-        context, config = self._silent(prefetch, AsyncCallbackManager)
-        task = self._loop.create_task(self._run_on_loop(prefetch, config), context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        prefetch.cancel = lambda: self._cancel(task)
+        with self._lock:
+            prefetches, self._to_launch = self._to_launch, []
+        for prefetch in prefetches:
+            if not prefetch.scope.is_dropped:
+                task = self._loop.create_task(self._run_on_loop(prefetch), context=self._context.copy())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                prefetch.cancel = partial(self._cancel, task)
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(task.cancel)
 
-    async def _run_on_loop(self, prefetch: Prefetch, config: RunnableConfig) -> None:
+    async def _run_on_loop(self, prefetch: Prefetch) -> None:
         try:
+            config = self._silent(prefetch, AsyncCallbackManager)
             with live(config), untraced():
                 value = await _acalled(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
         except BaseException as error:
@@ -314,12 +343,12 @@ class QueryCalls:
     def _streams(self, site: CallSite) -> bool:
         return self._form.streams and not site.mapped
 
-    def _silent(self, prefetch: Prefetch, manager: Any) -> tuple[Context, RunnableConfig]:
-        """Return a context and a config in which nobody hears of a call."""
-        context = self._context.copy()
-        context.run(current_run.set, None if self._run is None else self._run.whole)
-        config = merge_configs(prefetch.site.config, _inherited(self.config))
-        return context, context.run(silenced, prefetch.scope, config, self._form.listeners, manager)
+    def _silent(self, prefetch: Prefetch, manager: Any) -> RunnableConfig:
+        """Return the config of a prefetch, and let provider calls here find it."""
+        config, own = self._inherited, prefetch.site.config
+        if own:
+            config = _inherited(merge_configs(own, config))
+        return heard_by_nobody(prefetch.scope, config, self._form.listeners, manager)
 
     # ------------------------------------------------------------ the original's side
 
@@ -370,18 +399,31 @@ def closing(*calls: QueryCalls | None) -> Iterator[None]:
 
 
 def silenced(scope: CallScope, config: RunnableConfig, listeners: tuple[type, ...], manager: Any) -> RunnableConfig:
-    """Make the current context one in which a prefetch runs and nobody hears of it. Return the config for it.
+    """Make the current context one in which a prefetch runs and nobody hears of it. Return the config for it."""
+    _silence(current_run.get())
+    return heard_by_nobody(scope, _inherited(config), listeners, manager)
+
+
+def _silence(run: QueryRun | None) -> None:
+    """Make the current context one in which nobody hears of calls; pool-backed objects that they call join `run`."""
+    inside_early.set(True)
+    current_run.set(run)
+    shims.silence()
+
+
+def heard_by_nobody(
+    scope: CallScope, config: RunnableConfig, listeners: tuple[type, ...], manager: Any
+) -> RunnableConfig:
+    """Return a config for a prefetch in a silenced context, and make it the ambient one there.
 
     `listeners`: kinds of handlers that models stream to, as they would to those of the original. `manager`: the class
     of the callback manager.
     """
     listener = _listener_class(listeners)(scope)
-    silent = _inherited(config)
+    silent = config.copy()
     silent["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
-    inside_early.set(True)
     prefetch_scope.set(scope)
     var_child_runnable_config.set(silent)
-    shims.silence()
     return silent
 
 
@@ -396,6 +438,8 @@ def copied(value: Any) -> Any:
 
 
 def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    if not streams and shims.generates_as_usual(site.target):
+        return shims.generate(site.target, input, _run_manager(CallbackManagerForLLMRun, site, config), site.kwargs)
     if not streams:
         return site.target.invoke(input, config, **site.kwargs)
     total = None
@@ -405,12 +449,31 @@ def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool
 
 
 async def _acalled(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    if not streams and shims.generates_as_usual(site.target):
+        manager = _run_manager(AsyncCallbackManagerForLLMRun, site, config)
+        return await shims.agenerate(site.target, input, manager, site.kwargs)
     if not streams:
         return await site.target.ainvoke(input, config, **site.kwargs)
     total = None
     async for chunk in site.target.astream(input, config, **site.kwargs):
         total = chunk if total is None else total + chunk
     return total
+
+
+def _run_manager(manager_class: Any, site: CallSite, config: RunnableConfig) -> Any:
+    """Return the run manager that the model's own `invoke` would make for this config."""
+    callbacks: Any = config["callbacks"]
+    model: Any = site.target
+    inheritable_tags, inheritable_metadata = config.get("tags") or [], config.get("metadata") or {}
+    return manager_class(
+        run_id=callbacks.parent_run_id,  # so what the model calls in turn is known to be called by it
+        handlers=callbacks.handlers,
+        inheritable_handlers=callbacks.inheritable_handlers,
+        tags=[*inheritable_tags, *(model.tags or ())],
+        inheritable_tags=inheritable_tags,
+        metadata={**inheritable_metadata, **shims.tracing_metadata(model, site.kwargs), **(model.metadata or {})},
+        inheritable_metadata=inheritable_metadata,
+    )
 
 
 # ------------------------------------------------------------ nobody hears of a prefetch
@@ -426,7 +489,7 @@ class PrefetchListener(BaseCallbackHandler):
         self._scope = scope
 
     def started(self, *args: Any, parent_run_id: Any = None, **kwargs: Any) -> None:
-        """Withdraw the call in whose run another run starts."""
+        """Withdraw the call in whose run, or inside whose method, another run starts."""
         if self._scope.calls:
             self._scope.withdraw(parent_run_id)
 

@@ -33,7 +33,7 @@ from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.own_class import FieldSnapshot
-from teola_plugin.adapters.provider_executor import ensure_engine
+from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, without_tail
 from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
@@ -99,6 +99,13 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _shadow: Shadow | None = PrivateAttr(default=None)
     _serving: Serving | None = PrivateAttr(default=None)
     _composites: CompositeRules | None = PrivateAttr(default=None)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a private attribute without pydantic's detour, which takes five times as long."""
+            private = self.__pydantic_private__
+            return private[name] if private is not None and name in private else super().__getattr__(name)
 
     @classmethod
     def of(
@@ -331,7 +338,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if entry is not None and not entry.streams and plan is None and not run.claims:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
         watched = traced.watched if run.claims else {}
-        if alone and plan is None and not watched and all(node.level == "lowered" for node in traced.report):
+        if alone and not watched and all(node.level == "lowered" for node in traced.report):
             return started  # no code of the user's runs, which might leave the context for a thread of its own
         try:
             handler = SessionHandler(run, watched)
@@ -355,6 +362,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if table is not None:
             ensure_engine(pool)
             table.open(query.id)
+        if isinstance(pool, ProviderPool):  # no engine needs to know how far the end is
+            optimised = replace(optimised, graph=without_tail(optimised.graph))
         try:
             run = submitted(pool, query, optimised, traced.calls, terms.form)
         except BaseException:

@@ -90,8 +90,10 @@ class Permit:
                 other._wake()
 
     def __enter__(self) -> None:
+        if not self._limits:
+            return
         turn = threading.Event()
-        if self._limits and not self._enter(turn.set):
+        if not self._enter(turn.set):
             turn.wait()
 
     def __exit__(self, *_: object) -> None:
@@ -99,8 +101,10 @@ class Permit:
             self._leave()
 
     async def __aenter__(self) -> None:
+        if not self._limits:
+            return
         loop, turn = asyncio.get_running_loop(), asyncio.Event()
-        if not self._limits or self._enter(lambda: loop.call_soon_threadsafe(turn.set)):
+        if self._enter(lambda: loop.call_soon_threadsafe(turn.set)):
             return
         try:
             await turn.wait()

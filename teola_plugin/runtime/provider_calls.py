@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
@@ -390,6 +390,76 @@ class CallScope:
             with self.table.permit(self.party, invocation.target):
                 yield from self._results(call, invocation)
 
+    def result(self, invocation: Invocation) -> Any:
+        """Return what a provider method returns that does not stream: from the other party's call, or by calling it."""
+        with self._early_permit(invocation):
+            call, is_maker = self._join(invocation)
+            if is_maker and self.party is Party.EARLY:
+                return self._make(call, invocation)
+        with self.table.waiting(self.party, call):
+            if not is_maker:
+                values = list[Any]()
+                try:
+                    for item in call.items():
+                        if item.is_event:
+                            invocation.report(item.value)
+                        else:
+                            values.append(item.value)
+                    return _only(values)
+                except KeyboardInterrupt:
+                    call.cancel()
+                    raise
+                except Exception as error:
+                    call = self._call_again(call, error, bool(values))
+            with self.table.permit(self.party, invocation.target):
+                return self._make(call, invocation)
+
+    def _make(self, call: ProviderCall, invocation: Invocation) -> Any:
+        try:
+            with self._inside(call, invocation):
+                value = invocation.start(self._recorder(call))
+            value = self._shared(call, invocation, value)
+        except BaseException as error:
+            self._failed(call, error)
+            raise
+        self._ended(call)
+        return _only([value])
+
+    async def aresult(self, invocation: Invocation) -> Any:
+        """`result` for async methods."""
+        async with self._early_permit(invocation):
+            call, is_maker = self._join(invocation)
+            if is_maker and self.party is Party.EARLY:
+                return await self._amake(call, invocation)
+        with self.table.waiting(self.party, call):
+            if not is_maker:
+                values = list[Any]()
+                try:
+                    async for item in call.aitems():
+                        if item.is_event:
+                            await invocation.report(item.value)
+                        else:
+                            values.append(item.value)
+                    return _only(values)
+                except asyncio.CancelledError:
+                    await call.cancelled()
+                    raise
+                except Exception as error:
+                    call = self._call_again(call, error, bool(values))
+            async with self.table.permit(self.party, invocation.target):
+                return await self._amake(call, invocation)
+
+    async def _amake(self, call: ProviderCall, invocation: Invocation) -> Any:
+        try:
+            with self._inside(call, invocation):
+                value = await invocation.start(self._recorder(call))
+            value = self._shared(call, invocation, value)
+        except BaseException as error:
+            self._failed(call, error)
+            raise
+        self._ended(call)
+        return _only([value])
+
     def _results(self, call: ProviderCall, invocation: Invocation) -> Iterator[Any]:
         steps = None
         try:
@@ -497,18 +567,9 @@ class CallScope:
             raise error
         return self.table.add(call.key, self.party, call.report)
 
-    @contextmanager
-    def _inside(self, call: ProviderCall, invocation: Invocation) -> Iterator[None]:
-        """Run the body as part of the provider method."""
-        if self.is_user_code:
-            yield
-            return
-        target, report = executing.set(invocation.target), current_call.set(call.report)
-        try:
-            yield
-        finally:
-            current_call.reset(report)
-            executing.reset(target)
+    def _inside(self, call: ProviderCall, invocation: Invocation) -> AbstractContextManager[None]:
+        """Return a context whose body runs as part of the provider method."""
+        return nullcontext() if self.is_user_code else _Inside(call, invocation)
 
     def _recorder(self, call: ProviderCall) -> Callable[[Any], object] | None:
         return (lambda event: call.put(Item(event, is_event=True))) if self.party is Party.EARLY else None
@@ -543,9 +604,13 @@ class CallScope:
         call.end()
 
     def withdraw(self, run_id: Any) -> None:
-        """Let the original make the call of this run: it calls other objects, of which the original has to hear."""
+        """Let the original make the call of this run, or the one that is executed here.
+
+        It calls other objects of its framework, of which the original has to hear.
+        """
+        target = executing.get()
         for call in self.calls:
-            if call.run_id == run_id and not call.is_over:
+            if not call.is_over and (call.run_id == run_id or (target is not None and call.target is target)):
                 call.withdraw()
 
     def drop(self) -> None:
@@ -555,6 +620,30 @@ class CallScope:
             if not call.claimed_by - {Party.EARLY}:
                 call.cancel()
                 call.withdraw()
+
+
+class _Inside:
+    """Runs the body as part of a provider method."""
+
+    __slots__ = ("_report", "_target", "_tokens")
+
+    def __init__(self, call: ProviderCall, invocation: Invocation) -> None:
+        self._target, self._report = invocation.target, call.report
+
+    def __enter__(self) -> None:
+        self._tokens = executing.set(self._target), current_call.set(self._report)
+
+    def __exit__(self, *_: object) -> None:
+        target, report = self._tokens
+        current_call.reset(report)
+        executing.reset(target)
+
+
+def _only(values: list[Any]) -> Any:
+    """Return the result among the values of a call. Raises `TypeError` if it could not be copied for this party."""
+    if not values or values[0] is _END:
+        raise TypeError("the result of a prefetched call cannot be copied")
+    return values[0]
 
 
 async def _one(result: Awaitable[Any]) -> AsyncGenerator[Any, None]:

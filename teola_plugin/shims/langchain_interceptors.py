@@ -8,10 +8,12 @@ defines them, never in a base class: `BaseChatModel._should_stream` compares `ty
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import decimal
 import functools
+import inspect
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
@@ -28,7 +30,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool
 
-from teola_plugin.request_keys import TargetKey, freeze
+from teola_plugin.request_keys import TargetKey, freeze, freeze_fields
 from teola_plugin.shims.interception import MethodInterceptors, Wrap
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -39,6 +41,10 @@ class ProviderScope(Protocol):
     def items(self, invocation: Any, /) -> Iterator[Any]: ...
 
     def aitems(self, invocation: Any, /) -> AsyncIterator[Any]: ...
+
+    def result(self, invocation: Any, /) -> Any: ...
+
+    async def aresult(self, invocation: Any, /) -> Any: ...
 
 
 class FindScope(Protocol):
@@ -225,8 +231,10 @@ def message_key(value: Any) -> Hashable | None:
     if not isinstance(value, BaseMessage):
         return None
     given_id = value.id is not None and not value.id.startswith(_PREFIX_OF_RUN_IDS)
-    fields = {name: one for name, one in value.__dict__.items() if name != "id" or given_id}
-    return type(value), freeze(fields), freeze(value.__pydantic_extra__)
+    fields, extra = value.__dict__, value.__pydantic_extra__
+    if not given_id:
+        fields = {**fields, "id": None}
+    return type(value), freeze_fields(fields), freeze_fields(extra) if extra else None
 
 
 # ------------------------------------------------------------ what a provider reports to its run manager
@@ -275,15 +283,30 @@ def _scope(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Provid
     return _find_scope[0](target, run_manager_in(args, kwargs))
 
 
+def _looks_like(original: Any) -> Callable[[Any], Any]:
+    """Return a decorator that gives a wrapper the name, the documentation and the signature of the original.
+
+    The framework reads the signature at each call, which takes longer if it has to unwrap the method first.
+    """
+
+    def decorate(wrapper: Any) -> Any:
+        wrapper = functools.wraps(original)(wrapper)
+        with contextlib.suppress(TypeError, ValueError):  # a callable without a signature
+            wrapper.__signature__ = inspect.signature(original)
+        return wrapper
+
+    return decorate
+
+
 def _result(original: Any) -> Any:
     name = original.__name__
 
-    @functools.wraps(original)
+    @_looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
             return original(self, *args, **kwargs)
-        return _only(list(scope.items(LangChainInvocation(self, name, original, args, kwargs))))
+        return scope.result(LangChainInvocation(self, name, original, args, kwargs))
 
     return wrapper
 
@@ -291,26 +314,20 @@ def _result(original: Any) -> Any:
 def _aresult(original: Any) -> Any:
     name = original.__name__
 
-    @functools.wraps(original)
+    @_looks_like(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
             return await original(self, *args, **kwargs)
-        return _only([one async for one in scope.aitems(LangChainInvocation(self, name, original, args, kwargs))])
+        return await scope.aresult(LangChainInvocation(self, name, original, args, kwargs))
 
     return wrapper
-
-
-def _only(results: list[Any]) -> Any:
-    if not results:
-        raise TypeError("the result of a prefetched call cannot be copied")
-    return results[0]
 
 
 def _chunks(original: Any) -> Any:
     name = original.__name__
 
-    @functools.wraps(original)
+    @_looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:
@@ -323,7 +340,7 @@ def _chunks(original: Any) -> Any:
 def _achunks(original: Any) -> Any:
     name = original.__name__
 
-    @functools.wraps(original)
+    @_looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         scope = _scope(self, args, kwargs) if live_scopes else None
         if scope is None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import RunnablePassthrough
@@ -197,3 +199,58 @@ async def test_no_scope_is_left_live_by_queries_that_end_or_are_given_up() -> No
     async with asyncio.timeout(5):
         while live_scopes:
             await asyncio.sleep(0.01)
+
+
+class Started(BaseCallbackHandler):
+    """Notes the questions that models are started with."""
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
+        self.questions.append(messages[0][-1].content)
+
+
+class Asking(Model):
+    """A model that asks another one, and hands on no callbacks: the framework's ambient config says who listens."""
+
+    other: BaseChatModel
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        self.other.invoke(f"again {messages[-1].content}")
+        return super()._generate(messages, *args, **kwargs)
+
+    async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        await self.other.ainvoke(f"again {messages[-1].content}")
+        return await super()._agenerate(messages, *args, **kwargs)
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_listeners_hear_of_a_model_that_a_prefetched_model_asks(on_loop: bool) -> None:
+    def questions(accelerated: bool) -> list[str]:
+        other = Model()
+        chain = three_questions(Server(), lambda **fields: Asking(other=other, **fields))
+        app, handler = accelerate(chain) if accelerated else chain, Started()
+        if on_loop:
+            asyncio.run(app.ainvoke(INPUT, {"callbacks": [handler]}))
+        else:
+            app.invoke(INPUT, {"callbacks": [handler]})
+        return handler.questions
+
+    assert questions(accelerated=True) == questions(accelerated=False)
+
+
+def test_a_prefetched_call_has_the_tags_and_the_metadata_of_its_model_and_its_caller() -> None:
+    reached: list[tuple[set[str], dict[str, Any]]] = []
+
+    class Noting(Model):
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+            own = {key: run_manager.metadata.get(key) for key in ("of_model", "of_caller", "ls_model_type")}
+            reached.append((set(run_manager.tags) & {"model", "caller"}, own))
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    chain = three_questions(Server(), lambda **fields: Noting(tags=["model"], metadata={"of_model": 1}, **fields))
+    accelerate(chain).invoke(INPUT, {"tags": ["caller"], "metadata": {"of_caller": 2}})
+
+    expected = {"model", "caller"}, {"of_model": 1, "of_caller": 2, "ls_model_type": "chat"}
+    assert reached == [expected] * 3

@@ -55,6 +55,14 @@ class Scope:
         self.seen.append(invocation)
         yield await invocation.start(None)
 
+    def result(self, invocation: Any) -> Any:
+        [result] = self.items(invocation)
+        return result
+
+    async def aresult(self, invocation: Any) -> Any:
+        [result] = [item async for item in self.aitems(invocation)]
+        return result
+
 
 @pytest.fixture
 def scope() -> Iterator[Scope]:
