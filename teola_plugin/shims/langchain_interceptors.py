@@ -19,9 +19,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents.compressor import BaseDocumentCompressor
@@ -417,9 +417,12 @@ def wrap_new_classes() -> bool:
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()
-        if cls not in _seen:
-            _seen.add(cls)
+        known = _seen.get(id(cls))
+        if known is None or known() is not cls:
+            _seen[id(cls)] = ref(cls, partial(_forget, id(cls)))
             new.append(cls)
+    if not new:
+        return True
     new = [cls for cls in new if not _is_framework(cls)]
     interceptors.install([cls for cls in new if not issubclass(cls, BaseTool)], METHODS)
     interceptors.install([cls for cls in new if issubclass(cls, BaseTool)], TOOL_METHODS)
@@ -430,8 +433,12 @@ def _is_framework(cls: type) -> bool:
     return cls.__module__ in _UNWRAPPED_MODULES or cls.__module__.startswith(_COMPOSITES)
 
 
-_seen: WeakSet[type] = WeakSet()
-"""Classes whose methods are intercepted."""
+_seen: dict[int, ref[type]] = {}
+"""Classes whose methods are intercepted, by identity: looked up for every class at every query."""
+
+
+def _forget(identity: int, _: object) -> None:
+    _seen.pop(identity, None)
 
 
 def intercept_composites(methods: Mapping[str, Mapping[str, Wrap]]) -> None:
