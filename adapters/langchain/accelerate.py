@@ -61,11 +61,11 @@ def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None =
 
 def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> AcceleratedRunnable:
     """Plan a Runnable. Raises `RegistrationError` and `TraceError` for what the user has to know."""
-    again = partial(accelerate_runnable, options=options, graphs=graphs)
+    accelerate_copy = partial(accelerate_runnable, options=options, graphs=graphs)
     renew = partial(_renewed, options=replace(options, strict=False), graphs=graphs)
     options, serving = with_serving(runnable, replace(options, pool=options.pool or the_pool_of(runnable)))
-    fast = Planner(options.inside(), graphs).planned(runnable, _served(runnable, options))
-    fast.copied_by(again)
+    fast = Planner(options.inside(), graphs).planned(runnable, _serve_bound_objects(runnable, options))
+    fast.copied_by(accelerate_copy)
     fast.tells_of(serving)
     if fast.chain is not runnable or fast.has_prefetch_plan:
         parts = [*_composites(runnable), *(obj for obj, _ in options.bind)]
@@ -113,12 +113,12 @@ def _is_composite(node: Any) -> bool:
     return is_runnable and type(node).__module__.startswith("langchain")
 
 
-def _served(runnable: Node, options: Options) -> Any:
+def _serve_bound_objects(runnable: Node, options: Options) -> Any:
     """Put what is bound to engines in its place; a model that is bound itself keeps its class."""
     bind, pool = options.bind, options.pool
-    made = bound(runnable, bind, pool, strict=options.strict)
-    if made is runnable or not isinstance(runnable, BaseLanguageModel):
-        return made
+    served_runnable = bound(runnable, bind, pool, strict=options.strict)
+    if served_runnable is runnable or not isinstance(runnable, BaseLanguageModel):
+        return served_runnable
     engine = next(engine for obj, engine in bind if obj is runnable)
     assert pool is not None
     return bound_object(runnable, engine, pool)
@@ -133,34 +133,42 @@ class Planner:
     own_maps: bool = False
     """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
 
-    def planned(self, runnable: Node, served: Node) -> AcceleratedRunnable:
-        """`served`: the runnable, with what is bound to engines in its place."""
-        given = self.options
-        pool = given.pool
+    def planned(self, runnable: Node, runnable_on_engines: Node) -> AcceleratedRunnable:
+        """`runnable_on_engines`: the runnable, with what is bound to engines in its place."""
+        options = self.options
+        pool = options.pool
         try:
-            chain, traced, sooner = self._plans(served)
+            chain, traced, sooner = self._plans(runnable_on_engines)
         except (RegistrationError, TraceError):  # the user's to know
             raise
         except Exception as error:
             log_fallback(error, runnable, "the whole")
-            chain, traced, sooner, pool = served, untraced(served, f"teola-plugin failed: {error!r}"), None, None
-        kind = next((kind for known, kind in _KINDS if isinstance(runnable, known)), AcceleratedRunnable)
-        options: Any = {"passes": given.passes, "speculate": given.speculate, "app": given.app}
-        fast = kind.of(runnable, traced, pool, chain=chain, prefetch_plan=sooner, **options)
-        if given.speculate != "off":
+            chain, traced, sooner, pool = (
+                runnable_on_engines,
+                untraced(runnable_on_engines, f"teola-plugin failed: {error!r}"),
+                None,
+                None,
+            )
+        calls_class = next(
+            (calls_class for framework_class, calls_class in _KINDS if isinstance(runnable, framework_class)),
+            AcceleratedRunnable,
+        )
+        call_options: Any = {"passes": options.passes, "speculate": options.speculate, "app": options.app}
+        fast = calls_class.of(runnable, traced, pool, chain=chain, prefetch_plan=sooner, **call_options)
+        if options.speculate != "off":
             intercept_composite_methods()
-            fast.prefetches_of_composites(CompositeRules([served], Threads(given.threads)))
+            fast.prefetches_of_composites(CompositeRules([runnable_on_engines], Threads(options.threads)))
         return fast
 
-    def _plans(self, served: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
-        given = self.options
-        if given.speculate == "all" and not self.own_maps and maps_own(served):
-            found = replace(self, own_maps=True)._plans(served)
-            if found[2] is not None:
-                return found
-        chain = with_parts(served, self)
-        terms: Any = {"passes": given.passes, "speculate": given.speculate, "threads": given.threads}
-        sooner = plan_prefetching(chain, given.pool, mapped=self.own_maps, **terms)
+    def _plans(self, runnable_on_engines: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
+        options = self.options
+        if options.speculate == "all" and not self.own_maps and maps_own(runnable_on_engines):
+            plans_with_maps = replace(self, own_maps=True)._plans(runnable_on_engines)
+            if plans_with_maps[2] is not None:
+                return plans_with_maps
+        chain = with_parts(runnable_on_engines, self)
+        terms: Any = {"passes": options.passes, "speculate": options.speculate, "threads": options.threads}
+        sooner = plan_prefetching(chain, options.pool, mapped=self.own_maps, **terms)
         return chain, trace(chain), sooner
 
     def __call__(self, node: Node, /) -> Node:

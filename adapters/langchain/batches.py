@@ -24,13 +24,13 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
-def _in_time(made: list[Any], deadline: Deadline | None, return_exceptions: bool) -> list[Any]:
+def _in_time(answers: list[Any], deadline: Deadline | None, return_exceptions: bool) -> list[Any]:
     """The answers of a batch; `QueryTimeout` in their place where they are late."""
     if deadline is None or not deadline.passed:
-        return made
+        return answers
     if not return_exceptions:
         raise deadline.error()
-    return [one if isinstance(one, Exception) else deadline.error() for one in made]
+    return [one if isinstance(one, Exception) else deadline.error() for one in answers]
 
 
 async def _ain_time(
@@ -69,7 +69,7 @@ class Batches:
 
         def _rules(self, config: RunnableConfig | None) -> Any: ...
 
-        def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> StartedCall: ...
+        def _original(self, config: RunnableConfig | None, terms: Asked | None = None) -> StartedCall: ...
 
     def _start_all(
         self,
@@ -84,18 +84,24 @@ class Batches:
         so early work would put on the engines at once what is to come one by one. Early calls of the user's own objects
         are bounded as the plain ones are.
         """
-        way = entry if self._prefetch_plan is not None and self._prefetch_plan.batches else None
+        prefetching_entry = entry if self._prefetch_plan is not None and self._prefetch_plan.batches else None
         limit = shared_limit(configs)
-        if not inputs or (self._pool is None and way is None) or (self._pool is not None and limit is not None):
+        if (
+            not inputs
+            or (self._pool is None and prefetching_entry is None)
+            or (self._pool is not None and limit is not None)
+        ):
             return None
         pairs = zip(inputs, configs, strict=True)
-        return StartedBatch.of([self._start(given, one, kwargs, way, limit, streamed=False) for given, one in pairs])
+        return StartedBatch.of(
+            [self._start(value, one, kwargs, prefetching_entry, limit, streamed=False) for value, one in pairs]
+        )
 
     def _of_all(self, configs: Sequence[RunnableConfig]) -> StartedCall:
         """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""
         merged = ensure_config(configs[0] if configs else None)
-        asked = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
-        return self._original(merged, asked)
+        common_terms = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
+        return self._original(merged, common_terms)
 
     def batch(
         self,
@@ -108,15 +114,15 @@ class Batches:
         configs = get_config_list(config, len(inputs))
         started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=False))
         if started is None:
-            together = self._of_all(configs)
-            with together.running(checked=False):
-                made = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-            return _in_time(made, together.deadline, return_exceptions)
+            original = self._of_all(configs)
+            with original.running(checked=False):
+                answers = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return _in_time(answers, original.deadline, return_exceptions)
         with under_rules(self._rules(started.configs[0])), closing(*started.tables), streaming(*started.runs):
-            made = started.chain.batch(
+            answers = started.chain.batch(
                 inputs, started.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
-        return _in_time(made, started.deadline, return_exceptions)
+        return _in_time(answers, started.deadline, return_exceptions)
 
     async def abatch(
         self,
@@ -129,13 +135,13 @@ class Batches:
         configs = get_config_list(config, len(inputs))
         started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=True))
         if started is None:
-            together = self._of_all(configs)
-            with together.running(checked=False):
+            original = self._of_all(configs)
+            with original.running(checked=False):
                 work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-                return await _ain_time(work, together.deadline, len(inputs), return_exceptions)
+                return await _ain_time(work, original.deadline, len(inputs), return_exceptions)
         with under_rules(self._rules(started.configs[0])), closing(*started.tables), streaming(*started.runs):
-            told = {**self.kwargs, **kwargs}
-            work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **told)
+            arguments = {**self.kwargs, **kwargs}
+            work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **arguments)
             return await _ain_time(work, started.deadline, len(inputs), return_exceptions)
 
     def batch_as_completed(
@@ -160,13 +166,15 @@ class Batches:
         **kwargs: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
         if self._only_passes(get_config_list(config, len(inputs))):
-            made = self._chain.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
+            completions = self._chain.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
         else:
             one = self._limited(config, len(inputs))
-            made = Runnable.abatch_as_completed(one, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
-        async with aclosing(made) as ended:
-            async for done in ended:
-                yield done
+            completions = Runnable.abatch_as_completed(
+                one, inputs, config, return_exceptions=return_exceptions, **kwargs
+            )  # type: ignore[call-overload]
+        async with aclosing(completions) as results:
+            async for result in results:
+                yield result
 
     def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
         """Whether the original just runs, whatever the input, and may take its time."""
@@ -178,9 +186,9 @@ class Batches:
         limit = shared_limit(get_config_list(config, inputs))
         if limit is None or self._prefetch_plan is None:
             return self
-        made: Any = self.model_copy()  # type: ignore[attr-defined]
-        made._limit = limit
-        return made
+        limited_copy: Any = self.model_copy()  # type: ignore[attr-defined]
+        limited_copy._limit = limit
+        return limited_copy
 
 
 hide_from_stack_levels(globals())

@@ -123,13 +123,13 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _asking(self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]) -> _Asking:
+    def _asking(self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]) -> _CallSettings:
         """How a call with these arguments is decoded. Raises `RegistrationError`."""
         rest, tools = taken(kwargs)
         sampling = self.sampling(stop, rest)
         if tools is not None and tools.schema:
             sampling = replace(sampling, json_schema=tools.schema)
-        return _Asking(sampling, tools)
+        return _CallSettings(sampling, tools)
 
     def _call(self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any) -> CallHandle:
         """A call whose answer is read while it is written."""
@@ -138,7 +138,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
         return made
 
-    def _ask(self, messages: Sequence[BaseMessage], asking: _Asking, run_manager: Any) -> Answer:
+    def _ask(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> Answer:
         """A call whose answer comes whole; an agent hears of the calls of tools in it."""
         request = asking.payload(messages)
         run, terms = call_context(self.pool, run_manager)
@@ -209,7 +209,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _CallSettings:
     """What a call is made with, beside its messages: the same for one made early, so that they are one request."""
 
     sampling: Sampling

@@ -32,16 +32,16 @@ def parts(node: Node) -> Iterator[tuple[str, Node]]:
         yield from ((f'.steps__["{key}"]', step) for key, step in node.steps__.items())
     elif isinstance(node, RunnableBinding) or type(node) is RunnableEach:
         yield ".bound", node.bound
-    elif (asked := retriever_per_query(node)) is not None:
-        yield ".retriever", asked
+    elif (retriever := retriever_per_query(node)) is not None:
+        yield ".retriever", retriever
 
 
-def rebuilt(node: Node, path: str, chosen: Mapping[str, Callable[[str], Node]]) -> Node:
+def rebuilt(node: Node, path: str, makers: Mapping[str, Callable[[str], Node]]) -> Node:
     """A copy of the composites above the chosen paths, which are made anew; all else is the very same object."""
-    if path in chosen:
-        return chosen[path](path)
+    if path in makers:
+        return makers[path](path)
     before = dict(parts(node))
-    inner = {where: rebuilt(part, path + where, chosen) for where, part in before.items()}
+    inner = {where: rebuilt(part, path + where, makers) for where, part in before.items()}
     if all(inner[where] is before[where] for where in inner):
         return node
     return with_parts(node, inner)

@@ -38,9 +38,9 @@ def active_runs(callbacks: Any = None) -> list[Any]:
     manager, a callback manager, or a list of handlers); such handlers in LangChain's ambient config. The last two
     find the run where user code has moved to a thread without copying its context.
     """
-    own = current_run.get()
-    found = [own, *reversed(runs_in(callbacks)), *reversed(runs_in(_ambient().get("callbacks")))]
-    return list({id(run): run for run in found if run is not None}.values())
+    ambient_run = current_run.get()
+    candidates = [ambient_run, *reversed(runs_in(callbacks)), *reversed(runs_in(_ambient().get("callbacks")))]
+    return list({id(run): run for run in candidates if run is not None}.values())
 
 
 def runs_in(callbacks: Any) -> list[Any]:
@@ -60,9 +60,9 @@ def form_of_answers(config: Mapping[str, Any]) -> AnswerForm:
 
 def asked_in(config: Mapping[str, Any] | None) -> Asked:
     """What a config asks for; of what it says nothing, what the ambient one does. Raises `RegistrationError`."""
-    outer, own = _ambient().get("configurable") or {}, (config or {}).get("configurable") or {}
-    told = {key: place[key] for place in (outer, own, config or {}) for key in _KEYS if key in place}
-    return Asked.of(told, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if told else NOTHING
+    outer, of_config = _ambient().get("configurable") or {}, (config or {}).get("configurable") or {}
+    values = {key: source[key] for source in (outer, of_config, config or {}) for key in _KEYS if key in source}
+    return Asked.of(values, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if values else NOTHING
 
 
 @contextmanager
@@ -105,8 +105,8 @@ class ConfigScopedModel(ConfigScoped):
 
         async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
             chunks = super().astream(input, config, **kwargs)
-            async with aclosing(astreamed_in(*self._context(config), chunks)) as found:
-                async for chunk in found:
+            async with aclosing(astreamed_in(*self._context(config), chunks)) as scoped_chunks:
+                async for chunk in scoped_chunks:
                     yield chunk
 
     def _context(self, config: RunnableConfig | None) -> CallContext:

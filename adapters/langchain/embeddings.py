@@ -52,10 +52,10 @@ class TeolaEmbeddings(BaseModel, Embeddings):
         return self._call(texts, "document", keep_remote=keep_remote)
 
     def _call(self, texts: Iterable[str], role: Role, *, keep_remote: bool = False) -> CallHandle:
-        asked = [EmbedText(text, role) for text in texts]
+        requests = [EmbedText(text, role) for text in texts]
         run, terms = call_context(self.pool)
         kind = PrimitiveKind.EMBEDDING
-        handle: CallHandle = self.pool.call(kind, self.engine, asked, keep_remote=keep_remote, run=run, terms=terms)
+        handle: CallHandle = self.pool.call(kind, self.engine, requests, keep_remote=keep_remote, run=run, terms=terms)
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:

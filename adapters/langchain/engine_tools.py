@@ -43,31 +43,31 @@ def _moved(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
 
     def call(arguments: Any) -> CallHandle:
         run, terms = call_context(pool)
-        asked = CallTool(tool.name, arguments, is_read_only(tool))
-        handle: CallHandle = pool.call(PrimitiveKind.TOOL, engine, [asked], run=run, terms=terms)
+        request = CallTool(tool.name, arguments, is_read_only(tool))
+        handle: CallHandle = pool.call(PrimitiveKind.TOOL, engine, [request], run=run, terms=terms)
         return handle
 
     def func(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(signature.bind(*args, **kwargs).arguments).result()[0]
         except ToolRaised as error:
-            raise _own(error) from None
+            raise _original_error(error) from None
 
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
         try:
             return (await call(signature.bind(*args, **kwargs).arguments))[0]
         except ToolRaised as error:
-            raise _own(error) from None
+            raise _original_error(error) from None
 
     # Not `functools.wraps`: whoever reads functions must not find the one behind it.
-    for made in (func, coroutine):
-        vars(made).update(__signature__=signature)
-        made.__name__ = function.__name__
+    for function_on_engine in (func, coroutine):
+        vars(function_on_engine).update(__signature__=signature)
+        function_on_engine.__name__ = function.__name__
     has_func = getattr(tool, "func", None) is not None
     return tool.model_copy(update={"func": func if has_func else None, "coroutine": coroutine})
 
 
-def _own(error: ToolRaised) -> BaseException:
+def _original_error(error: ToolRaised) -> BaseException:
     """What the function raised, where that is known here."""
     return error.__cause__ or error
 
@@ -78,13 +78,15 @@ def _function(tool: Any) -> Callable[..., Any]:
         raise RegistrationError(
             f"{tool!r} is no function as a tool.", hint="give tools that were made by @tool, Tool or StructuredTool"
         )
-    made: Callable[..., Any] = tool.func or tool.coroutine
-    kinds = {p.kind for p in inspect.signature(made).parameters.values()}
+    function: Callable[..., Any] = tool.func or tool.coroutine
+    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
     schema = tool.tool_call_schema.model_fields if isinstance(tool, StructuredTool) else None  # type: ignore[union-attr]
-    taken = {name for name in inspect.signature(made).parameters if schema is not None and name not in schema}
-    if taken or inspect.Parameter.VAR_KEYWORD in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
-        what = ", ".join(sorted(taken)) or "arguments without names"
+    hidden_parameters = {
+        name for name in inspect.signature(function).parameters if schema is not None and name not in schema
+    }
+    if hidden_parameters or inspect.Parameter.VAR_KEYWORD in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
+        names = ", ".join(sorted(hidden_parameters)) or "arguments without names"
         raise RegistrationError(
-            f"the tool {tool.name!r} takes {what}, which stays in its place.", hint="leave it where it is"
+            f"the tool {tool.name!r} takes {names}, which stays in its place.", hint="leave it where it is"
         )
-    return made
+    return function

@@ -179,10 +179,11 @@ class _Very:
         return id(self._value)
 
 
-def _documents(given: Any) -> list[Document]:
-    found = [given] if isinstance(given, str | Document) else given
+def _documents(documents_or_text: Any) -> list[Document]:
+    found = [documents_or_text] if isinstance(documents_or_text, str | Document) else documents_or_text
     if not isinstance(found, Sequence) or not all(isinstance(item, str | Document) for item in found):
         raise RegistrationError(
-            f"the indexer got {type(given).__name__}, not documents.", hint="give it a Document, a text, or a list"
+            f"the indexer got {type(documents_or_text).__name__}, not documents.",
+            hint="give it a Document, a text, or a list",
         )
     return [Document(page_content=item) if isinstance(item, str) else item for item in found]

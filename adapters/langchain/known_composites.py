@@ -58,8 +58,8 @@ def parts_of(node: Any) -> list[Any]:
     name = name_of(node)
     if name in (EXTRACTOR, FILTER) and not asks_as_usual(node):
         return []
-    held = [getattr(node, field) for field in FIELDS.get(name, ())]
-    return [part for one in held for part in (one if isinstance(one, list) else [one])]
+    values = [getattr(node, field) for field in FIELDS.get(name, ())]
+    return [part for one in values for part in (one if isinstance(one, list) else [one])]
 
 
 def calls_of(node: Any) -> list[Any]:

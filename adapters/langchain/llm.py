@@ -51,7 +51,7 @@ class BatchesByQuery:
     ) -> list[Any]:
         """Of several queries, or on several terms: one by one, so that each belongs to its own."""
         one: Any = self
-        if not _alike(get_config_list(config, len(inputs))):
+        if not _are_of_one_query(get_config_list(config, len(inputs))):
             return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, no-any-return]
@@ -65,7 +65,7 @@ class BatchesByQuery:
         **kwargs: Any,
     ) -> list[Any]:
         one: Any = self
-        if not _alike(get_config_list(config, len(inputs))):
+        if not _are_of_one_query(get_config_list(config, len(inputs))):
             return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
         with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, no-any-return]
@@ -177,7 +177,7 @@ class TeolaLLM(BatchesByQuery, ConfigScopedModel, EngineModel, BaseLLM):
         return "teola-llm"
 
 
-def _alike(configs: Sequence[RunnableConfig]) -> bool:
+def _are_of_one_query(configs: Sequence[RunnableConfig]) -> bool:
     """Whether all calls with these configs belong to one query, or to none, on the same terms."""
     first = _belonging(configs[0]) if configs else None
     return all(_belonging(config) == first for config in configs[1:])

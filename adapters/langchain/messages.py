@@ -55,9 +55,9 @@ def _role(message: BaseMessage) -> str:
     else:
         role = next((role for kind, role in _ROLES if isinstance(message, kind)), None)
     if role is None:
-        what = getattr(message, "role", message.type)
+        role = getattr(message, "role", message.type)
         raise RegistrationError(
-            f"ChatTeola cannot send a message of role {what!r}.", hint="use system, human, ai or tool messages"
+            f"ChatTeola cannot send a message of role {role!r}.", hint="use system, human, ai or tool messages"
         )
     return role
 

@@ -345,9 +345,9 @@ class QueryCalls:
 
     def _silent(self, prefetch: Prefetch, manager: Any) -> RunnableConfig:
         """Return the config of a prefetch, and let provider calls here find it."""
-        config, own = self._inherited, prefetch.site.config
-        if own:
-            config = _inherited(merge_configs(own, config))
+        config, site_config = self._inherited, prefetch.site.config
+        if site_config:
+            config = _inherited(merge_configs(site_config, config))
         return heard_by_nobody(prefetch.scope, config, self._form.listeners, manager)
 
     # ------------------------------------------------------------ the original's side
@@ -428,8 +428,8 @@ def heard_by_nobody(
 
 
 def _inherited(config: RunnableConfig) -> RunnableConfig:
-    kept: Any = {key: value for key, value in config.items() if key not in ("callbacks", "run_name", "run_id")}
-    return kept  # type: ignore[no-any-return]
+    inherited: Any = {key: value for key, value in config.items() if key not in ("callbacks", "run_name", "run_id")}
+    return inherited  # type: ignore[no-any-return]
 
 
 def copied(value: Any) -> Any:
@@ -494,7 +494,7 @@ class PrefetchListener(BaseCallbackHandler):
             self._scope.withdraw(parent_run_id)
 
 
-def _nothing(self: PrefetchListener, *args: Any, **kwargs: Any) -> None:
+def _ignore_event(self: PrefetchListener, *args: Any, **kwargs: Any) -> None:
     """Handle an event of no interest, where it occurs."""
 
 
@@ -512,7 +512,7 @@ _OTHERS = (
 for _name in _STARTS:
     setattr(PrefetchListener, _name, shims.inline_callback(PrefetchListener.started))
 for _name in _OTHERS:
-    setattr(PrefetchListener, _name, shims.inline_callback(_nothing))
+    setattr(PrefetchListener, _name, shims.inline_callback(_ignore_event))
 
 
 @lru_cache(maxsize=4)

@@ -81,28 +81,33 @@ class RerankRunnable(RunnableSerializable[dict[str, Any], list[Document]]):
     ) -> list[Document]:
         return await self._acall_with_config(self._arerank, input, config, **kwargs)
 
-    def _rerank(self, given: dict[str, Any], run_manager: Any) -> list[Document]:
-        query, documents = _pair(given)
+    def _rerank(self, query_and_documents: dict[str, Any], run_manager: Any) -> list[Document]:
+        query, documents = _pair(query_and_documents)
         return self.reranker.compress_documents(documents, query, run_manager)
 
-    async def _arerank(self, given: dict[str, Any], run_manager: Any) -> list[Document]:
-        query, documents = _pair(given)
+    async def _arerank(self, query_and_documents: dict[str, Any], run_manager: Any) -> list[Document]:
+        query, documents = _pair(query_and_documents)
         return await self.reranker.acompress_documents(documents, query, run_manager)
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf | None:
         return self.reranker.__teola_leaf__(kwargs)
 
 
-def _pair(given: Any) -> tuple[str, Sequence[Document]]:
-    if not isinstance(given, Mapping) or not {"query", "documents"} <= given.keys():
+def _pair(query_and_documents: Any) -> tuple[str, Sequence[Document]]:
+    if not isinstance(query_and_documents, Mapping) or not {"query", "documents"} <= query_and_documents.keys():
         raise RegistrationError(
-            f"the reranker got {_described(given)}.", hint='give it {"query": str, "documents": list of Document}'
+            f"the reranker got {_described(query_and_documents)}.",
+            hint='give it {"query": str, "documents": list of Document}',
         )
-    return given["query"], given["documents"]
+    return query_and_documents["query"], query_and_documents["documents"]
 
 
-def _described(given: Any) -> str:
-    return f"a mapping with the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
+def _described(query_and_documents: Any) -> str:
+    return (
+        f"a mapping with the keys {sorted(map(str, query_and_documents))}"
+        if isinstance(query_and_documents, Mapping)
+        else type(query_and_documents).__name__
+    )
 
 
 def _texts(documents: Sequence[Document]) -> list[str]:

@@ -70,21 +70,21 @@ def _kept(key: Any, value: Any) -> Any:
     return copy
 
 
-def to_filter(wanted: Mapping[str, Any] | None) -> Filter:
+def to_filter(conditions: Mapping[str, Any] | None) -> Filter:
     """Return the conditions of a filter for `SearchVector`, in the order of their keys.
 
     A filter is a dict of metadata keys, each with the value that it must have or with operators (`$eq`, `$ne`, `$in`,
     `$nin`); `$and` takes a list of filters. Raise `RegistrationError` for anything else.
     """
-    if wanted is None:
+    if conditions is None:
         return ()
-    if not isinstance(wanted, Mapping):
+    if not isinstance(conditions, Mapping):
         raise RegistrationError(
-            f"the filter is a {type(wanted).__name__}, but the store compares values of metadata only.",
+            f"the filter is a {type(conditions).__name__}, but the store compares values of metadata only.",
             hint='give a dict, e.g. filter={"kind": "animal"}, or filter the documents that the search returns',
         )
-    conditions = [condition for key, value in wanted.items() for condition in _conditions(key, value)]
-    return tuple(sorted(conditions, key=lambda condition: (condition[0], repr(condition[1]))))
+    by_key = [condition for key, value in conditions.items() for condition in _conditions(key, value)]
+    return tuple(sorted(by_key, key=lambda condition: (condition[0], repr(condition[1]))))
 
 
 def _conditions(key: str, value: Any) -> Filter:

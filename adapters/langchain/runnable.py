@@ -122,13 +122,13 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     ) -> AcceleratedRunnable:
         """`chain`: what runs instead of the original, traced as `traced`; `prefetch_plan`: what
         is prefetched beside it."""
-        made = cls(bound=bound)
-        made._chain, made._prefetch_plan = chain or bound, prefetch_plan
-        made._traced, made._pool = traced, pool
-        made._passes = None if passes is None else tuple(passes)
-        made._speculate = speculate
-        made._app = app or NO_APP
-        return made
+        accelerated = cls(bound=bound)
+        accelerated._chain, accelerated._prefetch_plan = chain or bound, prefetch_plan
+        accelerated._traced, accelerated._pool = traced, pool
+        accelerated._passes = None if passes is None else tuple(passes)
+        accelerated._speculate = speculate
+        accelerated._app = app or NO_APP
+        return accelerated
 
     def copied_by(self, accelerate_again: partial[Any]) -> None:
         """Copy and pickle the original from now on, and accelerate each copy with `accelerate_again`."""
@@ -241,14 +241,18 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         from teola_plugin.adapters.langchain.composite_calls import advice, described
 
         rules = self._composites
-        own = None if self._prefetch_plan is None else self._prefetch_plan.own_calls
+        own_calls = None if self._prefetch_plan is None else self._prefetch_plan.own_calls
         more = () if rules is None else described(self._chain, rules)
         trace = ended_trace(self._last)
         left = left_for_form(self._last)
-        found = explain(self._understood, self.plan(input), self._engines, trace=trace, own=own, more=more, left=left)
+        explanation = explain(
+            self._understood, self.plan(input), self._engines, trace=trace, own=own_calls, more=more, left=left
+        )
         waits = () if rules is None else advice(self._chain, rules.threads)
         left_alone = () if self._prefetch_plan is None else self._prefetch_plan.advice
-        return replace(found, advice=(*found.advice, *waits, *left_alone), served=served_section(self._serving))
+        return replace(
+            explanation, advice=(*explanation.advice, *waits, *left_alone), served=served_section(self._serving)
+        )
 
     @property
     def serving(self) -> Serving | None:
@@ -285,17 +289,17 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """
         plan = None if entry is None or kwargs else self._prefetch_plan
         merged = ensure_config(self._with_own(config) if self.config else config)
-        asked, runs = asked_in(merged), active_runs(merged.get("callbacks"))
+        terms, runs = asked_in(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or plan is not None:
             try:
                 form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
-                started = self._started(input, merged, _Terms(asked, runs, form), plan, entry, limit, alone)
+                started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, alone)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started
-        return self._unplanned(config, asked, runs)
+        return self._unplanned(config, terms, runs)
 
     def _rules(self, config: RunnableConfig | None) -> CompositeRules | None:
         """Return the rules for composites, which do not hand on `max_concurrency`; None if the caller says that."""
@@ -306,11 +310,13 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         merged = merge_configs(self.config, config)
         return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
-    def _unplanned(self, config: RunnableConfig | None, asked: Asked, runs: list[Any]) -> StartedCall:
+    def _unplanned(self, config: RunnableConfig | None, terms: Asked, runs: list[Any]) -> StartedCall:
         """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
-        terms, deadline = unplanned(asked, runs, self._app, clock)
-        return StartedCall(None, config, self._chain, terms=terms, deadline=deadline, composites=self._rules(config))
+        call_terms, deadline = unplanned(terms, runs, self._app, clock)
+        return StartedCall(
+            None, config, self._chain, terms=call_terms, deadline=deadline, composites=self._rules(config)
+        )
 
     def _started(
         self,
@@ -353,11 +359,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
         around = context_of(terms.asked, terms.runs, pool)
-        if table is None and (whole := joinable(around.run)) is not None:
-            return whole.part(optimised.graph, traced.calls, input, form=terms.form)
+        if table is None and (query_run := joinable(around.run)) is not None:
+            return query_run.part(optimised.graph, traced.calls, input, form=terms.form)
         query = self._query(input, terms, pool)
-        ahead = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
-        if table is None and not ahead:
+        gains = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
+        if table is None and not gains:
             return pool.runtime.watch(query, joins=True)
         if table is not None:
             ensure_engine(pool)
@@ -374,9 +380,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             table.begin(run)
         return run
 
-    def _query(self, input: Any, given: _Terms, pool: EnginePool) -> Query:
-        terms = named(given.asked.terms(outer_terms(given.runs), pool.runtime.time()), self._app)
-        return Query({"input": input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+    def _query(self, input: Any, context: _Terms, pool: EnginePool) -> Query:
+        query_terms = named(context.asked.terms(outer_terms(context.runs), pool.runtime.time()), self._app)
+        return Query(
+            {"input": input},
+            app=query_terms.app,
+            tenant=query_terms.tenant,
+            deadline=query_terms.deadline,
+            weight=query_terms.weight,
+        )
 
     def _arguments(self, started: StartedCall, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(kwargs) if started.run is None else {**self.kwargs, **kwargs}
@@ -406,13 +418,15 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         started = self._start(input, config, kwargs, EntryPoint(on_loop=False, streams=True))
-        given = self._arguments(started, kwargs)
-        yield from started.items(lambda: started.chain.stream(input, started.config, **given))
+        arguments = self._arguments(started, kwargs)
+        yield from started.items(lambda: started.chain.stream(input, started.config, **arguments))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         started = self._start(input, config, kwargs, EntryPoint(on_loop=True, streams=True))
-        given = self._arguments(started, kwargs)
-        async with aclosing(started.aitems(lambda: started.chain.astream(input, started.config, **given))) as chunks:
+        arguments = self._arguments(started, kwargs)
+        async with aclosing(
+            started.aitems(lambda: started.chain.astream(input, started.config, **arguments))
+        ) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -428,11 +442,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             async for chunk in chunks:
                 yield chunk
 
-    def _original(self, config: RunnableConfig | None, asked: Asked | None = None) -> StartedCall:
+    def _original(self, config: RunnableConfig | None, terms: Asked | None = None) -> StartedCall:
         """Nothing is known that could run ahead, as where the input comes in pieces."""
         merged = ensure_config(config)
         runs = active_runs(merged.get("callbacks"))
-        return self._unplanned(config, asked_in(merged) if asked is None else asked, runs)
+        return self._unplanned(config, asked_in(merged) if terms is None else terms, runs)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         if _version_of_events(self.bound, kwargs) == "v3":
@@ -443,9 +457,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """Nothing begins before the first event is asked for."""
         entry = EntryPoint(on_loop=True, streams=True, listeners=event_listeners())
         started = self._start(input, config, {}, entry)
-        given = self._arguments(started, kwargs)
-        made: Any = lambda: started.chain.astream_events(input, started.config, **given)  # noqa: E731
-        async with aclosing(started.aitems(made)) as events:
+        arguments = self._arguments(started, kwargs)
+        make_events: Any = lambda: started.chain.astream_events(input, started.config, **arguments)  # noqa: E731
+        async with aclosing(started.aitems(make_events)) as events:
             async for event in events:
                 yield event
 

@@ -32,8 +32,8 @@ def structured_output(
         raise unknown_name("argument of with_structured_output", name, ["include_raw", "method", "strict"])
     if method not in _METHODS:
         raise unknown_name("method of with_structured_output", method, list(_METHODS))
-    shown = {"kwargs": {"method": "json_schema", "strict": strict}, "schema": _shown(schema)}
-    bound = model.bind(json_schema=json_schema_of(schema), ls_structured_output_format=shown)
+    format_shown = {"kwargs": {"method": "json_schema", "strict": strict}, "schema": _schema_for_models(schema)}
+    bound = model.bind(json_schema=json_schema_of(schema), ls_structured_output_format=format_shown)
     parser = _parser(schema)
     return _with_raw(bound, parser) if include_raw else bound | parser
 
@@ -47,7 +47,7 @@ def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
     return schema if plain else convert_to_json_schema(schema)  # type: ignore[return-value]
 
 
-def _shown(schema: dict[str, Any] | type) -> dict[str, Any]:
+def _schema_for_models(schema: dict[str, Any] | type) -> dict[str, Any]:
     """The schema as LangChain's tracers expect it; one that has no title cannot be written that way."""
     return (
         json_schema_of(schema) if isinstance(schema, dict) and "title" not in schema else convert_to_json_schema(schema)

@@ -63,13 +63,13 @@ class Threads:
         if isinstance(leaf_of(node, {}), RetrievalLeaf | TextSearchLeaf):
             return True
         store = getattr(node, "vectorstore", None)
-        known = isinstance(node, TeolaRetriever) and not find_override(node, TeolaRetriever)
-        return known and type(store) is TeolaVectorStore and self.embeddings(store.embeddings)
+        is_plain = isinstance(node, TeolaRetriever) and not find_override(node, TeolaRetriever)
+        return is_plain and type(store) is TeolaVectorStore and self.embeddings(store.embeddings)
 
     def unnamed(self, part: Any) -> tuple[Any, ...]:
         """What `concurrent=` would have to name for `allow(part)`; empty where it holds already, or cannot."""
-        found = () if self.allow(part) else tuple(self._blocking(part))
-        return found if found and Threads(ThreadSafety((*self.safety.told, *found))).allow(part) else ()
+        blocking = () if self.allow(part) else tuple(self._blocking(part))
+        return blocking if blocking and Threads(ThreadSafety((*self.safety.told, *blocking))).allow(part) else ()
 
     def _blocking(self, part: Any) -> Iterator[Any]:
         if isinstance(part, VectorStoreRetriever) and self.safety.allows(part.vectorstore, STORES):
@@ -77,7 +77,7 @@ class Threads:
         elif isinstance(part, VectorStoreRetriever):
             yield part.vectorstore
         elif below := classes.parts_of(part):
-            yield from (one for each in below if not self._part(each) for one in self._blocking(each))
+            yield from (one for child in below if not self._part(child) for one in self._blocking(child))
         elif isinstance(part, Runnable) and not isinstance(part, BaseRetriever | BaseLanguageModel):
             leaves = (site.target for site in sites_of(part, mapped=True).values())
             yield from (one for leaf in leaves if not self.allow(leaf) for one in self._blocking(leaf))
@@ -100,8 +100,8 @@ class Threads:
 
     def _chain(self, node: Any) -> bool:
         """LCEL: all of it is understood, so it has no code of the user's that might do anything."""
-        own = (site.target for site in sites_of(node, mapped=True).values())
-        leaves = [*own, *(one for _, one in find_pool_backed(node, ""))]
+        own_objects = (site.target for site in sites_of(node, mapped=True).values())
+        leaves = [*own_objects, *(one for _, one in find_pool_backed(node, ""))]
         if not leaves:
             return False
         return all(self._leaf(leaf) for leaf in leaves) and lowered(node, mapped=True)

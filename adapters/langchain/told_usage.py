@@ -22,9 +22,9 @@ register_configure_hook(current_listener, inheritable=True)
 
 def listening_tally() -> Tally:
     """One that counts models outside the pool, too, as far as their messages have `usage_metadata`."""
-    made = Tally()
-    made.listener = ToldUsage(made)
-    return made
+    tally = Tally()
+    tally.listener = ToldUsage(tally)
+    return tally
 
 
 class ToldUsage(BaseCallbackHandler):
@@ -53,7 +53,7 @@ class ToldUsage(BaseCallbackHandler):
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._over(run_id)
-        tokens = _told(response)
+        tokens = _reported_tokens(response)
         if run is None or run.counted or tokens is None:
             return
         self._tally.add(tokens)
@@ -71,12 +71,12 @@ class ToldUsage(BaseCallbackHandler):
             return run
 
 
-def _told(response: LLMResult) -> Tokens | None:
+def _reported_tokens(response: LLMResult) -> Tokens | None:
     """Of the first choice: providers tell the tokens of all choices in each."""
     first = next((one for choices in response.generations for one in choices), None)
     message = first.message if isinstance(first, ChatGeneration) else None
-    told = message.usage_metadata if isinstance(message, AIMessage) else None
-    if not told:
+    usage = message.usage_metadata if isinstance(message, AIMessage) else None
+    if not usage:
         return None
-    cached = (told.get("input_token_details") or {}).get("cache_read") or 0
-    return Tokens(told["input_tokens"], cached, told["output_tokens"])
+    cached = (usage.get("input_token_details") or {}).get("cache_read") or 0
+    return Tokens(usage["input_tokens"], cached, usage["output_tokens"])

@@ -29,17 +29,17 @@ class Tools(ToolText):
         rest, calls = self.read(plain.text)
         if not calls:
             return plain
-        made = [tool_call(name=call.name, args=call.args, id=new_id()) for call in calls]
-        return plain.model_copy(update={"content": rest, "tool_calls": made})
+        tool_calls = [tool_call(name=call.name, args=call.args, id=new_id()) for call in calls]
+        return plain.model_copy(update={"content": rest, "tool_calls": tool_calls})
 
 
 def described(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
     """Return the arguments to bind. Raise `RegistrationError` for malformed tools, and a choice that cannot be met."""
-    shown = [convert_to_openai_tool(tool) for tool in tools]
-    wanted = chosen(choice or None, tool_names(shown))
-    if wanted not in ("", "none"):
-        check_parameters(shown)
-    return {"tools": shown, **({"tool_choice": wanted} if wanted else {})}
+    definitions = [convert_to_openai_tool(tool) for tool in tools]
+    tool_choice = chosen(choice or None, tool_names(definitions))
+    if tool_choice not in ("", "none"):
+        check_parameters(definitions)
+    return {"tools": definitions, **({"tool_choice": tool_choice} if tool_choice else {})}
 
 
 def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
@@ -48,10 +48,10 @@ def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
     Raise `RegistrationError` for malformed tools, and a choice that cannot be met.
     """
     rest = {key: value for key, value in kwargs.items() if key not in ARGUMENTS}
-    given = kwargs.get("tools")
-    if not given:
+    tools = kwargs.get("tools")
+    if not tools:
         chosen(kwargs.get("tool_choice") or None, ())
         return rest, None
-    bound = described(given, kwargs.get("tool_choice"))
-    made = tool_text(bound["tools"], bound.get("tool_choice", ""))
-    return rest, None if made is None else Tools(made.shown, made.names, made.schema)
+    bound = described(tools, kwargs.get("tool_choice"))
+    text = tool_text(bound["tools"], bound.get("tool_choice", ""))
+    return rest, None if text is None else Tools(text.shown, text.names, text.schema)

@@ -45,8 +45,8 @@ class TeolaWebSearch(ConfigScoped, BaseRetriever):
 
     def _call(self, query: str, callbacks: Any) -> CallHandle:
         run, terms = call_context(self.pool, callbacks)
-        asked = [SearchText(query, self.k)]
-        handle: CallHandle = self.pool.call(PrimitiveKind.SEARCHING, self.engine, asked, run=run, terms=terms)
+        request = [SearchText(query, self.k)]
+        handle: CallHandle = self.pool.call(PrimitiveKind.SEARCHING, self.engine, request, run=run, terms=terms)
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> TextSearchLeaf | None:

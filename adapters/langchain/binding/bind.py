@@ -51,12 +51,12 @@ def bound(
     for obj, engine in bind:
         assert pool is not None
         check_engine(pool, engine)
-        made = replaced(chain, _stand_in(obj, engine, pool))
-        if made is chain and strict:
+        bound_chain = replaced(chain, _replacement(obj, engine, pool))
+        if bound_chain is chain and strict:
             raise _absent(obj)
-        if made is not chain and (keeper := kept_by((made, beside), obj, CLOSED)):
+        if bound_chain is not chain and (keeper := kept_by((bound_chain, beside), obj, CLOSED)):
             raise in_part(obj, keeper)
-        chain = made
+        chain = bound_chain
     return chain
 
 
@@ -70,20 +70,20 @@ def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:
     Raises `RegistrationError` for what cannot be served faithfully.
     """
     check_engine(pool, engine)
-    wanted = ServedBy(pool, engine)
-    known: ServedBy | None = getattr(type(obj), "__teola_served_by__", None)
-    if known is not None and known != wanted:
+    served_by = ServedBy(pool, engine)
+    current: ServedBy | None = getattr(type(obj), "__teola_served_by__", None)
+    if current is not None and current != served_by:
         raise RegistrationError(
-            f"the {type(obj).__name__} is served by the engine {known.engine!r} already.",
+            f"the {type(obj).__name__} is served by the engine {current.engine!r} already.",
             hint="bind the object that it was made of",
         )
-    return obj if known is not None else in_class_of(obj, _stand_in(obj, engine, pool)(obj, {}), wanted)
+    return obj if current is not None else in_class_of(obj, _replacement(obj, engine, pool)(obj, {}), served_by)
 
 
-def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
+def _replacement(obj: Any, engine: str, pool: EnginePool) -> Make:
     """What replaces `obj`. Raises `RegistrationError` for what no engine can do."""
     if is_cross_encoder(obj):
-        return _once(obj, lambda kwargs: cross_encoder_on(obj, engine, pool))
+        return _replace_only(obj, lambda kwargs: cross_encoder_on(obj, engine, pool))
     if isinstance(obj, Embeddings):
         return _embeddings(obj, engine, pool)
     if is_own_decoder(obj):
@@ -92,9 +92,9 @@ def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
             hint="leave it unbound, or put ChatTeola(pool=pool) in the chain",
         )
     if is_openai_chat(obj) and carries_openai(pool.engine(engine)):
-        return _once(obj, lambda kwargs: served_by_server(obj, engine, pool))
+        return _replace_only(obj, lambda kwargs: served_by_server(obj, engine, pool))
     if isinstance(obj, BaseChatModel | BaseLLM):
-        return _once(obj, lambda kwargs: model_on(obj, engine, pool, kwargs))
+        return _replace_only(obj, lambda kwargs: model_on(obj, engine, pool, kwargs))
     if isinstance(obj, BaseDocumentCompressor) or hasattr(obj, "score"):
         raise RegistrationError(
             f"a reranker ({type(obj).__name__}) cannot be bound.",
@@ -106,22 +106,22 @@ def _stand_in(obj: Any, engine: str, pool: EnginePool) -> Make:
     )
 
 
-def _once(obj: Any, make: Callable[[Mapping[str, Any]], Any]) -> Make:
+def _replace_only(obj: Any, make: Callable[[Mapping[str, Any]], Any]) -> Make:
     return lambda node, kwargs: make(kwargs) if node is obj else node
 
 
 def _embeddings(obj: Embeddings, engine: str, pool: EnginePool) -> Make:
-    made: Any = None
+    engine_embeddings: Any = None
 
     def stand_in(node: Any, kwargs: Mapping[str, Any]) -> Any:
-        nonlocal made
+        nonlocal engine_embeddings
         store = node.vectorstore if isinstance(node, VectorStoreRetriever) else node
         if node is not obj and not (isinstance(store, VectorStore) and store.embeddings is obj):
             return node
-        made = made or embeddings_on(obj, engine, pool)
+        engine_embeddings = engine_embeddings or embeddings_on(obj, engine, pool)
         if node is obj:
-            return made
-        return store_on(node, made) if node is store else retriever_on(node, made)
+            return engine_embeddings
+        return store_on(node, engine_embeddings) if node is store else retriever_on(node, engine_embeddings)
 
     return stand_in
 

@@ -28,8 +28,8 @@ _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpu
 
 def _class(modules: Iterable[str], name: str, obj: Any) -> type[Any] | None:
     """The class of that name that `obj` is an instance of; without importing what nobody has imported."""
-    found = (getattr(sys.modules.get(module), name, None) for module in modules)
-    return next((cls for cls in found if cls is not None and isinstance(obj, cls)), None)
+    classes = (getattr(sys.modules.get(module), name, None) for module in modules)
+    return next((cls for cls in classes if cls is not None and isinstance(obj, cls)), None)
 
 
 def is_own_decoder(obj: Any) -> bool:
@@ -63,17 +63,17 @@ def is_embeddings(obj: Any) -> bool:
 
 def prompts_of(obj: Any, client: Any) -> dict[str, str]:
     """What is put before texts, by the engine's role. `client`: the `SentenceTransformer` of the object."""
-    return {role: _own_prompt(client, given) for role, given in _encodings(obj).items()}
+    return {role: _prompt_before_texts(client, encoding) for role, encoding in _encodings(obj).items()}
 
 
 def _encodings(obj: Any) -> dict[str, Mapping[str, Any]]:
     return {"document": obj.encode_kwargs, "query": getattr(obj, "query_encode_kwargs", None) or obj.encode_kwargs}
 
 
-def _own_prompt(client: Any, given: Mapping[str, Any]) -> str:
-    name = given.get("prompt_name") or client.default_prompt_name
-    own = given.get("prompt") if given.get("prompt") is not None else client.prompts.get(name or "", "")
-    return own or ""
+def _prompt_before_texts(client: Any, encoding: Mapping[str, Any]) -> str:
+    name = encoding.get("prompt_name") or client.default_prompt_name
+    prompt = encoding.get("prompt") if encoding.get("prompt") is not None else client.prompts.get(name or "", "")
+    return prompt or ""
 
 
 def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
@@ -96,34 +96,36 @@ def _check_embedder(obj: Any, server: Any) -> None:
     _check_model(obj, client, server, "EmbeddingEngine")
     kinds = {type(module).__name__ for module in client}
     if obj.multi_process or "Router" in kinds:
-        what = (
+        reason = (
             "it embeds in many processes" if obj.multi_process else "its model tells queries from documents by itself"
         )
-        raise _differs(obj, what, "leave it unbound")
-    for role, given in _encodings(obj).items():
-        _check_encoding(obj, given)
-        _check_prompt(obj, client, server, role, given)
-        if bool(given.get("normalize_embeddings")) != server.normalize and "Normalize" not in kinds:
-            wanted = bool(given.get("normalize_embeddings"))
+        raise _differs(obj, reason, "leave it unbound")
+    for role, encoding in _encodings(obj).items():
+        _check_encoding(obj, encoding)
+        _check_prompt(obj, client, server, role, encoding)
+        if bool(encoding.get("normalize_embeddings")) != server.normalize and "Normalize" not in kinds:
+            normalizes = bool(encoding.get("normalize_embeddings"))
             raise _differs(
-                obj, f"its {role} vectors have normalize_embeddings={wanted}", f"EmbeddingEngine(normalize={wanted})"
+                obj,
+                f"its {role} vectors have normalize_embeddings={normalizes}",
+                f"EmbeddingEngine(normalize={normalizes})",
             )
 
 
-def _check_encoding(obj: Any, given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
+def _check_encoding(obj: Any, encoding: Mapping[str, Any]) -> None:
+    for name, value in encoding.items():
         if name not in _COMPARED and value not in _HARMLESS.get(name, ()):
             raise _differs(obj, f"it encodes with {name}={value!r}", f"take {name} out of encode_kwargs")
 
 
-def _check_prompt(obj: Any, client: Any, server: Any, role: str, given: Mapping[str, Any]) -> None:
-    own = _own_prompt(client, given)
+def _check_prompt(obj: Any, client: Any, server: Any, role: str, encoding: Mapping[str, Any]) -> None:
+    prompt = _prompt_before_texts(client, encoding)
     prompts = {**client.prompts, **server.prompts}
-    known = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
-    theirs = prompts.get(known or "", "")
-    if own != theirs:
-        hint = f"EmbeddingEngine(prompts={{{role!r}: {own!r}, ...}})"
-        raise _differs(obj, f"it puts {own!r} before a {role}, the engine {theirs!r}", hint)
+    prompt_name = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
+    engine_prompt = prompts.get(prompt_name or "", "")
+    if prompt != engine_prompt:
+        hint = f"EmbeddingEngine(prompts={{{role!r}: {prompt!r}, ...}})"
+        raise _differs(obj, f"it puts {prompt!r} before a {role}, the engine {engine_prompt!r}", hint)
 
 
 # ------------------------------------------------------------ rerankers
@@ -142,10 +144,10 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncod
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_model(obj, obj.client, server, "RerankingEngine")
-        own = obj.model_kwargs.get("max_length")
-        if own != server.max_length and not computes_with(server, obj.client):
-            hint = f"RerankingEngine(max_length={own})"
-            raise _differs(obj, f"it cuts pairs at max_length={own}, the engine at {server.max_length}", hint)
+        max_length = obj.model_kwargs.get("max_length")
+        if max_length != server.max_length and not computes_with(server, obj.client):
+            hint = f"RerankingEngine(max_length={max_length})"
+            raise _differs(obj, f"it cuts pairs at max_length={max_length}, the engine at {server.max_length}", hint)
         if obj.client.config.num_labels != 1:
             raise _differs(obj, f"its model gives {obj.client.config.num_labels} scores a pair", "leave it unbound")
     return TeolaCrossEncoder(pool=pool, engine=engine)
@@ -161,11 +163,13 @@ def _check_model(obj: Any, client: Any, server: Any, kind: str) -> None:
         raise _differs(
             obj, f"it runs {obj.model_name!r}, the engine {server.model_name!r}", f"{kind}(model={obj.model_name!r})"
         )
-    own = {key: value for key, value in obj.model_kwargs.items() if key not in _DEVICE}
-    theirs = {key: value for key, value in server.options.items() if key not in _DEVICE}
-    if own != theirs:
+    model_kwargs = {key: value for key, value in obj.model_kwargs.items() if key not in _DEVICE}
+    engine_kwargs = {key: value for key, value in server.options.items() if key not in _DEVICE}
+    if model_kwargs != engine_kwargs:
         raise _differs(
-            obj, f"its model is made with model_kwargs {own}, the engine's with {theirs}", f"{kind}(options={own})"
+            obj,
+            f"its model is made with model_kwargs {model_kwargs}, the engine's with {engine_kwargs}",
+            f"{kind}(options={model_kwargs})",
         )
 
 
@@ -175,5 +179,5 @@ def _same_model(one: str, other: str) -> bool:
     return one.removeprefix("sentence-transformers/") == other.removeprefix("sentence-transformers/")
 
 
-def _differs(obj: Any, why: str, hint: str) -> RegistrationError:
-    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {why}.", hint=hint)
+def _differs(obj: Any, reason: str, hint: str) -> RegistrationError:
+    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {reason}.", hint=hint)

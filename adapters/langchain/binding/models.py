@@ -35,18 +35,18 @@ def model_of(
     fields: Mapping[str, Any], chat: bool, engine: str, pool: EnginePool, kwargs: Mapping[str, Any]
 ) -> ChatTeola | TeolaLLM:
     """`model_on`, of the fields of `obj`."""
-    made: Any
+    model: Any
     if chat:
-        made, kwargs = ChatTeola(pool=pool, engine=engine, **fields), taken(kwargs)[0]
+        model, kwargs = ChatTeola(pool=pool, engine=engine, **fields), taken(kwargs)[0]
     else:
-        known = {name: value for name, value in fields.items() if name in TeolaLLM.model_fields}
-        made = TeolaLLM(pool=pool, engine=engine, **known)
-    made.sampling(None, kwargs)
-    return made  # type: ignore[no-any-return]
+        text_fields = {name: value for name, value in fields.items() if name in TeolaLLM.model_fields}
+        model = TeolaLLM(pool=pool, engine=engine, **text_fields)
+    model.sampling(None, kwargs)
+    return model  # type: ignore[no-any-return]
 
 
 def fields_of(model: Any) -> dict[str, Any]:
     """Fields of a pool-backed model that answers as `model` is set up to. Raises `RegistrationError`."""
     values = sampling_fields(model, dict(getattr(model, "model_kwargs", None) or {}))
-    kept = {key: value for key in _KEPT if (value := getattr(model, key, None)) is not None}
-    return values | kept | {"name": model.get_name()}
+    copied_fields = {key: value for key in _KEPT if (value := getattr(model, key, None)) is not None}
+    return values | copied_fields | {"name": model.get_name()}

@@ -56,7 +56,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     """The object as it is, carried by the engine. Raises `RegistrationError` where the two talk to different places."""
     server: Any = pool.engine(engine)
     _check(obj, server)
-    base = _ServedAhead if server.prefix_caching else _Served
+    base = _OnCachingServer if server.prefix_caching else _OnServer
     cls = subclass_of(type(obj), base, ServedBy(pool, engine))
     return of_class(cls, obj, _carried(obj, ServedBy(pool, engine)), {})
 
@@ -67,24 +67,24 @@ _CARRIED: WeakSet[Any] = WeakSet()
 
 def _carried(obj: Any, served_by: ServedBy) -> dict[str, Any]:
     """Clients as the object's are, whose requests the engine carries."""
-    found: dict[str, Any] = {}
+    clients: dict[str, Any] = {}
     if obj.root_client is not None:
         sync = EngineTransport.client(http_client(obj.root_client), *served_by)
         root = obj.root_client.copy(http_client=sync)
-        found |= {"root_client": root, "client": root.chat.completions}
+        clients |= {"root_client": root, "client": root.chat.completions}
         _CARRIED.add(sync)
     on_loop = AsyncEngineTransport.client(http_client(obj.root_async_client), *served_by)
     root = obj.root_async_client.copy(http_client=on_loop)
     _CARRIED.add(on_loop)
-    return found | {"root_async_client": root, "async_client": root.chat.completions}
+    return clients | {"root_async_client": root, "async_client": root.chat.completions}
 
 
 def _check(obj: Any, server: Any) -> None:
-    own = without_credentials(str(obj.root_async_client.base_url)).rstrip("/")
-    if own != server.base_url:
+    base_url = without_credentials(str(obj.root_async_client.base_url)).rstrip("/")
+    if base_url != server.base_url:
         raise RegistrationError(
-            f"the {type(obj).__name__} talks to {own}, the engine {server.name!r} to {server.base_url}.",
-            hint=f"OpenAIServer(base_url={own!r}, ...)",
+            f"the {type(obj).__name__} talks to {base_url}, the engine {server.name!r} to {server.base_url}.",
+            hint=f"OpenAIServer(base_url={base_url!r}, ...)",
         )
     if server.model is not None and obj.model_name != server.model:
         raise RegistrationError(
@@ -93,7 +93,7 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _Served(ConfigScopedModel):
+class _OnServer(ConfigScopedModel):
     """Before the object's class in the order of methods: calls find their query, wherever they run."""
 
     __teola_served_by__: ClassVar[ServedBy]
@@ -106,10 +106,10 @@ class _Served(ConfigScopedModel):
         """One that its class makes, as `configurable_fields` has it do, is served like the one that it is made after.
         Raises `RegistrationError` where it talks to another place."""
         super().__init__(*args, **kwargs)
-        served_by, made = self.__teola_served_by__, cast(Any, self)
-        _check(made, served_by.pool.engine(served_by.engine))
-        if http_client(made.root_async_client) not in _CARRIED:
-            vars(self).update(_carried(made, served_by))
+        served_by, model = self.__teola_served_by__, cast(Any, self)
+        _check(model, served_by.pool.engine(served_by.engine))
+        if http_client(model.root_async_client) not in _CARRIED:
+            vars(self).update(_carried(model, served_by))
 
     def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
         with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
@@ -132,7 +132,7 @@ class _Served(ConfigScopedModel):
                 yield chunk
 
 
-class _ServedAhead(_Served):
+class _OnCachingServer(_OnServer):
     """On a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
@@ -140,35 +140,35 @@ class _ServedAhead(_Served):
         where the key comes from a function of the user's."""
         model: Any = self
         cached = model.cache or (model.cache is None and get_llm_cache() is not None)
-        given = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
+        arguments = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
             return None
         if key_is_asked_for(model.root_client) or http_client(model.root_client) not in _CARRIED:
             return None
-        params = chat_completion_params(model, given)
+        params = chat_completion_params(model, arguments)
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
         engine = model.__teola_served_by__.engine
-        form = _FORMS[always_streams(model, given)]
-        request, message = partial(_request, model, kwargs=given), partial(_message, model)
+        form = _FORMS[always_streams(model, arguments)]
+        request, message = partial(_request, model, kwargs=arguments), partial(_message, model)
         return GenerationLeaf(engine, request, message, form=form)
 
 
 def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
     """Return the request that a call by `invoke` sends if it does not stream."""
-    request, streams = _asked(model, value, kwargs), always_streams(model, kwargs)
+    request, streams = _captured_request(model, value, kwargs), always_streams(model, kwargs)
     if streams is False:
         return replace(request, form=None)  # whoever listens, it sends the same
     return request.with_unknown_form() if streams else request
 
 
-def _asked(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
+def _captured_request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
     """The request that a call would make, caught before it is sent. Runs nothing but the object's own formatting."""
     messages: list[BaseMessage] = prompt_value(model, value).to_messages()
-    given = dict(kwargs)
+    arguments = dict(kwargs)
     with capturing():
         try:
-            super(_Served, model)._generate(messages, stop=given.pop("stop", None), **given)
+            super(_OnServer, model)._generate(messages, stop=arguments.pop("stop", None), **arguments)
         except Captured as caught:
             return caught.asked
     raise RegistrationError(f"{type(model).__name__} made no request.", hint="leave it unbound")

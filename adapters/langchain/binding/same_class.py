@@ -45,18 +45,18 @@ def in_class_of(obj: Any, worker: Any, served_by: ServedBy) -> Any:
     cls = subclass_of(type(obj), _Embeddings if isinstance(obj, Embeddings) else _CrossEncoder, served_by)
     if isinstance(obj, BaseModel):
         return of_class(cls, obj, {_WORKER: worker}, {})
-    made: Any = object.__new__(cls)
+    copied: Any = object.__new__(cls)
     try:
-        vars(made).update(vars(obj) | {_WORKER: worker})
-    except TypeError as why:
+        vars(copied).update(vars(obj) | {_WORKER: worker})
+    except TypeError as error:
         raise RegistrationError(
             f"a {type(obj).__name__} keeps its attributes where they cannot be copied.",
             hint="use TeolaEmbeddings(pool=pool) in its place",
-        ) from why
-    return made
+        ) from error
+    return copied
 
 
-class _Served:
+class _OnEngine:
     """Stands before the object's own class in the order of methods."""
 
     __teola_served_by__: ClassVar[ServedBy]
@@ -69,7 +69,7 @@ class _Served:
 # ------------------------------------------------------------ models
 
 
-class _Model(_Served, ConfigScopedModel):
+class _Model(_OnEngine, ConfigScopedModel):
     """What chat models and text models have in common."""
 
     __teola_known__: ClassVar[type]
@@ -89,12 +89,12 @@ class _Model(_Served, ConfigScopedModel):
     @property
     def _worker(self) -> Any:
         """The pool-backed model of the attributes as they are now."""
-        fields, kept = fields_of(self), vars(self).get(_WORKER)
-        if kept is None or kept[0] != fields:
+        fields, worker = fields_of(self), vars(self).get(_WORKER)
+        if worker is None or worker[0] != fields:
             pool, engine = self.__teola_served_by__
-            kept = fields, model_of(fields, self.__teola_known__ is BaseChatModel, engine, pool, {})
-            vars(self)[_WORKER] = kept
-        return kept[1]
+            worker = fields, model_of(fields, self.__teola_known__ is BaseChatModel, engine, pool, {})
+            vars(self)[_WORKER] = worker
+        return worker[1]
 
     def __getstate__(self) -> NoReturn:
         raise RegistrationError(
@@ -119,9 +119,11 @@ class _Model(_Served, ConfigScopedModel):
     # Each class says `__teola_leaf__` itself: one that overrides anything of who says it is not trusted.
     def _leaf(self, kwargs: Mapping[str, Any]) -> Leaf | None:
         """None where its class does more in a call than LangChain does: what the engine is asked for is not known."""
-        known = self.__teola_known__
-        own = next(cls for cls in type(self).__mro__ if issubclass(cls, known) and not issubclass(cls, _Served))
-        if any(getattr(own, name, None) is not getattr(known, name, None) for name in _ENTRIES):
+        framework_class = self.__teola_known__
+        original_class = next(
+            cls for cls in type(self).__mro__ if issubclass(cls, framework_class) and not issubclass(cls, _OnEngine)
+        )
+        if any(getattr(original_class, name, None) is not getattr(framework_class, name, None) for name in _ENTRIES):
             return None
         return self._worker.__teola_leaf__(kwargs)  # type: ignore[no-any-return]
 
@@ -142,8 +144,8 @@ class _ChatModel(_Model):
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any) -> Any:
         """As `ChatTeola.bind_tools`, whose words `tool_choice` has. What only a provider's API knows is left out."""
-        given = {name: value for name, value in kwargs.items() if name not in ARGUMENTS}
-        return self.bind(**described(tools, tool_choice), **given)  # type: ignore[attr-defined]
+        other_arguments = {name: value for name, value in kwargs.items() if name not in ARGUMENTS}
+        return self.bind(**described(tools, tool_choice), **other_arguments)  # type: ignore[attr-defined]
 
     def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> Any:
         """As `ChatTeola.with_structured_output`: the engine writes only what the schema allows."""
@@ -161,7 +163,7 @@ class _TextModel(BatchesByQuery, _Model):
 # ------------------------------------------------------------ embeddings, cross encoders
 
 
-class _Worked(_Served):
+class _Worked(_OnEngine):
     """Work is done by an object that is made once."""
 
     @property

@@ -31,42 +31,44 @@ def with_serving(chain: Any, options: Options, beside: Any = ()) -> tuple[Option
     """
     if options.serve is None:
         return options, None
-    known = {id(obj) for obj, _ in options.bind}
-    models = [one for one in models_in(chain) if id(one) not in known]
+    bound_ids = {id(obj) for obj, _ in options.bind}
+    models = [one for one in models_in(chain) if id(one) not in bound_ids]
     attempt = lambda obj, engine, pool: bound(chain, [(obj, engine)], pool, beside=beside)  # noqa: E731
-    want = partial(wanted, own=options.serve == "own")
-    made = serve(models, want, attempt, options.serve, options.pool)
-    seen = known | {id(one) for one in models}
-    kept = (one for one in _in_functions((chain, beside)) if id(one) not in seen and not isinstance(want(one), str))
-    left = tuple(LeftAlone(one, _held(chain, beside, one)) for one in kept)
-    return replace(options, pool=made.pool, bind=options.bind + made.bind), replace(made, left=made.left + left)
+    want = partial(engine_for, starts_engines=options.serve == "own")
+    serving = serve(models, want, attempt, options.serve, options.pool)
+    seen = bound_ids | {id(one) for one in models}
+    unserved = (one for one in _in_functions((chain, beside)) if id(one) not in seen and not isinstance(want(one), str))
+    left = tuple(LeftAlone(one, _why_unbound(chain, beside, one)) for one in unserved)
+    return replace(options, pool=serving.pool, bind=options.bind + serving.bind), replace(
+        serving, left=serving.left + left
+    )
 
 
-def wanted(obj: Any, *, own: bool) -> Wanted:
+def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
     """The engine that a model asks for, or why it gets none."""
     if is_openai_chat(obj):
         key = getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
-        return server_of(str(obj.root_async_client.base_url), obj.model_name, key, own=own)
+        return server_of(str(obj.root_async_client.base_url), obj.model_name, key, own=starts_engines)
     if is_embeddings(obj):
         loaded = sentence_transformer(obj)
         prompts = {} if loaded is None else prompts_of(obj, loaded)
         normalize = bool(obj.encode_kwargs.get("normalize_embeddings"))
-        return embedder_of(obj.model_name, loaded, normalize=normalize, prompts=prompts, own=own)
+        return embedder_of(obj.model_name, loaded, normalize=normalize, prompts=prompts, own=starts_engines)
     if is_cross_encoder(obj):
-        return reranker_of(obj.model_name, obj.client, own=own)
+        return reranker_of(obj.model_name, obj.client, own=starts_engines)
     return none_for(obj)
 
 
 def models_in(chain: Any) -> Iterable[Any]:
     """Models, embeddings and cross encoders where `bind=` looks for them, each once."""
-    found: dict[int, Any] = {}
+    models: dict[int, Any] = {}
 
     def note(node: Any, kwargs: Mapping[str, Any]) -> Any:
-        found.update((id(one), one) for one in (node, *_of_store(node)) if _is_model(one))
+        models.update((id(one), one) for one in (node, *_of_store(node)) if _is_model(one))
         return node
 
     replaced(chain, note)
-    return list(found.values())
+    return list(models.values())
 
 
 def _of_store(node: Any) -> Iterator[Any]:
@@ -86,6 +88,6 @@ def _in_functions(root: Any) -> Iterator[Any]:
     return (one for one in below(root, reach, most=MOST) if _is_model(one))
 
 
-def _held(chain: Any, beside: Any, obj: Any) -> str:
+def _why_unbound(chain: Any, beside: Any, obj: Any) -> str:
     keeper = kept_by((chain, beside), obj, CLOSED) or "something"
     return f"it is held by {keeper}: pool.bound(model, engine) is for that"

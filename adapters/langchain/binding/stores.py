@@ -41,12 +41,12 @@ _LAZY = (
 
 def _splits(store: VectorStore, search_type: str) -> bool:
     lazy = (getattr(sys.modules.get(module), name, None) for module, name in _LAZY)
-    known = [InMemoryVectorStore, *(cls for cls in lazy if cls is not None)]
+    splitting_classes = [InMemoryVectorStore, *(cls for cls in lazy if cls is not None)]
     # Of Qdrant only: a search by sparse vectors is another one.
     dense = getattr(getattr(store, "retrieval_mode", None), "value", "dense") == "dense"
     if search_type not in _SEARCHES or not dense:
         return False
-    return any(isinstance(store, cls) and not find_override(store, cls) for cls in known)
+    return any(isinstance(store, cls) and not find_override(store, cls) for cls in splitting_classes)
 
 
 def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> VectorStoreRetriever:
@@ -55,26 +55,26 @@ def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> Vec
     if isinstance(node, TeolaRetriever) and isinstance(store, TeolaVectorStore):
         return node.model_copy(update={"vectorstore": store_on(store, embeddings)})
     if find_override(node, VectorStoreRetriever):
-        raise _refused(f"a {type(node).__name__}")
+        raise _cannot_bind(f"a {type(node).__name__}")
     if not _splits(store, node.search_type):
-        raise _refused(f"a search of type {node.search_type!r} in a {type(store).__name__}")
+        raise _cannot_bind(f"a search of type {node.search_type!r} in a {type(store).__name__}")
     kind = InMemoryRetriever if type(store) is InMemoryVectorStore else PoolEmbeddedRetriever
-    made = kind(**{name: getattr(node, name) for name in VectorStoreRetriever.model_fields})
-    made.name = node.get_name()
-    made._embeddings = embeddings
-    return made
+    retriever = kind(**{name: getattr(node, name) for name in VectorStoreRetriever.model_fields})
+    retriever.name = node.get_name()
+    retriever._embeddings = embeddings
+    return retriever
 
 
 def store_on(store: VectorStore, embeddings: TeolaEmbeddings) -> VectorStore:
     """A store that others search, with its embeddings on an engine: only ours, which keeps no data in its object."""
     if not isinstance(store, TeolaVectorStore):
-        raise _refused(f"a {type(store).__name__} that is searched by something else than its own retriever")
-    made = copy.copy(store)
-    made.embed_with(embeddings)
-    return made
+        raise _cannot_bind(f"a {type(store).__name__} that is searched by something else than its own retriever")
+    copied = copy.copy(store)
+    copied.embed_with(embeddings)
+    return copied
 
 
-def _refused(where: str) -> RegistrationError:
+def _cannot_bind(where: str) -> RegistrationError:
     return RegistrationError(
         f"embeddings cannot be bound inside {where}, which is not known to embed and then search by vector.",
         hint="leave them unbound, or use FAISS, Chroma, Qdrant, InMemoryVectorStore or TeolaVectorStore(pool=pool)",
@@ -100,11 +100,13 @@ class PoolEmbeddedRetriever(ConfigScoped, VectorStoreRetriever):
     ) -> list[Document]:
         with joined(*call_context(self._embeddings.pool, run_manager)):
             vector = await self._embeddings.aembed_query(query)
-        given = {**self.search_kwargs, **kwargs}
+        arguments = {**self.search_kwargs, **kwargs}
         if self.search_type == "mmr" and isinstance(self.vectorstore, InMemoryVectorStore):
-            return self.vectorstore.max_marginal_relevance_search_by_vector(vector, **given)  # as its own async search
+            return self.vectorstore.max_marginal_relevance_search_by_vector(
+                vector, **arguments
+            )  # as its own async search
         search = getattr(self.vectorstore, f"a{_SEARCHES[self.search_type]}")
-        return await search(vector, **given)  # type: ignore[no-any-return]
+        return await search(vector, **arguments)  # type: ignore[no-any-return]
 
     def _get_ls_params(self, **kwargs: Any) -> Any:
         """As the retriever that it stands for."""
@@ -115,14 +117,14 @@ class InMemoryRetriever(PoolEmbeddedRetriever):
     """The same over an `InMemoryVectorStore`, small enough to be searched twice: ahead, and in its place."""
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> StoreLeaf:
-        store, embeddings, given = self.vectorstore, self._embeddings, {**self.search_kwargs, **kwargs}
+        store, embeddings, arguments = self.vectorstore, self._embeddings, {**self.search_kwargs, **kwargs}
         assert isinstance(store, InMemoryVectorStore)
         search = getattr(store, _SEARCHES[self.search_type])
 
-        def ahead(vector: Any) -> Any:
+        def prefetched_search(vector: Any) -> Any:
             if len(store.store) > SMALL:
                 raise LeftToPlain("the store is too large to be searched twice; a TeolaVectorStore is searched once")
-            return search(to_list(vector), **given)
+            return search(to_list(vector), **arguments)
 
-        sent = getattr(embeddings, "sent", str)
-        return StoreLeaf(embeddings.engine, sent, ahead, store_resource(store))
+        embedded_text = getattr(embeddings, "sent", str)
+        return StoreLeaf(embeddings.engine, embedded_text, prefetched_search, store_resource(store))

@@ -27,10 +27,10 @@ def replaced(node: Any, make: Make, kwargs: Mapping[str, Any] | None = None) -> 
     Fields of Pydantic objects of the framework are looked into, and lists, tuples and dicts there. Functions,
     vector stores, compiled graphs and what a model is made of are not.
     """
-    given = kwargs or {}
-    made = make(node, given)
-    if made is not node:
-        return made
+    arguments = kwargs or {}
+    replacement = make(node, arguments)
+    if replacement is not node:
+        return replacement
     if type(node) in (list, tuple):
         items = [replaced(item, make) for item in node]
         return node if _all_same(node, items) else type(node)(items)
@@ -41,13 +41,13 @@ def replaced(node: Any, make: Make, kwargs: Mapping[str, Any] | None = None) -> 
         return node
     if is_accelerated(node):  # on terms of its own
         return node
-    return _with_fields(node, make, given)
+    return _with_fields(node, make, arguments)
 
 
 def _with_fields(node: Any, make: Make, kwargs: Mapping[str, Any]) -> Any:
     names = [name for name in type(node).model_fields if name in vars(node)]
-    made = {name: replaced(vars(node)[name], make, _handed_on(node, name, kwargs)) for name in names}
-    new = {name: value for name, value in made.items() if value is not vars(node)[name]}
+    fields = {name: replaced(vars(node)[name], make, _handed_on(node, name, kwargs)) for name in names}
+    new = {name: value for name, value in fields.items() if value is not vars(node)[name]}
     if not new:
         return node
     copied = node.model_copy(update=new)

@@ -17,10 +17,10 @@ def snapshot(value: Any, depth: int = 60) -> Any:
 
     Of a message, what differs from call to call is left out: ids, token counts, what the provider says of the response.
     """
-    return comparison.snapshot(value, depth, _known)
+    return comparison.snapshot(value, depth, _fields_of_known_class)
 
 
-def _known(value: Any) -> Fields | None:
+def _fields_of_known_class(value: Any) -> Fields | None:
     return _message(value) if isinstance(value, BaseMessage) else None
 
 

@@ -40,7 +40,7 @@ class OriginalCall:
         config: RunnableConfig | None,
         kwargs: Mapping[str, Any],
     ) -> None:
-        self._original, self._input, self._kwargs = original, _kept(input), kwargs
+        self._original, self._input, self._kwargs = original, _without_volatile_fields(input), kwargs
         full = ensure_config(config)
         self._quiet: RunnableConfig = {k: v for k, v in full.items() if k not in ("callbacks", "run_id")}  # type: ignore[assignment]
         self.context: Context = _quiet_context()
@@ -54,11 +54,11 @@ class OriginalCall:
             return await self._original.ainvoke(self._input, self._quiet, **self._kwargs)
 
 
-def _kept(value: Any, depth: int = 20) -> Any:
+def _without_volatile_fields(value: Any, depth: int = 20) -> Any:
     """A copy of the containers; what they hold is shared."""
     if type(value) is dict and depth:
-        return {key: _kept(inner, depth - 1) for key, inner in value.items()}
-    return [_kept(inner, depth - 1) for inner in value] if type(value) is list and depth else value
+        return {key: _without_volatile_fields(inner, depth - 1) for key, inner in value.items()}
+    return [_without_volatile_fields(inner, depth - 1) for inner in value] if type(value) is list and depth else value
 
 
 def _quiet_context() -> Context:

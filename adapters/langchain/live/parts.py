@@ -63,15 +63,19 @@ def with_parts(node: Node, accelerate: Accelerate) -> Node:
         if type(node) is kind:  # a class of the user's own may do anything with its parts
             return node if find_override(node, kind) else make(node, accelerate)
     before = dict(structural_parts(node))
-    made = {where: with_parts(part, accelerate) for where, part in before.items()}
-    return node if all(made[where] is before[where] for where in made) else with_structural_parts(node, made)
+    accelerated_parts = {where: with_parts(part, accelerate) for where, part in before.items()}
+    return (
+        node
+        if all(accelerated_parts[where] is before[where] for where in accelerated_parts)
+        else with_structural_parts(node, accelerated_parts)
+    )
 
 
 def _updated(node: Any, **fields: Any) -> Node:
     """A copy with other values for some fields; the very same object when they are what they were."""
     same = all(_same(getattr(node, name), value) for name, value in fields.items())
-    made: Node = node if same else node.model_copy(update=fields)
-    return made
+    updated: Node = node if same else node.model_copy(update=fields)
+    return updated
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -92,23 +96,25 @@ def _router(node: RouterRunnable[Any], accelerate: Accelerate) -> Node:
 
 
 def _fallbacks(node: RunnableWithFallbacks[Any, Any], accelerate: Accelerate) -> Node:
-    others = [accelerate(one) for one in node.fallbacks]
-    return _updated(node, runnable=accelerate(node.runnable), fallbacks=others)
+    fallbacks = [accelerate(one) for one in node.fallbacks]
+    return _updated(node, runnable=accelerate(node.runnable), fallbacks=fallbacks)
 
 
 def _bound(node: RunnableBindingBase[Any, Any], accelerate: Accelerate) -> Node:
     return _updated(node, bound=accelerate(node.bound))
 
 
-def _each(node: RunnableEach[Any, Any], accelerate: Accelerate) -> Node:
+def _mapped(node: RunnableEach[Any, Any], accelerate: Accelerate) -> Node:
     if accelerate.maps(node):
         return node
     return _updated(node, bound=accelerate(node.bound))
 
 
 def _alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: Accelerate) -> Node:
-    known = {key: accelerate(one) if isinstance(one, Runnable) else one for key, one in node.alternatives.items()}
-    return _updated(node, default=accelerate(node.default), alternatives=known)
+    alternatives = {
+        key: accelerate(one) if isinstance(one, Runnable) else one for key, one in node.alternatives.items()
+    }
+    return _updated(node, default=accelerate(node.default), alternatives=alternatives)
 
 
 def _history(node: RunnableWithMessageHistory, accelerate: Accelerate) -> Node:
@@ -121,9 +127,9 @@ def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
     if equivalent_chain(node) is not None or store_effects(func):
         return node  # the framework's own
     wrapped = {
-        name: made
+        name: wrapper
         for name, one in (("func", func), ("afunc", afunc))
-        if one is not None and analyze_callable(one) is None and (made := _returning(one, _Remembered(accelerate)))
+        if one is not None and analyze_callable(one) is None and (wrapper := _returning(one, _Remembered(accelerate)))
     }
     if not wrapped:
         return node
@@ -142,12 +148,12 @@ class _Remembered:
     def __call__(self, value: Any) -> Any:
         if not isinstance(value, Runnable):
             return value
-        for known, made in list(self._known):
-            if known is value:
-                return made
-        made = self._accelerate(value)
-        self._known = [*self._known[1 - KEPT :], (value, made)]
-        return made
+        for original, accelerated in list(self._known):
+            if original is value:
+                return accelerated
+        accelerated = self._accelerate(value)
+        self._known = [*self._known[1 - KEPT :], (value, accelerated)]
+        return accelerated
 
 
 def _returning(func: Callable[..., Any], accelerated: _Remembered) -> Callable[..., Any] | None:
@@ -174,7 +180,7 @@ _KINDS: tuple[tuple[type, Callable[[Any, Accelerate], Node]], ...] = (
     (RouterRunnable, _router),
     (RunnableWithFallbacks, _fallbacks),
     (RunnableRetry, _bound),
-    (RunnableEach, _each),
+    (RunnableEach, _mapped),
     (RunnableConfigurableAlternatives, _alternatives),
     (RunnableWithMessageHistory, _history),
     (RunnableLambda, _lambda),

@@ -59,9 +59,9 @@ class StartedCall(NamedTuple):
 
     def items(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
         """What a stream of the chain gives. The query ends with it, read to its end or not."""
-        whole = None if self.run is None else self.run.whole
+        query_run = None if self.run is None else self.run.whole
         with self._kept():
-            for item in _ruled(self.composites, streamed_in(whole, self.terms, make())):
+            for item in _ruled(self.composites, streamed_in(query_run, self.terms, make())):
                 if self.deadline is not None:
                     self.deadline.check()
                 yield item
@@ -70,12 +70,12 @@ class StartedCall(NamedTuple):
 
     async def aitems(self, make: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
         """`items` in a loop."""
-        whole = None if self.run is None else self.run.whole
+        query_run = None if self.run is None else self.run.whole
         with self._kept():
-            async with aclosing(_aruled(self.composites, astreamed_in(whole, self.terms, make()))) as found:
+            async with aclosing(_aruled(self.composites, astreamed_in(query_run, self.terms, make()))) as items:
                 while True:
                     async with interrupting(self.deadline):
-                        item = await anext(found, _END)
+                        item = await anext(items, _END)
                     if item is _END:
                         return
                     yield item  # type: ignore[misc]
@@ -172,8 +172,8 @@ class streaming:
 
 def shared_limit(configs: Sequence[RunnableConfig]) -> ConcurrencyLimit | None:
     """What `max_concurrency` leaves to the early work of all inputs of a batch together."""
-    most = [limit for one in configs if (limit := one.get("max_concurrency"))]
-    return ConcurrencyLimit(min(most)) if most else None
+    limits = [limit for one in configs if (limit := one.get("max_concurrency"))]
+    return ConcurrencyLimit(min(limits)) if limits else None
 
 
 hide_from_stack_levels(globals())

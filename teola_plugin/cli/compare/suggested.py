@@ -41,4 +41,4 @@ def _wanted(plain: Any) -> Iterable[tuple[Any, Wanted]]:
 
     nodes = getattr(plain, "nodes", None)
     parts = [node.bound for node in nodes.values()] if isinstance(nodes, dict) else plain
-    return [(one, langchain.wanted(one, own=False)) for one in langchain.models_in(parts)]
+    return [(one, langchain.engine_for(one, starts_engines=False)) for one in langchain.models_in(parts)]
