@@ -129,7 +129,7 @@ class AgentCall:
             if self._prefetch_count >= MAX_PREFETCHES:
                 return False
             self._prefetch_count += 1
-        prefetch.is_done.add_done_callback(self._count_down)
+        prefetch.on_done.append(self._count_down)
         context = prefetch.prepare(self._context, config, self.run, on_loop=on_loop)
         if not on_loop:
             target = (prefetch.run_on_thread, self.run)
@@ -150,7 +150,7 @@ class AgentCall:
             _call_on(loop, launch)
         return True
 
-    def _count_down(self, _: Any) -> None:
+    def _count_down(self) -> None:
         with self._lock:
             self._prefetch_count -= 1
 
@@ -259,7 +259,7 @@ class AgentAnswer:
     def _takes_time(self, call_id: str) -> bool:
         """Return True if a call that is yet to be made will take its time there; False where most of it is done."""
         work = self.work_by_id.get(call_id)
-        return work is None or (work.prefetch is not None and not work.prefetch.is_done.done())
+        return work is None or (work.prefetch is not None and not work.prefetch.is_done)
 
     def failed(self) -> None:
         """End where there will be no answer."""

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -81,8 +80,10 @@ class ToolPrefetch:
 
     def __init__(self, invocation: ToolInvocation, history: ToolHistory, table: ProviderCallTable) -> None:
         self.tool: BaseTool = invocation.target
-        self.is_done: Future[None] = Future()
-        """Done once the function has ended, or once nobody wants it any more."""
+        self.is_done = False
+        """True once the function has ended, or once nobody wants it any more."""
+        self.on_done: list[Callable[[], object]] = []
+        """Called when it is done, once."""
         self.events = NestedEvents()
         self.is_claimed = False
         """True once the original has the outcome."""
@@ -156,8 +157,10 @@ class ToolPrefetch:
             self._finish()
 
     def _finish(self) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.is_done.set_result(None)
+        self.is_done = True
+        with contextlib.suppress(IndexError):  # another thread has called them
+            while True:
+                self.on_done.pop()()
 
     def claim(self) -> ToolClaim:
         """Return the original's claim to the call, in its place.
