@@ -28,6 +28,7 @@ from teola_plugin.adapters.langchain.prefetching import (
     EntryForm,
     EntryPoint,
     QueryCalls,
+    can_be_silenced,
     intercept,
 )
 from teola_plugin.adapters.provider_executor import ProviderRequest, shared_pool
@@ -377,7 +378,8 @@ def form_of_entry(config: RunnableConfig, entry: EntryPoint, *, models: bool) ->
     kinds = shims.streaming_kinds(config.get("callbacks"))
     if kinds is None or get_debug() or (models and get_llm_cache() is not None) or shims.attached_by_environment():
         return None
-    return EntryForm(entry.streams, tuple(dict.fromkeys((*kinds, *entry.listeners))))
+    listeners = tuple(dict.fromkeys((*kinds, *entry.listeners)))
+    return EntryForm(entry.streams, listeners) if can_be_silenced(listeners) else None
 
 
 def plan_prefetching(

@@ -419,12 +419,29 @@ def heard_by_nobody(
     `listeners`: kinds of handlers that models stream to, as they would to those of the original. `manager`: the class
     of the callback manager.
     """
-    listener = _listener_class(listeners)(scope)
+    listener = _listener_class((*listeners, *added_to_every_manager(manager)))(scope)
     silent = config.copy()
     silent["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
     prefetch_scope.set(scope)
     var_child_runnable_config.set(silent)
     return silent
+
+
+def added_to_every_manager(manager: Any) -> tuple[type, ...]:
+    """Return the kinds of handlers that instrumentation adds to every callback manager, unless it has one of the kind.
+
+    OpenInference's and OpenLLMetry's packages wrap the constructor of managers to do so.
+    """
+    return tuple(dict.fromkeys(map(type, manager([]).handlers)))
+
+
+def can_be_silenced(listeners: tuple[type, ...]) -> bool:
+    """Return True if a listener can be made that is of all these kinds, and of those that instrumentation adds."""
+    try:
+        _listener_class((*listeners, *added_to_every_manager(CallbackManager)))
+    except TypeError:  # classes that have no common subclass
+        return False
+    return True
 
 
 def _inherited(config: RunnableConfig) -> RunnableConfig:
@@ -517,12 +534,17 @@ for _name in _OTHERS:
 
 @lru_cache(maxsize=4)
 def _listener_class(kinds: tuple[type, ...]) -> type[PrefetchListener]:
-    """Return the class of listeners that models stream to as they do to handlers of these kinds."""
+    """Return the class of listeners that are taken for handlers of these kinds, and hear nothing.
+
+    Models stream to them as they do to the handlers; instrumentation that looks for a handler of its own finds them.
+    """
     if not kinds:
         return PrefetchListener
     taps = {"tap_output_iter": _output, "tap_output_aiter": _output}
     is_tapped = any(hasattr(kind, name) for kind in kinds for name in taps)  # models know these handlers by the methods
-    return type("PrefetchListener", (PrefetchListener, *kinds), taps if is_tapped else {})
+    cls: Any = type("PrefetchListener", (PrefetchListener, *kinds), taps if is_tapped else {})
+    cls.__abstractmethods__ = frozenset()
+    return cls  # type: ignore[no-any-return]
 
 
 def _output(self: PrefetchListener, run_id: Any, output: Any) -> Any:
