@@ -25,8 +25,8 @@ from teola_plugin.adapters.whole import in_part, kept_by
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.interceptors import enable
-from teola_plugin.shims.llamaindex.workflows import used_by_steps
-from teola_plugin.tracer.llamaindex.classes import inside, is_composite, is_leaf
+from teola_plugin.shims.llamaindex.workflows import objects_used_by_steps
+from teola_plugin.tracer.llamaindex.classes import is_composite, is_pool_object, reachable_objects
 
 
 def accelerate_llamaindex(obj: Any, options: Options, terms: Settings | None = None) -> Any:
@@ -89,7 +89,7 @@ def _renewed(session: Any, options: Options) -> Any:
 
 def _composites(obj: Any) -> list[Any]:
     """Return the objects that a served copy of `obj` is made of."""
-    return [node for node in inside(obj) if is_composite(node)]
+    return [node for node in reachable_objects(obj) if is_composite(node)]
 
 
 def _planned(obj: Any, served: Any, pool: EnginePool | None, terms: Settings) -> Session:
@@ -154,9 +154,9 @@ def bound_in(obj: Any, pairs: Sequence[tuple[Any, str]], pool: EnginePool | None
 
 def the_pool_of(obj: Any) -> EnginePool | None:
     """The pool that its pool-backed objects share; None without any. Raises `RegistrationError` for two."""
-    named = used_by_steps(obj) if isinstance(obj, Workflow) else ()
-    roots = [obj, *(one for one in named if is_leaf(one) or is_composite(one))]
-    found = (_pool_of(node) for root in roots for node in inside(root))
+    named = objects_used_by_steps(obj) if isinstance(obj, Workflow) else ()
+    roots = [obj, *(one for one in named if is_pool_object(one) or is_composite(one))]
+    found = (_pool_of(node) for root in roots for node in reachable_objects(root))
     pools = {id(pool): pool for pool in found if isinstance(pool, EnginePool)}
     if len(pools) > 1:
         raise RegistrationError(

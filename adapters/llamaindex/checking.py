@@ -28,9 +28,9 @@ from teola_plugin.adapters.checking.comparison import Fields
 from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.errors import RegistrationError
 from teola_plugin.runtime.context import current_run
-from teola_plugin.shims.llamaindex.silent_calls import silence, silenceable
+from teola_plugin.shims.llamaindex.silent_calls import install_silencing, silence_context
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
-from teola_plugin.tracer.llamaindex.classes import inside
+from teola_plugin.tracer.llamaindex.classes import reachable_objects
 
 _STREAMS = (StreamingResponse, AsyncStreamingResponse, Generator, AsyncGenerator)
 _ASKED = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
@@ -60,12 +60,12 @@ def shadow_of(share: float, original: Any) -> Shadow:
             f"shadow= would run the {type(original).__name__} a second time, and {why}.",
             hint="use shadow= only for query engines, retrievers and synthesizers without side effects",
         )
-    silenceable()
+    install_silencing()
     return made
 
 
 def _side_effect(original: Any) -> str:
-    for one in (original, *inside(original)):
+    for one in (original, *reachable_objects(original)):
         if isinstance(one, BaseIndex) and one is not original:
             continue  # retrievers hold the index that they read
         for kind, why in _KEEPS:
@@ -139,7 +139,7 @@ def _quiet_context() -> Context:
 
     def quiet() -> None:
         current_run.set(None)
-        silence()
+        silence_context()
 
     context = copy_context()
     context.run(quiet)

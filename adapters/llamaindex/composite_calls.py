@@ -26,7 +26,7 @@ from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.works.identities import Party
-from teola_plugin.shims.llamaindex.copies import at_once, clone
+from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting
 from teola_plugin.shims.llamaindex.interceptors import (
     EMBED_BATCH,
     LlamaIndexInvocation,
@@ -40,7 +40,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
 from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import has_own_prompt_code, provider_call_of, silent_body
-from teola_plugin.tracer.llamaindex.classes import changed, is_leaf
+from teola_plugin.tracer.llamaindex.classes import find_override, is_pool_object
 
 MAX_THREADS = 8
 """Calls of one list that are under way at once; fewer if the model says so by its `num_workers`."""
@@ -153,7 +153,7 @@ def _same(value: Any) -> Any:
 def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
     """Return the calls by which a model embeds texts; None where nothing may be prefetched."""
     threads = composite_threads.get()
-    if threads is None or is_leaf(model) or is_paced(model) or not threads.allows(model):
+    if threads is None or is_pool_object(model) or is_paced(model) or not threads.allows(model):
         return None
     try:
         method = embedding_method(type(model))
@@ -195,9 +195,9 @@ def _title_calls(extractor: Any, nodes: Sequence[Any]) -> CompositeCalls | None:
     if composite_threads.get() is None or workers < 2 or len(nodes) < 2:
         return None
     llm = extractor.llm
-    if type(extractor) is not TitleExtractor or changed(extractor, TitleExtractor):
+    if type(extractor) is not TitleExtractor or find_override(extractor, TitleExtractor):
         return None
-    if is_leaf(llm) or is_paced(llm) or has_own_prompt_code(llm):
+    if is_pool_object(llm) or is_paced(llm) or has_own_prompt_code(llm):
         return None
     try:
         provider_methods(type(llm))
@@ -221,7 +221,7 @@ def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
             return asked.predict(*args, **kwargs)
 
         dry = extractor.model_copy(update={"llm": clone(asked, apredict=apredict)})
-        return at_once(body_of(TitleExtractor, "get_title_candidates")(dry, [node]))
+        return run_without_waiting(body_of(TitleExtractor, "get_title_candidates")(dry, [node]))
 
     method, args, kwargs = provider_call_of(llm, run, is_async=True)
     return LlamaIndexInvocation(llm, method, silent_body(llm, method), args, kwargs)

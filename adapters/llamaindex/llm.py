@@ -30,7 +30,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.shims.llamaindex.models import messages_of, parsed, text_of
+from teola_plugin.shims.llamaindex.models import messages_of, parse_output, text_of
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
 Whole = Callable[[Generation, Written], Response]
@@ -117,7 +117,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
 
     def text_of(self, generation: Generation) -> str:
         """What `predict` returns for a generation."""
-        return parsed(self, generation.text)
+        return parse_output(self, generation.text)
 
     # ------------------------------------------------------------ LlamaIndex's interface
 

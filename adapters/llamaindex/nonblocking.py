@@ -31,7 +31,7 @@ from teola_plugin.shims.llamaindex.engines import (
     with_aquery,
 )
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
-from teola_plugin.tracer.llamaindex.classes import changed, inside, is_leaf
+from teola_plugin.tracer.llamaindex.classes import find_override, is_pool_object, reachable_objects
 
 
 async def _transformed(engine: TransformQueryEngine, query: QueryBundle) -> Any:
@@ -67,7 +67,7 @@ _ASYNC: dict[type, tuple[type[Parts], Callable[[Any, QueryBundle], Awaitable[Any
 def nonblocking(node: Any) -> Any:
     """`node`, or a copy of it whose `aquery` does not stall the loop."""
     kind = type(node)
-    if kind not in _ASYNC or changed(node, kind) or not all(map(is_leaf, _models(node))):
+    if kind not in _ASYNC or find_override(node, kind) or not all(map(is_pool_object, _models(node))):
         return node
     parts, function = _ASYNC[kind]
     try:
@@ -79,5 +79,5 @@ def nonblocking(node: Any) -> Any:
 
 def _models(node: Any) -> list[Any]:
     """All models that it may call."""
-    held = [one for part in inside(node) for one in attributes(part).values()]
-    return [one for one in (*held, *inside(node)) if isinstance(one, (BaseLLM, BaseEmbedding))]
+    held = [one for part in reachable_objects(node) for one in attributes(part).values()]
+    return [one for one in (*held, *reachable_objects(node)) if isinstance(one, (BaseLLM, BaseEmbedding))]

@@ -53,7 +53,7 @@ from teola_plugin.shims.llamaindex.silent_calls import (
     silent_body,
 )
 from teola_plugin.tracer.draft import TraceResult
-from teola_plugin.tracer.llamaindex.classes import as_made
+from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes
 from teola_plugin.tracer.llamaindex.trace import TracedEntry, trace
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -103,7 +103,7 @@ class AllowedModels:
 
     def require_leaf(self, target: Any) -> Any:
         """See `OwnModels`."""
-        with as_made():
+        with refuse_unknown_attributes():
             provider_methods(type(target))
         return target
 

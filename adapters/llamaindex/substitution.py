@@ -14,7 +14,7 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
-from teola_plugin.shims.llamaindex.copies import attributes, overlaid, with_attributes
+from teola_plugin.shims.llamaindex.copies import attributes, with_attributes, with_overlay
 from teola_plugin.tracer.llamaindex.classes import is_composite
 
 Accelerate = Callable[[Any], Any]
@@ -80,7 +80,7 @@ def with_values(node: Any, values: Mapping[str, Any]) -> Any:
     if not changes:
         return node
     if isinstance(node, _WITH_STATE) or not type(node).__module__.startswith("llama_index."):
-        return overlaid(node, changes)
+        return with_overlay(node, changes)
     return with_attributes(node, values)
 
 

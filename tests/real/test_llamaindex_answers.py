@@ -33,7 +33,7 @@ from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.llamaindex.classes import inside
+from teola_plugin.tracer.llamaindex.classes import reachable_objects
 
 pytestmark = [
     pytest.mark.vllm,
@@ -65,7 +65,7 @@ class Stock:
     bind: list[tuple[Any, str]] = field(default_factory=list)
 
     def fast(self, engine: Any) -> Any:
-        held = {id(part) for part in inside(engine)}
+        held = {id(part) for part in reachable_objects(engine)}
         bind = [pair for pair in self.bind if id(pair[0]) in held]
         return accelerate(engine, pool=self.pool, bind=bind) if bind else accelerate(engine)
 

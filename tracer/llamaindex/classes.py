@@ -1,4 +1,4 @@
-"""Which objects are exactly what LlamaIndex made them, so that what they do is known."""
+"""Checks that an object behaves as LlamaIndex wrote it, so that it can be lowered."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 
-from teola_plugin.shims.llamaindex.copies import Overlay, attributes, held, own_template
-from teola_plugin.shims.llamaindex.records import Unreadable, missing
+from teola_plugin.shims.llamaindex.copies import Overlay, attribute_values, attributes, copy_template
+from teola_plugin.shims.llamaindex.records import Unreadable, missing_attribute
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -35,81 +35,92 @@ _BUILT = (
     ".evaluation",
     ".base_",
 )
-"""In the names of modules whose classes are built of parts."""
+"""Substrings of the names of modules whose classes are built of other objects."""
 _HARMLESS = frozenset({"class_name", "__init__", "__repr__", "__str__", "__doc__"})
 
 
 def rule_for(node: object, rules: Mapping[type, T]) -> T:
-    """The entry of the class that `node` behaves like. Raises `NotUnderstood` where code of the user's own is in it."""
-    known = next((cls for cls in type(node).__mro__ if cls in rules), None)
-    if known is None:
+    """Return the rule of the class that `node` behaves like.
+
+    Raises `NotUnderstood` if no rule fits, or if the user's own code changes what the class does.
+    """
+    base = next((cls for cls in type(node).__mro__ if cls in rules), None)
+    if base is None:
         raise NotUnderstood(f"{type(node).__name__} is not known")
-    if other := changed(node, known):
-        raise NotUnderstood(f"{other} changes what {known.__name__} does")
-    return rules[known]
+    if override := find_override(node, base):
+        raise NotUnderstood(f"{override} changes what {base.__name__} does")
+    return rules[base]
 
 
-def changed(node: object, known: type) -> str:
-    """What overrides something of the class `known`: a subclass, or a method set on the object; empty for nothing."""
+def find_override(node: object, base: type) -> str:
+    """Return the name of what overrides a method of the class `base`: a subclass, or a method set on the object.
+
+    Empty if nothing does.
+    """
     for cls in type(node).__mro__:
-        if cls is known:
+        if cls is base:
             break
         if cls is Overlay or Overlay in cls.__bases__:
             continue
-        if any(callable(value) and name not in _HARMLESS and hasattr(known, name) for name, value in vars(cls).items()):
+        if any(callable(value) and name not in _HARMLESS and hasattr(base, name) for name, value in vars(cls).items()):
             return cls.__name__
-    own = next((name for name, value in attributes(node).items() if callable(value) and _is_method(known, name)), "")
-    return f"{type(node).__name__}.{own}" if own else ""
-
-
-def _is_method(cls: type, name: str) -> bool:
-    return callable(getattr(cls, name, None))
+    overriding_name = next(
+        (name for name, value in attributes(node).items() if callable(value) and callable(getattr(base, name, None))),
+        "",
+    )
+    return f"{type(node).__name__}.{overriding_name}" if overriding_name else ""
 
 
 @contextmanager
-def as_made() -> Iterator[None]:
-    """In the body, an attribute that is missing means: not what LlamaIndex makes, at least not the tested versions."""
+def refuse_unknown_attributes() -> Iterator[None]:
+    """Raise `NotUnderstood` if the body of the `with` statement reads an attribute that the object lacks.
+
+    Tested versions of LlamaIndex give it to all such objects.
+    """
     try:
         yield
     except Unreadable as error:
         raise NotUnderstood(str(error)) from error
     except AttributeError as error:
-        raise NotUnderstood(str(missing(error.obj, error.name))) from error
+        raise NotUnderstood(str(missing_attribute(error.obj, error.name))) from error
 
 
-def own_prompt(template: BasePromptTemplate) -> BasePromptTemplate:
-    """A copy to be formatted beside the original, if that runs nothing of the user's. Raises `NotUnderstood`."""
-    inner = [template]
+def copy_prompt(template: BasePromptTemplate) -> BasePromptTemplate:
+    """Return a copy that may be formatted while the original is in use.
+
+    Raises `NotUnderstood` if formatting runs code of the user's own.
+    """
+    templates = [template]
     if isinstance(template, SelectorPromptTemplate):
-        inner += [template.default_template, *(one for _, one in template.conditionals or ())]
-    for one in inner:
-        if type(one) not in TEMPLATES and not type(one).__module__.startswith("llama_index.core."):
-            raise NotUnderstood(f"{type(one).__name__} is not known to be pure")
-        if one.function_mappings:
+        templates += [template.default_template, *(part for _, part in template.conditionals or ())]
+    for part in templates:
+        if type(part) not in TEMPLATES and not type(part).__module__.startswith("llama_index.core."):
+            raise NotUnderstood(f"{type(part).__name__} is not known to be pure")
+        if part.function_mappings:
             raise NotUnderstood("a variable of the prompt is computed by a function")
-        parser = one.output_parser
+        parser = part.output_parser
         if parser is not None and not type(parser).__module__.startswith("llama_index.core."):
             raise NotUnderstood(f"{type(parser).__name__} is not known to be pure")
-    return own_template(template)
+    return copy_template(template)
 
 
-def own_function(function: Callable[..., Any]) -> bool:
-    """Whether a function is LlamaIndex's own."""
+def is_framework_function(function: Callable[..., Any]) -> bool:
+    """Return True if a function is LlamaIndex's own."""
     return isinstance(function, FunctionType) and function.__module__.startswith("llama_index.core.")
 
 
-def is_leaf(node: object) -> bool:
-    """Whether an object of a pool does its work."""
+def is_pool_object(node: object) -> bool:
+    """Return True for a model, reranker or store whose requests go to an engine of a pool."""
     return hasattr(type(node), "request") and hasattr(node, "pool")
 
 
-def level(node: object) -> Level:
-    """Of an object that runs as it always did: whether pool-backed objects are in it."""
-    return "joined" if any(is_leaf(one) for one in inside(node)) else "original"
+def report_level(node: object) -> Level:
+    """Return the report's level of an object that is not lowered: `joined` if it contains pool-backed objects."""
+    return "joined" if any(is_pool_object(one) for one in reachable_objects(node)) else "original"
 
 
-def inside(root: object) -> Iterator[object]:
-    """All objects of LlamaIndex below `root`, through attributes and containers, and it."""
+def reachable_objects(root: object) -> Iterator[object]:
+    """Yield `root` and the objects of LlamaIndex that it holds, through attributes and containers."""
     todo, seen = [root], set[int]()
     while todo:
         node = todo.pop()
@@ -123,10 +134,13 @@ def inside(root: object) -> Iterator[object]:
         elif hasattr(node, "__dict__") and not isinstance(node, type):
             yield node
             if is_composite(node):
-                todo += held(node)
+                todo += attribute_values(node)
 
 
 def is_composite(node: object) -> bool:
-    """Whether it is built of parts that may be pool-backed; data (nodes, documents, stores) is not looked into."""
+    """Return True for an object built of parts that may be pool-backed.
+
+    False for data: nodes, documents and stores are not searched.
+    """
     names = [cls.__module__ for cls in type(node).__mro__]
-    return not is_leaf(node) and any(part in name for name in names for part in _BUILT)
+    return not is_pool_object(node) and any(part in name for name in names for part in _BUILT)

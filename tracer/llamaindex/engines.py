@@ -1,4 +1,9 @@
-"""Query engines: what they retrieve, choose and answer."""
+"""Lower query engines: retrieval, routing, sub-questions, retries and the final answer.
+
+After a bad answer, `RetrySourceQueryEngine` has each source judged, one after the other, and then asks again, from all
+of them: none of these calls waits for another. (`RetryQueryEngine` calls the same engine again; that call is planned
+when it is made.)
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import ITEM, Attributes, Ref, Role, named
 from teola_plugin.graph.refs import Inputs
-from teola_plugin.shims.llamaindex.copies import nobody, own_splitter
+from teola_plugin.shims.llamaindex.copies import silent_callback_manager, silent_splitter
 from teola_plugin.shims.llamaindex.engines import (
     CitationQueryEngineParts,
     RelevancyEvaluatorParts,
@@ -39,249 +44,285 @@ from teola_plugin.shims.llamaindex.engines import (
     sub_question_node,
 )
 from teola_plugin.shims.llamaindex.synthesizers import TreeSummarizeParts
-from teola_plugin.tracer.llamaindex.classes import as_made, level, rule_for
-from teola_plugin.tracer.llamaindex.lowering import SymbolicAnswer, SymbolicQuery, Value, Walk
-from teola_plugin.tracer.llamaindex.model_calls import own_nodes, require_one_model
-from teola_plugin.tracer.llamaindex.queries import numbered, questions, selected, takes_several, transformed
-from teola_plugin.tracer.llamaindex.retrieval import postprocess, retrieve
-from teola_plugin.tracer.llamaindex.synthesizers import QUERY, synthesize, tree
+from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes, report_level, rule_for
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicAnswer, SymbolicQuery, Value
+from teola_plugin.tracer.llamaindex.model_calls import copy_nodes, require_one_model
+from teola_plugin.tracer.llamaindex.queries import (
+    can_choose_several,
+    choice_test,
+    lower_question_generator,
+    lower_selector,
+    lower_transform,
+)
+from teola_plugin.tracer.llamaindex.retrieval import lower_postprocessors, lower_retriever
+from teola_plugin.tracer.llamaindex.synthesizers import QUERY, lower_synthesizer, lower_tree_summary
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Nodes = Sequence[NodeWithScore]
 ENTRIES = ("query", "retrieve", "synthesize")
 
 
-def query(walk: Walk, engine: BaseQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    """`engine.query(asked)`, as far as it is understood."""
+def try_lower_query(lowering: Lowering, engine: BaseQueryEngine, query: SymbolicQuery, path: str) -> SymbolicAnswer:
+    """Lower `engine.query(query)`; report why and return an empty answer if the engine is not understood."""
     try:
-        with as_made():
-            return answer(walk, engine, asked, path)
-    except NotUnderstood as why:
-        walk.note(path, engine, level(engine), reason=str(why))
+        with refuse_unknown_attributes():
+            return lower_query(lowering, engine, query, path)
+    except NotUnderstood as error:
+        lowering.add_report_row(path, engine, report_level(engine), reason=str(error))
         return SymbolicAnswer()
 
 
-def answer(walk: Walk, engine: BaseQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    """`query` of an engine that is known. Raises `NotUnderstood` for others."""
-    with walk.owning(engine):
-        made = rule_for(engine, _RULES)(walk, engine, asked, path)
-    if made.text is not None:
-        walk.lowered.add(id(engine))
-    return made
+def lower_query(lowering: Lowering, engine: BaseQueryEngine, query: SymbolicQuery, path: str) -> SymbolicAnswer:
+    """Lower `engine.query(query)`. Raises `NotUnderstood`."""
+    with lowering.marking_lowered(engine):
+        answer = rule_for(engine, _RULES)(lowering, engine, query, path)
+    if answer.text is not None:
+        lowering.lowered.add(id(engine))
+    return answer
 
 
-def found(walk: Walk, engine: BaseQueryEngine, asked: SymbolicQuery, path: str) -> Value:
-    """`engine.retrieve(asked)`."""
+def lower_retrieve(lowering: Lowering, engine: BaseQueryEngine, query: SymbolicQuery, path: str) -> Value:
+    """Lower `engine.retrieve(query)`. Raises `NotUnderstood`."""
     if isinstance(engine, TransformQueryEngine):
         rule_for(engine, _RULES)
-        then: Value = _transformed(walk, engine, asked, path, partial(found, walk))
-        return then
+        nodes: Value = _after_transform(lowering, engine, query, path, partial(lower_retrieve, lowering))
+        return nodes
     if not isinstance(engine, (RetrieverQueryEngine, CitationQueryEngine)):
         raise NotUnderstood(f"{type(engine).__name__} does not retrieve")
     rule_for(engine, _RULES)
     kind = CitationQueryEngineParts if isinstance(engine, CitationQueryEngine) else RetrieverQueryEngineParts
-    return _nodes(walk, walk.parts(kind, engine), asked, path)
+    return _lower_retrieval(lowering, lowering.read_parts(kind, engine), query, path)
 
 
-def _nodes(walk: Walk, parts: RetrievalParts, asked: SymbolicQuery, path: str) -> Value:
-    """Retrieved, and postprocessed one step after the other."""
-    nodes = retrieve(walk, parts.retriever, asked, parts.path(path, "retriever"), "retrieve")
-    return postprocess(walk, parts.node_postprocessors, asked.text, nodes, parts.path(path, "node_postprocessors"))
+def _lower_retrieval(lowering: Lowering, parts: RetrievalParts, query: SymbolicQuery, path: str) -> Value:
+    """Lower the retriever and then the postprocessors, in order."""
+    nodes = lower_retriever(lowering, parts.retriever, query, parts.path(path, "retriever"), "retrieve")
+    return lower_postprocessors(
+        lowering, parts.node_postprocessors, query.text, nodes, parts.path(path, "node_postprocessors")
+    )
 
 
-def _answer(
-    walk: Walk, parts: RetrievalParts | SubQuestionQueryEngineParts, asked: SymbolicQuery, nodes: Value, path: str
+def _lower_synthesis(
+    lowering: Lowering,
+    parts: RetrievalParts | SubQuestionQueryEngineParts,
+    query: SymbolicQuery,
+    nodes: Value,
+    path: str,
 ) -> SymbolicAnswer:
     where = parts.path(path, "response_synthesizer")
-    return SymbolicAnswer(synthesize(walk, parts.response_synthesizer, asked.text, nodes, where, "synthesize"), nodes)
+    return SymbolicAnswer(
+        lower_synthesizer(lowering, parts.response_synthesizer, query.text, nodes, where, "synthesize"), nodes
+    )
 
 
-def _retriever_engine(walk: Walk, engine: RetrieverQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    parts = walk.parts(RetrieverQueryEngineParts, engine)
-    with walk.step() as names:
-        nodes = _nodes(walk, parts, asked, path)
-    with walk.step(tuple(names)):
-        return _answer(walk, parts, asked, nodes, path)
+def _lower_retriever_engine(
+    lowering: Lowering, engine: RetrieverQueryEngine, query: SymbolicQuery, path: str
+) -> SymbolicAnswer:
+    parts = lowering.read_parts(RetrieverQueryEngineParts, engine)
+    with lowering.in_order_after() as names:
+        nodes = _lower_retrieval(lowering, parts, query, path)
+    with lowering.in_order_after(tuple(names)):
+        return _lower_synthesis(lowering, parts, query, nodes, path)
 
 
-def _citation(walk: Walk, engine: CitationQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    """The nodes are cut into numbered sources."""
-    parts = walk.parts(CitationQueryEngineParts, engine)
-    with walk.step() as names:
-        nodes = _nodes(walk, parts, asked, path)
+def _lower_citation(lowering: Lowering, engine: CitationQueryEngine, query: SymbolicQuery, path: str) -> SymbolicAnswer:
+    """Lower an engine that cuts the retrieved nodes into numbered sources."""
+    parts = lowering.read_parts(CitationQueryEngineParts, engine)
+    with lowering.in_order_after() as names:
+        nodes = _lower_retrieval(lowering, parts, query, path)
         if parts.multimodal:
             nodes = None
         if nodes is not None:
-            nodes = walk.call("sources", lambda nodes: citation_sources(engine, own_nodes(nodes)), nodes=nodes)
-    with walk.step(tuple(names)):
-        return _answer(walk, parts, asked, nodes, path)
+            nodes = lowering.add_call("sources", lambda nodes: citation_sources(engine, copy_nodes(nodes)), nodes=nodes)
+    with lowering.in_order_after(tuple(names)):
+        return _lower_synthesis(lowering, parts, query, nodes, path)
 
 
-def _transform(walk: Walk, engine: TransformQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    made = _transformed(walk, engine, asked, path, partial(query, walk))
-    return made if isinstance(made, SymbolicAnswer) else SymbolicAnswer()
+def _lower_transform_engine(
+    lowering: Lowering, engine: TransformQueryEngine, query: SymbolicQuery, path: str
+) -> SymbolicAnswer:
+    answer = _after_transform(lowering, engine, query, path, partial(try_lower_query, lowering))
+    return answer if isinstance(answer, SymbolicAnswer) else SymbolicAnswer()
 
 
-def _transformed(
-    walk: Walk,
+def _after_transform(
+    lowering: Lowering,
     engine: TransformQueryEngine,
-    asked: SymbolicQuery,
+    query: SymbolicQuery,
     path: str,
-    then: Callable[[BaseQueryEngine, SymbolicQuery, str], Any],
+    continue_with: Callable[[BaseQueryEngine, SymbolicQuery, str], Any],
 ) -> Any:
-    """`then` of the engine in it with the transformed query; None where that is not known."""
-    parts = walk.parts(TransformQueryEngineParts, engine)
-    with walk.step() as names:
+    """Lower the transform, then call `continue_with` on the inner engine and the new query.
+
+    Returns None if the transform is not understood.
+    """
+    parts = lowering.read_parts(TransformQueryEngineParts, engine)
+    with lowering.in_order_after() as names:
         where = parts.path(path, "query_transform")
-        other = transformed(walk, parts.query_transform, asked, parts.transform_metadata, where, "transform")
-    if other is None:
+        new_query = lower_transform(
+            lowering, parts.query_transform, query, parts.transform_metadata, where, "transform"
+        )
+    if new_query is None:
         return None
-    with walk.step(tuple(names)):
-        return then(parts.query_engine, other, parts.path(path, "query_engine"))
+    with lowering.in_order_after(tuple(names)):
+        return continue_with(parts.query_engine, new_query, parts.path(path, "query_engine"))
 
 
-def _retry_source(walk: Walk, engine: RetrySourceQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    parts = walk.parts(RetrySourceQueryEngineParts, engine)
-    first = query(walk, parts.query_engine, asked, parts.path(path, "query_engine"))
+def _lower_retry_source(
+    lowering: Lowering, engine: RetrySourceQueryEngine, query: SymbolicQuery, path: str
+) -> SymbolicAnswer:
+    parts = lowering.read_parts(RetrySourceQueryEngineParts, engine)
+    first = try_lower_query(lowering, parts.query_engine, query, parts.path(path, "query_engine"))
     if parts.max_retries <= 0:
         return first
-    judge_answer(walk, parts.evaluator, parts.max_retries, asked.text, first, parts.path(path, "evaluator"))
+    lower_retries(lowering, parts.evaluator, parts.max_retries, query.text, first, parts.path(path, "evaluator"))
     return SymbolicAnswer()
 
 
 # ------------------------------------------------------------ engines chosen at run time
 
 
-def _arm(walk: Walk, engine: BaseQueryEngine, chosen: Ref, asked: Ref, path: str, name: str) -> Value:
-    """The engine's answer, `{"text", "nodes"}`, where it is chosen; a false value otherwise."""
-    body, before = walk.body(), set(walk.lowered)
-    inner = query(body, engine, SymbolicQuery(QUERY, (QUERY,)), path)
-    if inner.text is None or inner.nodes is None:
-        walk.draft.nodes += body.draft.nodes
-        walk.forget(before)
+def _add_branch(lowering: Lowering, engine: BaseQueryEngine, is_chosen: Ref, query: Ref, path: str, name: str) -> Value:
+    """Add a branch that gives the engine's answer, `{"text", "nodes"}`, if it is chosen, and a false value otherwise.
+
+    Returns None if the engine is not understood.
+    """
+    body, lowered_before = lowering.new_body(), set(lowering.lowered)
+    answer = try_lower_query(body, engine, SymbolicQuery(QUERY, (QUERY,)), path)
+    if answer.text is None or answer.nodes is None:
+        lowering.draft.nodes += body.draft.nodes
+        lowering.restore_lowered(lowered_before)
         return None
-    output = body.call("response", _response, text=inner.text, nodes=inner.nodes)
-    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=asked), body, output)
+
+    def response(text: str, nodes: Nodes) -> dict[str, Any]:
+        return {"text": text or "None", "nodes": nodes}  # "None" is `str()` of a response without text
+
+    output = body.add_call("response", response, text=answer.text, nodes=answer.nodes)
+    return lowering.add_holder(name, Role.BRANCH, named(condition=is_chosen, query=query), body, output)
 
 
-def _response(text: str, nodes: Nodes) -> dict[str, Any]:
-    return {"text": text or "None", "nodes": nodes}  # as str(response) has it
+def _lower_router(lowering: Lowering, engine: RouterQueryEngine, query: SymbolicQuery, path: str) -> SymbolicAnswer:
+    """Lower a router: each chosen engine starts when the selector has written its number.
 
-
-def _router(walk: Walk, engine: RouterQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    """The chosen engines answer side by side, each from when its number is written; several answers are summarised."""
-    parts = walk.parts(RouterQueryEngineParts, engine)
-    choices = selected(walk, parts.selector, parts.metadatas, asked.text, parts.path(path, "selector"))
-    if choices is None or len(asked.texts) != 1 or asked.texts[0] != asked.text:
+    Several answers run in parallel and are summarised.
+    """
+    parts = lowering.read_parts(RouterQueryEngineParts, engine)
+    choices = lower_selector(lowering, parts.selector, parts.metadatas, query.text, parts.path(path, "selector"))
+    if choices is None or len(query.texts) != 1 or query.texts[0] != query.text:
         return SymbolicAnswer()
-    body, engines, where = walk.body(), parts.query_engines, parts.path(path, "query_engines")
-    require_one_model(walk, engines)
+    body, engines, where = lowering.new_body(), parts.query_engines, parts.path(path, "query_engines")
+    require_one_model(lowering, engines)
     answers: dict[str, Ref] = {}
-    for i, one in enumerate(engines):
-        chosen = body.call(f"chosen{i}", numbered(i, len(engines)), choice=Ref(ITEM))
-        answer = _arm(body, one, chosen, QUERY, f"{where}[{i}]", f"engine{i}")
+    for i, arm in enumerate(engines):
+        is_chosen = body.add_call(f"chosen{i}", choice_test(i, len(engines)), choice=Ref(ITEM))
+        answer = _add_branch(body, arm, is_chosen, QUERY, f"{where}[{i}]", f"engine{i}")
         if answer is not None:
             answers[f"engine{i}"] = answer
     if not answers:
-        walk.draft.nodes += body.draft.nodes
+        lowering.draft.nodes += body.draft.nodes
         return SymbolicAnswer()
-    output = body.call("answered", _the_one, **answers)
-    several = Attributes(beside=takes_several(parts.selector))
-    each = named(items=choices, query=asked.text)
-    answered = walk.hold("answers", Role.MAP, each, body, output, attributes=several)
+    output = body.add_call("answered", _first_answer, **answers)
+    attributes = Attributes(beside=can_choose_several(parts.selector))
+    inputs = named(items=choices, query=query.text)
+    answered = lowering.add_holder("answers", Role.MAP, inputs, body, output, attributes=attributes)
     if len(answers) < len(engines):
         return SymbolicAnswer()
-    taken = walk.call("taken", _taken, answers=answered)
-    return SymbolicAnswer(_summary(walk, parts, asked.text, taken, path), taken.at("nodes"))
+    selection = lowering.add_call("taken", _collect_answers, answers=answered)
+    return SymbolicAnswer(_lower_summary(lowering, parts, query.text, selection, path), selection.at("nodes"))
 
 
-def _the_one(**answers: Any) -> Any:
-    """The answer of the arm that was taken; None where the model has chosen none that is there."""
+def _first_answer(**answers: Any) -> Any:
+    """Return the answer of the chosen engine; None if the model chose none that exists."""
     return next((answer for answer in answers.values() if answer), None)
 
 
-def _taken(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _collect_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     nodes = [node for answer in answers for node in answer["nodes"]]
     return {"texts": [answer["text"] for answer in answers], "nodes": nodes, "several": len(answers) > 1}
 
 
-def _summary(walk: Walk, parts: RouterQueryEngineParts, asked: Ref, taken: Ref, path: str) -> Value:
-    """One answer as it is; of several, the summary."""
-    if walk.own_models is not None and not takes_several(parts.selector):
-        return walk.call("answer", lambda taken: taken["texts"][0], taken=taken)
-    texts: Inputs = named(condition=taken.at("several"), query=asked, texts=taken.at("texts"))
-    made: Value = None
+def _lower_summary(lowering: Lowering, parts: RouterQueryEngineParts, query: Ref, selection: Ref, path: str) -> Value:
+    """Return a single answer unchanged; add a summary if there may be several."""
+    if lowering.own_models is not None and not can_choose_several(parts.selector):
+        return lowering.add_call("answer", lambda selection: selection["texts"][0], selection=selection)
+    texts: Inputs = named(condition=selection.at("several"), query=query, texts=selection.at("texts"))
+    answer: Value = None
     summarizer: Any = parts.summarizer
-    with walk.noting(parts.path(path, "summarizer"), summarizer):
+    with lowering.reporting(parts.path(path, "summarizer"), summarizer):
         rule_for(summarizer, {TreeSummarize: None})
-        body = walk.body()
-        walk.lowered.add(id(summarizer))
-        parts_of_summary = walk.parts(TreeSummarizeParts, summarizer)
-        with body.streaming(parts_of_summary.streaming):
-            output = tree(body, parts_of_summary, QUERY, Ref("$texts"), "summary")
-        summary = walk.hold("summarise", Role.BRANCH, texts, body, output)
-        made = walk.call(
+        body = lowering.new_body()
+        lowering.lowered.add(id(summarizer))
+        summarizer_parts = lowering.read_parts(TreeSummarizeParts, summarizer)
+        with body.streaming(summarizer_parts.streaming):
+            output = lower_tree_summary(body, summarizer_parts, QUERY, Ref("$texts"), "summary")
+        summary = lowering.add_holder("summarise", Role.BRANCH, texts, body, output)
+        answer = lowering.add_call(
             "answer",
-            lambda taken, summary: summary if taken["several"] else taken["texts"][0],
-            taken=taken,
+            lambda selection, summary: summary if selection["several"] else selection["texts"][0],
+            selection=selection,
             summary=summary,
         )
-    return made
+    return answer
 
 
-def _sub_questions(walk: Walk, engine: SubQuestionQueryEngine, asked: SymbolicQuery, path: str) -> SymbolicAnswer:
-    """Each sub-question is answered by its engine; the answers are the nodes of the last one."""
-    parts = walk.parts(SubQuestionQueryEngineParts, engine)
-    asking = questions(walk, parts.question_gen, parts.metadatas, asked.text, parts.path(path, "question_gen"))
-    if asking is None:
+def _lower_sub_questions(
+    lowering: Lowering, engine: SubQuestionQueryEngine, query: SymbolicQuery, path: str
+) -> SymbolicAnswer:
+    """Lower an engine that answers sub-questions by other engines and then answers from their answers."""
+    parts = lowering.read_parts(SubQuestionQueryEngineParts, engine)
+    questions = lower_question_generator(
+        lowering, parts.question_gen, parts.metadatas, query.text, parts.path(path, "question_gen")
+    )
+    if questions is None:
         return SymbolicAnswer()
-    with walk.in_loop_of(engine):
-        body, before = walk.body(), set(walk.lowered)
+    with lowering.in_loop_of(engine):
+        body, lowered_before = lowering.new_body(), set(lowering.lowered)
     item, engines, where = Ref(ITEM), parts.query_engines, parts.path(path, "query_engines")
     answers: dict[str, Ref] = {}
-    for i, (tool, one) in enumerate(engines.items()):
-        chosen = body.call(f"chosen{i}", _is(tool), asked=item.at("tool_name"))
-        answer = _arm(body, one, chosen, item.at("sub_question"), f'{where}["{tool}"]', f"engine{i}")
+    for i, (tool, arm) in enumerate(engines.items()):
+        is_chosen = body.add_call(f"chosen{i}", _tool_test(tool), tool_name=item.at("tool_name"))
+        answer = _add_branch(body, arm, is_chosen, item.at("sub_question"), f'{where}["{tool}"]', f"engine{i}")
         if answer is not None:
             answers[tool] = answer
     if len(answers) < len(engines):
-        walk.draft.nodes += body.draft.nodes
-        walk.forget(before)
+        lowering.draft.nodes += body.draft.nodes
+        lowering.restore_lowered(lowered_before)
         return SymbolicAnswer()
     refs = {f"engine{i}": ref for i, ref in enumerate(answers.values())}
-    output = body.call("answered", lambda question, **arms: next(a for a in arms.values() if a), question=item, **refs)
-    with walk.in_loop_of(engine):
-        answered = walk.hold("answers", Role.MAP, named(items=asking), body, output)
+    output = body.add_call(
+        "answered", lambda question, **arms: next(a for a in arms.values() if a), question=item, **refs
+    )
+    with lowering.in_loop_of(engine):
+        answered = lowering.add_holder("answers", Role.MAP, named(items=questions), body, output)
 
     def pairs(questions: Sequence[Mapping[str, str]], answers: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]:
-        return [_pair_node(engine, one, answer) for one, answer in zip(questions, answers, strict=True)]
+        return [
+            sub_question_node(engine, q["sub_question"], q["tool_name"], a["text"], a["nodes"])
+            for q, a in zip(questions, answers, strict=True)
+        ]
 
-    nodes = walk.call("pairs", pairs, questions=asking, answers=answered)
-    made = _answer(walk, parts, asked, nodes, path)
-    sources = walk.call(
+    nodes = lowering.add_call("pairs", pairs, questions=questions, answers=answered)
+    answered_query = _lower_synthesis(lowering, parts, query, nodes, path)
+    sources = lowering.add_call(
         "sources",
         lambda pairs, answers: [*pairs, *(n for a in answers for n in a["nodes"])],
         pairs=nodes,
         answers=answered,
     )
-    return SymbolicAnswer(made.text, sources)
+    return SymbolicAnswer(answered_query.text, sources)
 
 
-def _is(tool: str) -> Callable[..., bool]:
-    return lambda asked: bool(asked == tool)
-
-
-def _pair_node(engine: SubQuestionQueryEngine, question: Mapping[str, str], answer: Mapping[str, Any]) -> NodeWithScore:
-    return sub_question_node(engine, question["sub_question"], question["tool_name"], answer["text"], answer["nodes"])
+def _tool_test(tool: str) -> Callable[..., bool]:
+    return lambda tool_name: bool(tool_name == tool)
 
 
 _RULES: dict[type, Callable[..., SymbolicAnswer]] = {
-    RetrieverQueryEngine: _retriever_engine,
-    CitationQueryEngine: _citation,
-    TransformQueryEngine: _transform,
-    RetrySourceQueryEngine: _retry_source,
-    RouterQueryEngine: _router,
-    SubQuestionQueryEngine: _sub_questions,
+    RetrieverQueryEngine: _lower_retriever_engine,
+    CitationQueryEngine: _lower_citation,
+    TransformQueryEngine: _lower_transform_engine,
+    RetrySourceQueryEngine: _lower_retry_source,
+    RouterQueryEngine: _lower_router,
+    SubQuestionQueryEngine: _lower_sub_questions,
 }
 
 
@@ -289,95 +330,108 @@ _RULES: dict[type, Callable[..., SymbolicAnswer]] = {
 
 
 TEXT, SOURCES = Ref("$text"), Ref("$sources")
-"""An answer and its passages, inside the body of a holder."""
+"""An answer and the texts of its sources, inside the body of a branch or loop."""
 
 
-def judge_answer(walk: Walk, judge: Any, left: int, query: Ref, answer: SymbolicAnswer, path: str) -> None:
-    """Judges an answer; while it is bad, its sources, and the answer from them, so many times."""
+def lower_retries(lowering: Lowering, judge: Any, retries: int, query: Ref, answer: SymbolicAnswer, path: str) -> None:
+    """Add a verdict on an answer and, while it is bad, up to `retries` rounds of new verdicts and answers."""
     if answer.text is not None and answer.nodes is not None:
-        sources = walk.call("sources", _documents, nodes=answer.nodes)
-        _judge(walk, judge, left, query, answer.text, sources, path)
+        sources = lowering.add_call("sources", lambda nodes: [n.get_content() for n in nodes], nodes=answer.nodes)
+        _add_retries(lowering, judge, retries, query, answer.text, sources, path)
 
 
-def _judge(walk: Walk, judge: Any, left: int, query: Ref, text: Ref, sources: Ref, path: str) -> None:
-    bad = _judged(walk, judge, query, text, sources, path, "verdict")
-    if bad is None or walk.parts(RelevancyEvaluatorParts, judge).raise_error is not False:  # a bad answer is an error
+def _add_retries(
+    lowering: Lowering, judge: Any, retries_left: int, query: Ref, text: Ref, sources: Ref, path: str
+) -> None:
+    is_bad = _add_verdict(lowering, judge, query, text, sources, path, "verdict")
+    # unless `raise_error` is False, a bad answer is an error, and nothing is retried
+    if is_bad is None or lowering.read_parts(RelevancyEvaluatorParts, judge).raise_error is not False:
         return
-    again = walk.body()
-    each = again.body()
-    output = _judged(each, judge, QUERY, TEXT, each.call("source", _only, source=Ref(ITEM)), path, "opinion")
+    retry = lowering.new_body()
+    judging = retry.new_body()
+    output = _add_verdict(
+        judging,
+        judge,
+        QUERY,
+        TEXT,
+        judging.add_call("source", lambda source: [source], source=Ref(ITEM)),
+        path,
+        "opinion",
+    )
     if output is None:
         return
-    given = named(items=SOURCES, query=QUERY, text=TEXT)
-    opinions = again.hold("opinions", Role.MAP, given, each, output)
-    anew = _answer_from_sources(again, path)
-    if anew is not None and left > 1:
-        _judge(again, judge, left - 1, QUERY, anew, SOURCES, path)
-    again.draft.nodes.clear()  # the report has the judge already
-    walk.hold("again", Role.BRANCH, named(condition=bad, query=query, text=text, sources=sources), again, opinions)
+    inputs = named(items=SOURCES, query=QUERY, text=TEXT)
+    opinions = retry.add_holder("opinions", Role.MAP, inputs, judging, output)
+    new_answer = _add_new_answer(retry, path)
+    if new_answer is not None and retries_left > 1:
+        _add_retries(retry, judge, retries_left - 1, QUERY, new_answer, SOURCES, path)
+    retry.draft.nodes.clear()  # the report has rows of these objects already
+    lowering.add_holder(
+        "again", Role.BRANCH, named(condition=is_bad, query=query, text=text, sources=sources), retry, opinions
+    )
 
 
-def _judged(walk: Walk, judge: Any, query: Ref, text: Ref, sources: Ref, path: str, name: str) -> Value:
-    """Whether an answer is bad."""
-    found: Value = None
-    with walk.noting(path, judge):
+def _add_verdict(lowering: Lowering, judge: Any, query: Ref, text: Ref, sources: Ref, path: str, name: str) -> Value:
+    """Add a judge's verdict on an answer: a true value if it is bad. None if the judge is not understood."""
+    is_bad: Value = None
+    with lowering.reporting(path, judge):
         rule_for(judge, {RelevancyEvaluator: None})
-        parts = walk.parts(RelevancyEvaluatorParts, judge)
-        asked = walk.call(f"{name}.asked", _question, query=query, text=text)
-        reader = _reader(parts.llm, text_qa_template=parts.eval_template, refine_template=parts.refine_template)
-        with walk.answered_with("YES", "NO"):
-            verdict = _from(walk, reader, asked, sources, path, name)
-        found = walk.call(f"{name}.bad", lambda verdict: "yes" not in verdict.lower(), verdict=verdict)
-    return found
+        parts = lowering.read_parts(RelevancyEvaluatorParts, judge)
+        question = lowering.add_call(
+            f"{name}.asked", lambda query, text: f"Question: {query}\nResponse: {text}", query=query, text=text
+        )
+        synthesizer = _source_synthesizer(
+            parts.llm, text_qa_template=parts.eval_template, refine_template=parts.refine_template
+        )
+        with lowering.expecting_labels("YES", "NO"):
+            verdict = _answer_from_sources(lowering, synthesizer, question, sources, path, name)
+        is_bad = lowering.add_call(f"{name}.bad", lambda verdict: "yes" not in verdict.lower(), verdict=verdict)
+    return is_bad
 
 
-def _answer_from_sources(walk: Walk, path: str) -> Value:
-    """From the sources, by the models that LlamaIndex takes where nothing is said."""
-    made: Value = None
-    with walk.noting(path, Settings):
-        parts = walk.parts(SettingsParts, Settings)
+def _add_new_answer(lowering: Lowering, path: str) -> Value:
+    """Add an answer from the sources by LlamaIndex's default models; None if they are not understood."""
+    answer: Value = None
+    with lowering.reporting(path, Settings):
+        parts = lowering.read_parts(SettingsParts, Settings)
         if parts.llm is None:
             raise NotUnderstood("there is no default LLM")
-        made = _from(walk, _reader(parts.llm), QUERY, SOURCES, path, "anew")
-    return made
+        answer = _answer_from_sources(lowering, _source_synthesizer(parts.llm), QUERY, SOURCES, path, "anew")
+    return answer
 
 
-def _reader(llm: Any, **templates: Any) -> BaseSynthesizer:
-    """Of the engine that LlamaIndex makes of an index of the sources. (It changes the LLM that it is given.)"""
-    return get_response_synthesizer(copy.copy(llm), callback_manager=nobody(), **templates)
+def _source_synthesizer(llm: Any, **templates: Any) -> BaseSynthesizer:
+    """Create the synthesizer of the engine that LlamaIndex builds over the sources.
+
+    It gets a copy of the LLM, since it changes the LLM's attributes.
+    """
+    return get_response_synthesizer(copy.copy(llm), callback_manager=silent_callback_manager(), **templates)
 
 
-def _from(walk: Walk, reader: BaseSynthesizer, asked: Ref, sources: Ref, path: str, name: str) -> Ref:
-    """What it says of the sources."""
-    own = _splitter(walk)
-    nodes = walk.call(f"{name}.nodes", lambda sources: _split_sources(own, sources), sources=sources)
-    text = synthesize(walk, reader, asked, nodes, path, name)
-    row = walk.draft.nodes.pop()  # whose reader it is has one
+def _answer_from_sources(
+    lowering: Lowering, synthesizer: BaseSynthesizer, question: Ref, sources: Ref, path: str, name: str
+) -> Ref:
+    """Lower a synthesizer that answers from the texts of sources. Raises `NotUnderstood`."""
+    splitter = _default_splitter(lowering)
+
+    def split(sources: Sequence[str]) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=part)) for text in sources for part in splitter.split_text(text)]
+
+    nodes = lowering.add_call(f"{name}.nodes", split, sources=sources)
+    text = lower_synthesizer(lowering, synthesizer, question, nodes, path, name)
+    report_row = lowering.draft.nodes.pop()  # the object that owns this synthesizer has a row of its own
     if text is None:
-        raise NotUnderstood(row.reason)
+        raise NotUnderstood(report_row.reason)
     return text
 
 
-def _splitter(walk: Walk) -> Any:
-    """What cuts documents where nothing is said. (`Settings.node_parser` is not merely read: it changes the parser.)"""
-    parts = walk.parts(SettingsParts, Settings)
-    used = parts.transformations or [parts.node_parser or SentenceSplitter()]
-    if len(used) != 1 or type(used[0]) is not SentenceSplitter:
+def _default_splitter(lowering: Lowering) -> Any:
+    """Return the splitter that LlamaIndex uses by default. Raises `NotUnderstood` for one that is not known.
+
+    `Settings.node_parser` is not called, because reading it changes the parser.
+    """
+    parts = lowering.read_parts(SettingsParts, Settings)
+    transformations = parts.transformations or [parts.node_parser or SentenceSplitter()]
+    if len(transformations) != 1 or type(transformations[0]) is not SentenceSplitter:
         raise NotUnderstood("documents are cut in an unknown way")
-    return own_splitter(used[0])
-
-
-def _split_sources(splitter: Any, sources: Sequence[str]) -> list[NodeWithScore]:
-    return [NodeWithScore(node=TextNode(text=part)) for text in sources for part in splitter.split_text(text)]
-
-
-def _documents(nodes: Nodes) -> list[str]:
-    return [node.get_content() for node in nodes]
-
-
-def _only(source: str) -> list[str]:
-    return [source]
-
-
-def _question(query: str, text: str) -> str:
-    return f"Question: {query}\nResponse: {text}"
+    return silent_splitter(transformations[0])

@@ -1,7 +1,7 @@
-"""One walk through a LlamaIndex object: what every lowering needs.
+"""The state of lowering one LlamaIndex object into a workflow template, and the guards of the resulting plan.
 
-Values are refs. None stands for a value that the graph does not make: what reads it is not run ahead, and the plain
-object computes it as it always did.
+Values are refs. None stands for a value that the graph does not compute: what reads it is not prefetched, and the
+original computes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from teola_plugin.shims.llamaindex.models import rate_limiter
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, label_forms
 from teola_plugin.tracer.llamaindex import classes, model_calls
-from teola_plugin.tracer.llamaindex.model_calls import OwnModels, ask_own_llm
+from teola_plugin.tracer.llamaindex.model_calls import OwnModels, add_own_llm_call
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -27,7 +27,7 @@ Read = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class AttributeGuard:
-    """An attribute that the plan rests on."""
+    """A guard that holds while an attribute has the value that was traced."""
 
     node: Any
     name: str
@@ -35,28 +35,28 @@ class AttributeGuard:
 
     @property
     def holds(self) -> bool:
-        return _same(getattr(self.node, self.name, None), self.value)
+        return _is_same(getattr(self.node, self.name, None), self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class PartsGuard:
-    """What an object was made of when it was read."""
+    """A guard that holds while an object is made of the parts that were traced."""
 
     node: Any
     values: tuple[tuple[Read, Any], ...]
-    """How each of its parts is read, and what it was."""
+    """A reader of each part, and the value that it returned."""
 
     @property
     def holds(self) -> bool:
         try:
-            return all(_same(read(self.node), before) for read, before in self.values)
+            return all(_is_same(read(self.node), before) for read, before in self.values)
         except Unreadable:
             return False
 
 
 @dataclass(frozen=True, slots=True)
 class ElementsGuard:
-    """A list or dictionary that the plan rests on: its elements, in order."""
+    """A guard that holds while a list or dictionary has the same elements in the same order."""
 
     container: Any
     elements: tuple[Any, ...]
@@ -70,7 +70,7 @@ class ElementsGuard:
 Guard = AttributeGuard | PartsGuard | ElementsGuard
 
 
-def _same(now: Any, before: Any) -> bool:
+def _is_same(now: Any, before: Any) -> bool:
     return now is before or (isinstance(now, (str, int, float, bool)) and bool(now == before))
 
 
@@ -79,7 +79,7 @@ def _elements(container: Any) -> Sequence[Any]:
 
 
 def guards_of(node: Any, parts: Parts) -> Iterator[Guard]:
-    """Of an object and the lists in it."""
+    """Yield guards of an object and of the lists and dictionaries among its parts."""
     values = tuple((read, getattr(parts, name)) for name, read in parts.readers())
     yield PartsGuard(node, values)
     for _, value in values:
@@ -96,46 +96,46 @@ P = TypeVar("P", bound=Parts)
 
 @dataclass(frozen=True, slots=True)
 class SymbolicQuery:
-    """A query as the graph passes it on: refs of its texts."""
+    """A query inside the graph: refs of its texts."""
 
     text: Ref
     texts: tuple[Ref, ...]
-    """What is embedded for it; the vectors' mean is searched with."""
+    """Texts that are embedded; the search uses the mean of their vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolicAnswer:
-    """What a query engine gives: refs, or None for what the graph does not make."""
+    """The answer of a query engine inside the graph: refs, or None for values that the graph does not compute."""
 
     text: Value = None
     """`str(response)`"""
     nodes: Value = None
-    """Its source nodes."""
+    """The source nodes."""
 
 
 @dataclass(slots=True)
-class Walk:
-    """The draft of one template, and what it rests on. A body has a walk of its own."""
+class Lowering:
+    """The draft of one template, its report and its guards. The body of a branch or loop has a lowering of its own."""
 
     draft: Draft = field(default_factory=Draft)
     guards: list[Guard] = field(default_factory=list)
     guarded: set[tuple[type, int]] = field(default_factory=set)
     lowered: set[int] = field(default_factory=set)
-    """Ids of the engines and retrievers that the graph does the work of, wherever they are called."""
+    """Ids of the engines and retrievers whose model calls the graph makes, wherever they are called."""
     scope: Names = ()
     forms: tuple[DraftText, ...] = ()
-    """What all that is asked for may be answered with, where a reader understands nothing else."""
+    """Possible answers of the LLM calls that are added, if their reader understands no others."""
     may_stream: bool = False
-    """Whether an LLM may be asked to stream what it is asked for."""
+    """True if the original may stream the answers of the LLM calls that are added."""
     own_models: OwnModels | None = None
-    """Models and stores of the user's own that the graph may call; None where only the pool's are looked at."""
+    """Models and stores of the user's own that the graph may call; None if it may only use the pool's."""
     runs_in_loop: bool = False
-    """Whether the original makes the calls here side by side, in a loop of its own."""
+    """True if the original makes the calls of a list concurrently, in an event loop of its own."""
 
-    def body(self) -> Walk:
+    def new_body(self) -> Lowering:
         return replace(self, draft=self.draft.body())
 
-    def llm(self, llm: Any) -> Any:
+    def require_llm(self, llm: Any) -> Any:
         """Return an LLM whose calls may be in the graph: one on the pool, or of the user's own.
 
         Raises `NotUnderstood` for others.
@@ -146,7 +146,7 @@ class Walk:
 
     @contextmanager
     def in_loop_of(self, part: object) -> Iterator[None]:
-        """Lower in the body what `part` does in a loop of its own, if that is how it is set up."""
+        """Treat calls added in the `with` body as made in an event loop if `part` is set up to use one."""
         before = self.runs_in_loop
         self.runs_in_loop = before or (self.own_models is not None and runs_in_loop(part))
         try:
@@ -156,72 +156,87 @@ class Walk:
 
     # ------------------------------------------------------------ guards, and the report
 
-    def read(self, node: Any, *names: str) -> None:
-        """Public attributes that decide what the graph looks like, as `parts` does it."""
+    def guard_attributes(self, node: Any, *names: str) -> None:
+        """Add guards for public attributes that decide what the graph looks like."""
         self.guards += [AttributeGuard(node, name, getattr(node, name)) for name in names]
 
-    def parts(self, kind: type[P], node: Any) -> P:
-        """What `node` is made of. A plan is made anew when that has changed. Raises `Unreadable`."""
-        found = kind.of(node)
+    def read_parts(self, kind: type[P], node: Any) -> P:
+        """Return the parts of `node`, and add guards, so that a change makes the plan invalid. Raises `Unreadable`."""
+        parts = kind.of(node)
         if (kind, id(node)) not in self.guarded:
             self.guarded.add((kind, id(node)))
-            self.guards += guards_of(node, found)
-        return found
+            self.guards += guards_of(node, parts)
+        return parts
 
-    def note(self, path: str, node: object, level: Level, components: Sequence[str] = (), reason: str = "") -> None:
+    def add_report_row(
+        self, path: str, node: object, level: Level, components: Sequence[str] = (), reason: str = ""
+    ) -> None:
         self.draft.nodes.append(TraceNode(path, type(node).__name__, level, tuple(components), reason))
 
     @contextmanager
-    def noting(self, path: str, node: object) -> Iterator[list[str]]:
-        """The body lowers `node`, or raises `NotUnderstood` before anything is added: noted, and passed over.
+    def reporting(self, path: str, node: object) -> Iterator[list[str]]:
+        """Add a report row for `node`, which the `with` body lowers.
 
-        It gets a list, for the reasons why some of it is left to the plain object.
+        If the body raises `NotUnderstood`, the row gets the reason, and the components that were added are removed.
+        The body gets a list for the reasons why part of the work is left to the original.
         """
         before, reasons = set(self.draft.components), list[str]()
         try:
-            with classes.as_made():
+            with classes.refuse_unknown_attributes():
                 yield reasons
-        except NotUnderstood as why:
+        except NotUnderstood as error:
             for name in set(self.draft.components) - before:
                 del self.draft.components[name]
-            self.note(path, node, classes.level(node), reason=str(why))
+            self.add_report_row(path, node, classes.report_level(node), reason=str(error))
         else:
             added = [name for name in self.draft.components if name not in before]
-            self.note(path, node, "lowered", added, "; ".join(reasons))
+            self.add_report_row(path, node, "lowered", added, "; ".join(reasons))
 
     @contextmanager
-    def owning(self, node: object) -> Iterator[None]:
-        """Where the body puts calls of an LLM into the graph, nobody is to ask for them once more.
+    def marking_lowered(self, node: object) -> Iterator[None]:
+        """Mark `node` as lowered if the `with` body adds calls of an LLM, so that they are not planned a second time.
 
-        So `node` is not planned by itself, even if not all that it does is known.
+        This holds even if other work of `node` is not understood.
         """
         before = set(self.draft.components)
         try:
             yield
         finally:
-            if any(_asks(c) for name, c in self.draft.components.items() if name not in before):
+            if any(_calls_llm(c) for name, c in self.draft.components.items() if name not in before):
                 self.lowered.add(id(node))
 
-    def forget(self, lowered: Set[int]) -> None:
-        """What was lowered beyond these is not in the graph after all."""
+    def restore_lowered(self, lowered: Set[int]) -> None:
+        """Unmark objects that were marked as lowered after `lowered` was saved."""
         self.lowered.intersection_update(lowered)
 
     # ------------------------------------------------------------ components
 
-    def name(self, wanted: str, *parts: str) -> str:
-        return self.draft.name(wanted, *parts)
+    def unique_name(self, base_name: str, *parts: str) -> str:
+        return self.draft.name(base_name, *parts)
 
-    def user_code(self, wanted: str, **inputs: Ref) -> None:
-        """A call of the user's own LLM: what needs no answer of it need not wait for it."""
-        self.draft.add(Component(self.name(wanted), Role.OPAQUE, tuple(inputs.items()), scope=self.scope))
-
-    def call(self, wanted: str, call: Callable[..., Any], **inputs: Ref) -> Ref:
-        """The framework's own pure code."""
-        return self.draft.call(self.name(wanted), call, self.scope, **inputs)
-
-    def ask(
+    def add_component(
         self,
-        wanted: str,
+        name: str,
+        role: Role,
+        inputs: Inputs,
+        engine: str = "",
+        call: Callable[..., Any] | None = None,
+        **more: Any,
+    ) -> Ref:
+        """Add a component in the current scope; `name` comes from `unique_name`, `more` are other fields."""
+        return self.draft.add(Component(name, role, inputs, engine, scope=self.scope, **more), call)
+
+    def add_user_call(self, base_name: str, **inputs: Ref) -> None:
+        """Add an opaque call of the user's own LLM; components that do not read its answer need not wait for it."""
+        self.add_component(self.unique_name(base_name), Role.OPAQUE, tuple(inputs.items()))
+
+    def add_call(self, base_name: str, call: Callable[..., Any], **inputs: Ref) -> Ref:
+        """Add a call of the framework's own pure code."""
+        return self.draft.call(self.unique_name(base_name), call, self.scope, **inputs)
+
+    def add_llm_call(
+        self,
+        base_name: str,
         llm: Any,
         run: model_calls.Run,
         inputs: Mapping[str, Ref],
@@ -233,40 +248,42 @@ class Walk:
         forms: tuple[DraftText, ...] = (),
         in_sync_code: bool = False,
     ) -> Ref:
-        """One call of an LLM by `run`, the framework's code; the ref of what `run` returns.
+        """Add one LLM call, made by the framework code `run`; return the ref of what `run` returns.
 
-        `value` says that of the LLM's text and the inputs, where it takes less than running `run` again. `items` says
-        how the text spells the list that `run` returns, `expected` how many there are; `forms`: see `Attributes`.
-        `in_sync_code`: the original uses sync methods here, also in a loop.
+        `value` computes that from the LLM's text and the inputs, if this is cheaper than running `run` again.
+        `items` names the format in which the text spells the list that `run` returns, `expected` is its length;
+        `forms`: see `Attributes`. `in_sync_code`: the original uses sync methods here, even in an event loop.
         """
         if not is_pool_llm(llm):
-            return ask_own_llm(self, wanted, llm, run, inputs, value, in_sync_code=in_sync_code)
+            return add_own_llm_call(self, base_name, llm, run, inputs, value, in_sync_code=in_sync_code)
         names, blanks = tuple(inputs), blanks or {}
-        name = self.name(wanted, *DERIVED, "parsed")
+        name = self.unique_name(base_name, *DERIVED, "parsed")
         component = Component(
             name,
             Role.GENERATION,
             tuple(inputs.items()),
             llm.engine,
-            prompt=model_calls.parts(llm, run, names, blanks),
+            prompt=model_calls.prompt_parts(llm, run, names, blanks),
             expected=expected,
             scope=self.scope,
             attributes=Attributes(items=items, forms=forms or self.forms, form=self._form_of(llm)),
         )
-        made = self.draft.add(component, lambda given: model_calls.captured(llm, run, given, blanks, names))
+        generation = self.draft.add(
+            component, lambda values: model_calls.capture_payload(llm, run, values, blanks, names)
+        )
         if items:
             self.draft.list_spellings[f"{name}.parsed"] = items
 
-        def parsed(generation: Any, **given: Any) -> Any:
+        def parsed(generation: Any, **values: Any) -> Any:
             if value is not None:
-                return value(llm.text_of(generation), given)
-            return model_calls.replayed(llm, run, given, [generation])
+                return value(llm.text_of(generation), values)
+            return model_calls.replay_generations(llm, run, values, [generation])
 
-        return self.draft.call(f"{name}.parsed", parsed, self.scope, generation=made, **inputs)
+        return self.draft.call(f"{name}.parsed", parsed, self.scope, generation=generation, **inputs)
 
     @contextmanager
-    def answered_with(self, *labels: str) -> Iterator[None]:
-        """What is asked for in the body is read by what understands only these answers."""
+    def expecting_labels(self, *labels: str) -> Iterator[None]:
+        """Declare that LLM calls added in the `with` body are read by code that understands only these answers."""
         before, self.forms = self.forms, label_forms(labels)
         try:
             yield
@@ -281,27 +298,27 @@ class Walk:
 
     @contextmanager
     def streaming(self, streams: bool) -> Iterator[None]:
-        """If `streams`, the answers to what is asked in the body may be streamed."""
+        """If `streams`, mark LLM calls added in the `with` body as possibly streamed."""
         before, self.may_stream = self.may_stream, self.may_stream or streams
         try:
             yield
         finally:
             self.may_stream = before
 
-    def hold(self, wanted: str, role: Role, inputs: Inputs, body: Walk, output: Ref, **more: Any) -> Ref:
-        """A component that holds the body's template."""
-        name = self.name(wanted)
+    def add_holder(self, base_name: str, role: Role, inputs: Inputs, body: Lowering, output: Ref, **more: Any) -> Ref:
+        """Add a branch, map, fold or loop whose body is the template of `body`."""
+        name = self.unique_name(base_name)
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
-        if role is Role.MAP:  # in `query`, one item comes after the other
+        if role is Role.MAP:  # the sync `query` handles one item after the other
             more.setdefault("attributes", Attributes(beside=not self.runs_in_loop))
-        return self.draft.add(Component(name, role, inputs, body=inner, scope=self.scope, **more))
+        return self.add_component(name, role, inputs, body=inner, **more)
 
-    # ------------------------------------------------------------ the order of the plain code
+    # ------------------------------------------------------------ the original's order
 
     @contextmanager
-    def step(self, after: Names = ()) -> Iterator[list[str]]:
-        """Components added in the body come after those of `after`, as in the plain code; their names are collected."""
+    def in_order_after(self, after: Names = ()) -> Iterator[list[str]]:
+        """Order components added in the `with` body after those named `after`; yield a list that gets their names."""
         before = set(self.draft.components)
         names: list[str] = []
         yield names
@@ -310,9 +327,9 @@ class Walk:
         self.draft.order += [(tail, head) for tail in earlier.tails for head in later.heads]
 
 
-def _asks(c: Component) -> bool:
-    """Whether an LLM writes something for it."""
-    return c.role is Role.GENERATION or (c.body is not None and any(_asks(inner) for inner in c.body.components))
+def _calls_llm(c: Component) -> bool:
+    """Return True if a component, or its body, calls an LLM."""
+    return c.role is Role.GENERATION or (c.body is not None and any(_calls_llm(inner) for inner in c.body.components))
 
 
 def is_pool_llm(llm: Any) -> bool:
@@ -321,7 +338,7 @@ def is_pool_llm(llm: Any) -> bool:
 
 
 def pool_llm(llm: Any) -> Any:
-    """The LLM if it is pool-backed and its calls are LlamaIndex's. Raises `NotUnderstood`."""
+    """Return the LLM if it is pool-backed and LlamaIndex's code alone decides its calls. Raises `NotUnderstood`."""
     if not is_pool_llm(llm):
         raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
     if llm.output_parser is not None:

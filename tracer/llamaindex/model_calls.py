@@ -1,7 +1,11 @@
-"""Models and stores of the user's own, whose calls the graph asks the query's prefetcher for.
+"""Calls of models and stores: LLMs of a pool, found out by dry runs, and the user's own objects.
 
-Each call is one component on the engine `wrapped`. Its payload says with what the original is about to call the
-provider method, as the framework's own code finds it out on silent copies.
+A dry run executes the framework's own code on silent copies whose LLM calls no model: `capture_payload` finds out what
+the code would ask its LLM, `replay_generations` what it makes of the answers. So prompts and their parsing are
+LlamaIndex's own, byte for byte.
+
+The query's prefetcher calls the user's own models and stores. Each call is one component on the engine `wrapped`; its
+payload has the arguments with which the original is about to call the provider method, found out by a dry run, too.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
-from teola_plugin.graph import Attributes, Component, Effect, PromptPart, Ref, Role
+from teola_plugin.graph import Attributes, Effect, PromptPart, Ref, Role
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation
-from teola_plugin.shims.llamaindex.copies import clone, nobody
+from teola_plugin.shims.llamaindex.copies import clone, silent_callback_manager
 from teola_plugin.shims.llamaindex.engines import RouterQueryEngineParts
 from teola_plugin.shims.llamaindex.interceptors import EMBED_QUERY, SEARCH, is_intercepted
 from teola_plugin.shims.llamaindex.retrieval import (
@@ -34,37 +38,37 @@ from teola_plugin.tracer.draft import DERIVED
 from teola_plugin.tracer.symbols import NotUnderstood
 
 if TYPE_CHECKING:
-    from teola_plugin.tracer.llamaindex.lowering import SymbolicQuery, Value, Walk
+    from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value
 
-Given = Mapping[str, Any]
-Run = Callable[[Any, Given], Any]
+Values = Mapping[str, Any]
+Run = Callable[[Any, Values], Any]
 """(LLM, values by name) -> what the framework's code returns; it asks the LLM once."""
 Blanks = Mapping[str, Callable[[str], Any]]
-"""How a text stands for a value that is not known yet, by the value's name; the text itself where nothing is said."""
+"""Functions that turn a placeholder text into a value of the right type, by the value's name. Default: `str`."""
 _MARKS = 0xE001
-"""First of the private-use characters that stand for values while the parts of a prompt are told apart."""
+"""First of the private-use characters that stand for values while a prompt is split into its parts."""
 _OTHERS = ("stream", "stream_chat", "stream_complete", "structured_predict", "predict_and_call", "apredict", "achat")
 
 
 class _PromptCaptured(Exception):
-    """Ends the framework's code at its first question."""
+    """Ends the framework's code when it first calls its LLM; carries the payload of that call."""
 
     def __init__(self, payload: Generate) -> None:
         self.payload = payload
 
 
-def captured(llm: Any, run: Run, given: Mapping[str, Any], blanks: Blanks, names: Sequence[str]) -> Generate:
-    """The payload that `run` asks for; values that are missing in `given` are unknown."""
-    missing = {name: blanks.get(name, str)(UNKNOWN) for name in names if name not in given}
+def capture_payload(llm: Any, run: Run, values: Mapping[str, Any], blanks: Blanks, names: Sequence[str]) -> Generate:
+    """Return the payload of the LLM call that `run` makes; `names` that are missing in `values` are unknown."""
+    missing = {name: blanks.get(name, str)(UNKNOWN) for name in names if name not in values}
     try:
-        run(_answering_llm(llm, _capture), {**given, **missing})
-    except _PromptCaptured as ended:
-        return ended.payload
+        run(_answering_llm(llm, _capture), {**values, **missing})
+    except _PromptCaptured as capture:
+        return capture.payload
     raise NotUnderstood("the LLM is not asked")
 
 
-def replayed(llm: Any, run: Run, given: Mapping[str, Any], generations: Sequence[Generation]) -> Any:
-    """What `run` returns when the LLM answers with these, one after the other."""
+def replay_generations(llm: Any, run: Run, values: Mapping[str, Any], generations: Sequence[Generation]) -> Any:
+    """Return what `run` returns when the LLM answers with these generations, one after the other."""
     answers: Iterator[Generation] = iter(generations)
 
     def reply(_: Generate) -> Generation:
@@ -72,7 +76,7 @@ def replayed(llm: Any, run: Run, given: Mapping[str, Any], generations: Sequence
             return answer
         raise NotUnderstood("the LLM is asked once more")
 
-    return run(_answering_llm(llm, reply), given)
+    return run(_answering_llm(llm, reply), values)
 
 
 def _capture(payload: Generate) -> Generation:
@@ -80,7 +84,7 @@ def _capture(payload: Generate) -> Generation:
 
 
 def _answering_llm(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
-    """A copy of the LLM, of the same class, whose calls are answered by `reply`."""
+    """Return a copy of the LLM, of the same class, whose calls are answered by `reply`."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotUnderstood("the LLM is asked in another way")
@@ -88,7 +92,7 @@ def _answering_llm(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
     return clone(
         llm,
         **dict.fromkeys(_OTHERS, refuse),
-        callback_manager=nobody(),
+        callback_manager=silent_callback_manager(),
         predict=lambda prompt, **kwargs: llm.text_of(reply(llm.payload_of_template(prompt, **kwargs))),
         complete=lambda prompt, formatted=False, **kwargs: llm.completion_of(
             reply(llm.payload_of_prompt(prompt, formatted, **kwargs))
@@ -97,13 +101,13 @@ def _answering_llm(llm: Any, reply: Callable[[Generate], Generation]) -> Any:
     )
 
 
-def parts(llm: Any, run: Run, names: Sequence[str], blanks: Blanks) -> tuple[PromptPart, ...]:
-    """Literals and variables of the prompt, in order; nothing where they cannot be told apart."""
+def prompt_parts(llm: Any, run: Run, names: Sequence[str], blanks: Blanks) -> tuple[PromptPart, ...]:
+    """Return the literals and variables of the prompt, in order; an empty tuple if they cannot be separated."""
     marks = {chr(_MARKS + i): name for i, name in enumerate(names)}
-    given = {name: blanks.get(name, str)(mark) for mark, name in marks.items()}
+    values = {name: blanks.get(name, str)(mark) for mark, name in marks.items()}
     try:
-        text = captured(llm, run, given, blanks, names).prompt.flat()
-    except Exception:  # its code wants real values
+        text = capture_payload(llm, run, values, blanks, names).prompt.flat()
+    except Exception:  # its code needs real values
         return ()
     if any(text.count(mark) == 0 for mark in marks):
         return ()
@@ -124,8 +128,8 @@ def _split_at_marks(text: str, marks: Mapping[str, str]) -> Iterator[PromptPart]
         yield PromptPart.literal(literal)
 
 
-def own_nodes(nodes: Sequence[NodeWithScore], *, deep: bool = False) -> list[NodeWithScore]:
-    """Copies: fusion and rerankers write scores into what they are given; `deep` for what writes into nodes, too."""
+def copy_nodes(nodes: Sequence[NodeWithScore], *, deep: bool = False) -> list[NodeWithScore]:
+    """Return copies for code that writes scores; `deep` copies for code that writes into the nodes, too."""
     return copy.deepcopy(list(nodes)) if deep else [node.model_copy() for node in nodes]
 
 
@@ -137,7 +141,7 @@ PROVIDER = "wrapped"
 
 
 class OwnModels(Protocol):
-    """Says which of the user's own objects the graph may call, and makes payloads of calls."""
+    """An object that decides which of the user's own models the graph may call, and makes payloads of calls."""
 
     def require_llm(self, llm: Any) -> Any:
         """Return an LLM whose calls may be prefetched. Raises `NotUnderstood` for others."""
@@ -148,7 +152,7 @@ class OwnModels(Protocol):
         ...
 
     def add_site(self, key: str, target: Any, *, runs_in_loop: bool) -> None:
-        """Note a call site: the component `key` calls `target`. `runs_in_loop`: the original does that side by side."""
+        """Note that the component `key` calls `target`. `runs_in_loop`: the original makes these calls concurrently."""
         ...
 
     def request(self, key: str, arguments: ProviderArguments) -> Any:
@@ -156,108 +160,121 @@ class OwnModels(Protocol):
         ...
 
 
-def provider_call(
-    walk: Walk, wanted: str, target: Any, role: Role, arguments: Callable[..., ProviderArguments], **inputs: Ref
+def add_provider_call(
+    lowering: Lowering,
+    base_name: str,
+    target: Any,
+    role: Role,
+    arguments: Callable[..., ProviderArguments],
+    **inputs: Ref,
 ) -> Ref:
     """Add one call of a provider method, with the arguments that `arguments` makes of the inputs."""
-    own = walk.own_models
-    assert own is not None
-    name = walk.name(wanted, *DERIVED, "parsed")
-    own.add_site(name, target, runs_in_loop=walk.runs_in_loop)
+    own_models = lowering.own_models
+    assert own_models is not None
+    name = lowering.unique_name(base_name, *DERIVED, "parsed")
+    own_models.add_site(name, target, runs_in_loop=lowering.runs_in_loop)
     effects = (Effect(f"store:{id(target)}"),) if role is Role.SEARCHING else ()
-    component = Component(
+    return lowering.add_component(
         name,
         role,
         tuple(inputs.items()),
         PROVIDER,
+        lambda values: own_models.request(name, arguments(**values)),
         effects=effects,
-        scope=walk.scope,
         attributes=Attributes(wrapped=name),
     )
-    return walk.draft.add(component, lambda given: own.request(name, arguments(**given)))
 
 
-def ask_own_llm(
-    walk: Walk,
-    wanted: str,
+def add_own_llm_call(
+    lowering: Lowering,
+    base_name: str,
     llm: Any,
     run: Run,
     inputs: Mapping[str, Ref],
-    value: Callable[[str, Given], Any] | None,
+    value: Callable[[str, Values], Any] | None,
     *,
     in_sync_code: bool = False,
 ) -> Ref:
     """Add one call of an LLM by `run`, the framework's code; return the ref of what `run` returns.
 
-    `value`: see `Walk.ask`. `in_sync_code`: the original uses the sync methods, also where the rest is async.
+    `value`: see `Lowering.add_llm_call`. `in_sync_code`: the original uses sync methods even if the rest is async.
     """
-    is_async = walk.runs_in_loop and not in_sync_code
+    is_async = lowering.runs_in_loop and not in_sync_code
 
-    def arguments(**given: Any) -> ProviderArguments:
-        return provider_call_of(llm, lambda asked: run(asked, given), is_async=is_async)
+    def arguments(**values: Any) -> ProviderArguments:
+        return provider_call_of(llm, lambda asking_llm: run(asking_llm, values), is_async=is_async)
 
-    text = provider_call(walk, wanted, llm, Role.GENERATION, arguments, **inputs)
+    text = add_provider_call(lowering, base_name, llm, Role.GENERATION, arguments, **inputs)
 
-    def parsed(text: str, **given: Any) -> Any:
-        return value(text, given) if value is not None else replay(llm, lambda asked: run(asked, given), [text])
+    def parsed(text: str, **values: Any) -> Any:
+        return (
+            value(text, values)
+            if value is not None
+            else replay(llm, lambda asking_llm: run(asking_llm, values), [text])
+        )
 
-    return walk.call(f"{wanted}.parsed", parsed, text=text, **inputs)
+    return lowering.add_call(f"{base_name}.parsed", parsed, text=text, **inputs)
 
 
-def retrieve_by_own_models(walk: Walk, r: VectorIndexRetriever, asked: SymbolicQuery, name: str) -> Value:
-    """Add the calls of an index whose embedding model and store are the user's own. Raises `NotUnderstood`."""
-    parts = walk.parts(VectorIndexRetrieverParts, r)
-    own = walk.own_models
-    if own is None:
+def lower_retriever_of_own_models(
+    lowering: Lowering, retriever: VectorIndexRetriever, query: SymbolicQuery, name: str
+) -> Value:
+    """Lower a retriever whose embedding model and store are the user's own. Raises `NotUnderstood`."""
+    parts = lowering.read_parts(VectorIndexRetrieverParts, retriever)
+    own_models = lowering.own_models
+    if own_models is None:
         raise NotUnderstood("its embedding model is not on the pool")
     if type(parts.docstore) is not SimpleDocumentStore:
         raise NotUnderstood(f"its documents are in a {type(parts.docstore).__name__}, which may be anywhere")
-    store, inputs = own.require_leaf(parts.vector_store), {"query": asked.text}
-    walk.read(parts.vector_store, "is_embedding_query")
-    if searches_by_vector(r):
-        inputs["vector"] = _embedded(walk, own.require_leaf(parts.embed_model), asked.texts, f"{name}.embedding")
-    method = _method(store, SEARCH, walk.runs_in_loop)
+    store, inputs = own_models.require_leaf(parts.vector_store), {"query": query.text}
+    lowering.guard_attributes(parts.vector_store, "is_embedding_query")
+    if searches_by_vector(retriever):
+        inputs["vector"] = _add_embedding_calls(
+            lowering, own_models.require_leaf(parts.embed_model), query.texts, f"{name}.embedding"
+        )
+    method = _entered_method(store, SEARCH, lowering.runs_in_loop)
 
     def search(query: str, vector: Sequence[float] | None = None) -> ProviderArguments:
-        return ProviderArguments(method, (store_query(r, query, vector),), dict(parts.vector_store_kwargs))
+        return ProviderArguments(method, (store_query(retriever, query, vector),), dict(parts.vector_store_kwargs))
 
-    result = provider_call(walk, f"{name}.search", store, Role.SEARCHING, search, **inputs)
+    result = add_provider_call(lowering, f"{name}.search", store, Role.SEARCHING, search, **inputs)
 
     def nodes(query: str, result: Any) -> list[NodeWithScore]:
-        return nodes_of_result(r, query, result)
+        return nodes_of_result(retriever, query, result)
 
-    return walk.call(f"{name}.nodes", nodes, query=asked.text, result=result)
+    return lowering.add_call(f"{name}.nodes", nodes, query=query.text, result=result)
 
 
-def _embedded(walk: Walk, model: Any, texts: Sequence[Ref], name: str) -> Ref:
+def _add_embedding_calls(lowering: Lowering, model: Any, texts: Sequence[Ref], name: str) -> Ref:
     """Add the calls of `get_agg_embedding_from_queries`."""
-    method = _method(model, EMBED_QUERY, walk.runs_in_loop)
+    method = _entered_method(model, EMBED_QUERY, lowering.runs_in_loop)
 
     def embed(text: str) -> ProviderArguments:
         return ProviderArguments(method, (text,), {})
 
     vectors = {
-        f"vector{i}": provider_call(walk, name, model, Role.SEARCHING, embed, text=text) for i, text in enumerate(texts)
+        f"vector{i}": add_provider_call(lowering, name, model, Role.SEARCHING, embed, text=text)
+        for i, text in enumerate(texts)
     }
-    return walk.call(f"{name}.mean", lambda **given: mean_agg(list(given.values())), **vectors)
+    return lowering.add_call(f"{name}.mean", lambda **values: mean_agg(list(values.values())), **vectors)
 
 
-def _method(target: Any, names: tuple[str, str], is_async: bool) -> str:
+def _entered_method(target: Any, names: tuple[str, str], is_async: bool) -> str:
     """Return the provider method that the original enters: a default of the framework's calls the sync one."""
     return names[is_async and is_intercepted(type(target), names[1])]
 
 
-def require_one_model(walk: Walk, parts: Sequence[Any]) -> None:
+def require_one_model(lowering: Lowering, parts: Sequence[Any]) -> None:
     """Raise `NotUnderstood` if parts that are asked one query embed it with several models of the user's own.
 
     They share the vector that the first of them makes.
     """
-    if walk.own_models is not None and len({id(model) for part in parts for model in _embedding_models(part)}) > 1:
+    if lowering.own_models is not None and len({id(model) for part in parts for model in _embedding_models(part)}) > 1:
         raise NotUnderstood("its parts embed one query with several models")
 
 
 def _embedding_models(part: Any) -> list[Any]:
-    """Return the models that may embed the very query that a part is asked."""
+    """Return the models that may embed the query that is passed to `part`."""
     if isinstance(part, VectorIndexRetriever):
         return [VectorIndexRetrieverParts.of(part).embed_model]
     if isinstance(part, RouterQueryEngine):

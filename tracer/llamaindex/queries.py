@@ -1,4 +1,4 @@
-"""Selectors and question generators: which engines are asked, and what."""
+"""Lower query transforms, selectors and question generators: what makes queries, or chooses who answers them."""
 
 from __future__ import annotations
 
@@ -36,113 +36,122 @@ from teola_plugin.shims.llamaindex.queries import (
     hypothetical_document,
     selected_indices,
 )
-from teola_plugin.tracer.llamaindex.classes import own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.lowering import SymbolicQuery, Value, Walk, pool_llm
+from teola_plugin.tracer.llamaindex.classes import copy_prompt, rule_for
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value, pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 # ------------------------------------------------------------ query transforms
 
 
-Given = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
-def transformed(
-    walk: Walk, transform: BaseQueryTransform, asked: SymbolicQuery, metadata: Any, path: str, name: str
+def lower_transform(
+    lowering: Lowering, transform: BaseQueryTransform, query: SymbolicQuery, metadata: Any, path: str, name: str
 ) -> SymbolicQuery | None:
-    """`transform.run(query)`."""
-    made: SymbolicQuery | None = None
-    with walk.noting(path, transform):
-        made = rule_for(transform, _TRANSFORM_RULES)(walk, transform, asked, metadata or {}, name)
-    return made
+    """Lower `transform.run(query)`; report why and return None if it is not understood."""
+    transformed: SymbolicQuery | None = None
+    with lowering.reporting(path, transform):
+        transformed = rule_for(transform, _TRANSFORM_RULES)(lowering, transform, query, metadata or {}, name)
+    return transformed
 
 
-def _hyde(walk: Walk, transform: HyDEQueryTransform, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
-    """An invented document is searched with, and the query beside it."""
-    parts = walk.parts(HyDEQueryTransformParts, transform)
-    prompt = own_prompt(parts.hyde_prompt)
-
-    def invent(llm: Any, given: Given) -> str:
-        return hypothetical_document(transform, llm, prompt, given["query"], metadata)
-
-    document = walk.ask(name, walk.llm(parts.llm), invent, {"query": asked.text}, in_sync_code=True)
-    return SymbolicQuery(asked.text, (document, *asked.texts) if parts.include_original else (document,))
-
-
-def _decompose(
-    walk: Walk, transform: DecomposeQueryTransform, asked: SymbolicQuery, metadata: Any, name: str
+def _lower_hyde(
+    lowering: Lowering, transform: HyDEQueryTransform, query: SymbolicQuery, metadata: Any, name: str
 ) -> SymbolicQuery:
-    parts = walk.parts(DecomposeQueryTransformParts, transform)
-    prompt = own_prompt(parts.decompose_query_prompt)
+    """Lower a transform that searches with an invented document, and with the query if it is set up so."""
+    parts = lowering.read_parts(HyDEQueryTransformParts, transform)
+    prompt = copy_prompt(parts.hyde_prompt)
 
-    def rewrite(llm: Any, given: Given) -> str:
-        return decomposed_query(transform, llm, prompt, given["query"], metadata)
+    def invent(llm: Any, values: Values) -> str:
+        return hypothetical_document(transform, llm, prompt, values["query"], metadata)
 
-    query = walk.ask(name, walk.llm(parts.llm), rewrite, {"query": asked.text}, in_sync_code=True)
-    return SymbolicQuery(query, (query,))
+    document = lowering.add_llm_call(
+        name, lowering.require_llm(parts.llm), invent, {"query": query.text}, in_sync_code=True
+    )
+    return SymbolicQuery(query.text, (document, *query.texts) if parts.include_original else (document,))
 
 
-def _identity(walk: Walk, transform: Any, asked: SymbolicQuery, metadata: Any, name: str) -> SymbolicQuery:
-    return asked
+def _lower_decompose(
+    lowering: Lowering, transform: DecomposeQueryTransform, query: SymbolicQuery, metadata: Any, name: str
+) -> SymbolicQuery:
+    parts = lowering.read_parts(DecomposeQueryTransformParts, transform)
+    prompt = copy_prompt(parts.decompose_query_prompt)
+
+    def rewrite(llm: Any, values: Values) -> str:
+        return decomposed_query(transform, llm, prompt, values["query"], metadata)
+
+    rewritten = lowering.add_llm_call(
+        name, lowering.require_llm(parts.llm), rewrite, {"query": query.text}, in_sync_code=True
+    )
+    return SymbolicQuery(rewritten, (rewritten,))
+
+
+def _lower_identity(
+    lowering: Lowering, transform: Any, query: SymbolicQuery, metadata: Any, name: str
+) -> SymbolicQuery:
+    return query
 
 
 _TRANSFORM_RULES: dict[type, Callable[..., SymbolicQuery]] = {
-    HyDEQueryTransform: _hyde,
-    DecomposeQueryTransform: _decompose,
-    IdentityQueryTransform: _identity,
+    HyDEQueryTransform: _lower_hyde,
+    DecomposeQueryTransform: _lower_decompose,
+    IdentityQueryTransform: _lower_identity,
 }
-
-
-def query_of(ref: Ref) -> SymbolicQuery:
-    """A plain query."""
-    return SymbolicQuery(ref, (ref,))
 
 
 # ------------------------------------------------------------ selectors and question generators
 
 
-def takes_several(selector: BaseSelector) -> bool:
-    """Whether it may choose more than one."""
+def can_choose_several(selector: BaseSelector) -> bool:
+    """Return True if a selector may choose more than one."""
     return isinstance(selector, (LLMMultiSelector, PydanticMultiSelector))
 
 
-def numbered(index: int, count: int) -> Callable[..., bool]:
-    """Whether a number, from 1, is that choice's; 0 is the last one's, as Python counts."""
+def choice_test(index: int, count: int) -> Callable[..., bool]:
+    """Return a function that tests if a 1-based number means the choice at `index`; 0 means the last choice."""
     return lambda choice: choice - 1 in (index, index - count)
 
 
-def selected(walk: Walk, selector: BaseSelector, choices: Sequence[Any], query: Ref, path: str) -> Value:
-    """Numbers of the chosen engines as the model's JSON has them, from 1: a list."""
-    made: Value = None
-    with walk.noting(path, selector):
-        llm, indices, items = rule_for(selector, _SELECTORS)(walk, selector, choices)
+def lower_selector(lowering: Lowering, selector: BaseSelector, choices: Sequence[Any], query: Ref, path: str) -> Value:
+    """Add the call of a selector; return the ref of a list of 1-based numbers. None if it is not understood."""
+    numbers: Value = None
+    with lowering.reporting(path, selector):
+        llm, indices, items = rule_for(selector, _SELECTORS)(lowering, selector, choices)
 
-        def select(llm: Any, given: Given) -> list[int]:
-            return [index + 1 for index in indices(llm, given["query"])]
+        def select(llm: Any, values: Values) -> list[int]:
+            return [index + 1 for index in indices(llm, values["query"])]
 
-        expected = None if takes_several(selector) else 1
-        made = walk.ask("select", llm, select, {"query": query}, items=items, expected=expected)
-    return made
+        expected = None if can_choose_several(selector) else 1
+        numbers = lowering.add_llm_call("select", llm, select, {"query": query}, items=items, expected=expected)
+    return numbers
 
 
 Indices = Callable[[Any, str], Sequence[int]]
-"""(LLM, query) -> the choices that are taken, from 0."""
+"""(LLM, query) -> 0-based indices of the selected choices."""
 
 
-def _by_text(walk: Walk, selector: BaseSelector, choices: Sequence[Any]) -> tuple[Any, Indices, str]:
-    """Its LLM, what it asks that for, and how numbers are spelled in the answer."""
-    parts = walk.parts(LLMSelectorParts, selector)
-    prompt = own_prompt(parts.prompt)
-    return walk.llm(parts.llm), lambda llm, query: selected_indices(selector, llm, prompt, choices, query), "choices"
+def _read_text_selector(lowering: Lowering, selector: BaseSelector, choices: Sequence[Any]) -> tuple[Any, Indices, str]:
+    """Return the selector's LLM, the function that makes its call, and the format of numbers in the answer."""
+    parts = lowering.read_parts(LLMSelectorParts, selector)
+    prompt = copy_prompt(parts.prompt)
+    return (
+        lowering.require_llm(parts.llm),
+        lambda llm, query: selected_indices(selector, llm, prompt, choices, query),
+        "choices",
+    )
 
 
-def _by_call(walk: Walk, selector: BaseSelector, choices: Sequence[Any]) -> tuple[Any, Indices, str]:
-    """As `_by_text`, where the LLM is told to call a function."""
-    program: Any = walk.parts(PydanticSelectorParts, selector).program
+def _read_function_selector(
+    lowering: Lowering, selector: BaseSelector, choices: Sequence[Any]
+) -> tuple[Any, Indices, str]:
+    """Return the same as `_read_text_selector` for a selector whose LLM answers by calling a function."""
+    program: Any = lowering.read_parts(PydanticSelectorParts, selector).program
     rule_for(program, {FunctionCallingProgram: None})
-    parts = walk.parts(FunctionCallingProgramParts, program)
+    parts = lowering.read_parts(FunctionCallingProgramParts, program)
     if not parts.writes_selections:
         raise NotUnderstood("its program writes something else than a selection")
-    llm, prompt = pool_llm(parts.llm), own_prompt(parts.prompt)
+    llm, prompt = pool_llm(parts.llm), copy_prompt(parts.prompt)
     if not hasattr(type(llm), "__teola_writes_calls__"):
         raise NotUnderstood(f"what a {type(llm).__name__} calls is not known before all of it is written")
     if llm.system_prompt is not None:
@@ -150,26 +159,33 @@ def _by_call(walk: Walk, selector: BaseSelector, choices: Sequence[Any]) -> tupl
     return llm, lambda llm, query: called_indices(selector, program, llm, prompt, choices, query), "indices"
 
 
-def questions(walk: Walk, generator: Any, tools: Sequence[Any], query: Ref, path: str) -> Value:
-    """Sub-questions as the model's JSON spells them."""
-    made: Value = None
-    with walk.noting(path, generator):
+def lower_question_generator(lowering: Lowering, generator: Any, tools: Sequence[Any], query: Ref, path: str) -> Value:
+    """Add the call of a question generator; return the ref of its questions. None if it is not understood."""
+    questions: Value = None
+    with lowering.reporting(path, generator):
         rule_for(generator, _GENERATORS)
-        parts = walk.parts(LLMQuestionGeneratorParts, generator)
-        prompt = own_prompt(parts.prompt)
+        parts = lowering.read_parts(LLMQuestionGeneratorParts, generator)
+        prompt = copy_prompt(parts.prompt)
 
-        def generate(llm: Any, given: Given) -> list[dict[str, str]]:
-            return generated_questions(generator, llm, prompt, tools, given["query"])
+        def generate(llm: Any, values: Values) -> list[dict[str, str]]:
+            return generated_questions(generator, llm, prompt, tools, values["query"])
 
-        made = walk.ask("questions", walk.llm(parts.llm), generate, {"query": query}, items="json", forms=_FORMS)
-    return made
+        questions = lowering.add_llm_call(
+            "questions",
+            lowering.require_llm(parts.llm),
+            generate,
+            {"query": query},
+            items="json",
+            forms=_QUESTION_FORMS,
+        )
+    return questions
 
 
-_FORMS = tuple(DraftText("the form of its list", text=form) for form in forms_of_questions())
+_QUESTION_FORMS = tuple(DraftText("the form of its list", text=form) for form in forms_of_questions())
 _SELECTORS: dict[type, Callable[..., tuple[Any, Indices, str]]] = {
-    LLMSingleSelector: _by_text,
-    LLMMultiSelector: _by_text,
-    PydanticSingleSelector: _by_call,
-    PydanticMultiSelector: _by_call,
+    LLMSingleSelector: _read_text_selector,
+    LLMMultiSelector: _read_text_selector,
+    PydanticSingleSelector: _read_function_selector,
+    PydanticMultiSelector: _read_function_selector,
 }
-_GENERATORS: dict[type, Callable[..., Any]] = {LLMQuestionGenerator: questions}
+_GENERATORS: dict[type, Callable[..., Any]] = {LLMQuestionGenerator: lower_question_generator}

@@ -1,4 +1,7 @@
-"""Retrievers: embeddings and searches as primitives; fusion, fetching and de-duplication by their own code."""
+"""Lower retrievers and node postprocessors.
+
+Embeddings, searches and reranking become primitives; fusion, fetching and de-duplication run by the framework's code.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from llama_index.core.schema import IndexNode, NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import ITEM, Attributes, Component, Effect, Ref, Role, named
+from teola_plugin.graph import ITEM, Attributes, Effect, Ref, Role, named
 from teola_plugin.shims.llamaindex.copies import clone
 from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.retrieval import (
@@ -38,411 +41,454 @@ from teola_plugin.shims.llamaindex.retrieval import (
     all_nodes,
     batch_arguments,
     batches,
-    distinct,
-    fused,
+    deduplicate_nodes,
+    fuse_results,
+    generate_queries,
     nodes_of_result,
-    postprocessed,
+    postprocess,
     searches_by_vector,
     store_query,
-    written_queries,
 )
 from teola_plugin.shims.llamaindex.silent_calls import replay
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.llamaindex.classes import as_made, level, own_function, own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.lowering import SymbolicQuery, Value, Walk, is_pool_llm
-from teola_plugin.tracer.llamaindex.model_calls import (
-    ask_own_llm,
-    captured,
-    own_nodes,
-    replayed,
-    require_one_model,
-    retrieve_by_own_models,
+from teola_plugin.tracer.llamaindex.classes import (
+    copy_prompt,
+    is_framework_function,
+    refuse_unknown_attributes,
+    report_level,
+    rule_for,
 )
-from teola_plugin.tracer.llamaindex.queries import numbered, selected, takes_several, transformed
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value, is_pool_llm
+from teola_plugin.tracer.llamaindex.model_calls import (
+    add_own_llm_call,
+    capture_payload,
+    copy_nodes,
+    lower_retriever_of_own_models,
+    replay_generations,
+    require_one_model,
+)
+from teola_plugin.tracer.llamaindex.queries import can_choose_several, choice_test, lower_selector, lower_transform
 from teola_plugin.tracer.llamaindex.synthesizers import QUERY
 from teola_plugin.tracer.symbols import NotUnderstood
 
-Given = Mapping[str, Any]
+Values = Mapping[str, Any]
 Nodes = Sequence[NodeWithScore]
 
 
-def retrieve(walk: Walk, retriever: BaseRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
-    """`retriever.retrieve(query)`."""
-    made: Value = None
+def lower_retriever(lowering: Lowering, retriever: BaseRetriever, query: SymbolicQuery, path: str, name: str) -> Value:
+    """Lower `retriever.retrieve(query)`; report why and return None if it is not understood."""
+    unique: Value = None
     try:
-        with as_made(), walk.owning(retriever):
-            found = rule_for(retriever, _RETRIEVER_RULES)(walk, retriever, asked, path, name)
-    except NotUnderstood as why:
-        walk.note(path, retriever, level(retriever), reason=str(why))
+        with refuse_unknown_attributes(), lowering.marking_lowered(retriever):
+            nodes = rule_for(retriever, _RETRIEVER_RULES)(lowering, retriever, query, path, name)
+    except NotUnderstood as error:
+        lowering.add_report_row(path, retriever, report_level(retriever), reason=str(error))
         return None
-    if found is not None:
-        walk.lowered.add(id(retriever))
-        made = walk.call(
-            f"{name}.unique", lambda query, nodes: settled(retriever, query, nodes), query=asked.text, nodes=found
+    if nodes is not None:
+        lowering.lowered.add(id(retriever))
+        unique = lowering.add_call(
+            f"{name}.unique", lambda query, nodes: unique_nodes(retriever, query, nodes), query=query.text, nodes=nodes
         )
-    return made
+    return unique
 
 
-def settled(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[NodeWithScore]:
-    """What the public `retrieve` makes of what `_retrieve` gave: every node once."""
+def unique_nodes(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[NodeWithScore]:
+    """Return each node once, as `retrieve` does with the result of `_retrieve`.
+
+    Raises `NotUnderstood` if a node stands for another retriever or engine.
+    """
     if any(isinstance(n.node, IndexNode) and (n.node.obj or n.node.index_id in retriever.object_map) for n in nodes):
         raise NotUnderstood("a node stands for an object, which is asked in its place")
-    return distinct(retriever, query, nodes)
+    return deduplicate_nodes(retriever, query, nodes)
 
 
 # ------------------------------------------------------------ an index
 
 
-def _vector(walk: Walk, r: VectorIndexRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
-    made: Value = None
-    with walk.noting(path, r) as reasons:
-        parts = walk.parts(VectorIndexRetrieverParts, r)
+def _lower_vector_retriever(
+    lowering: Lowering, retriever: VectorIndexRetriever, query: SymbolicQuery, path: str, name: str
+) -> Value:
+    nodes: Value = None
+    with lowering.reporting(path, retriever) as reasons:
+        parts = lowering.read_parts(VectorIndexRetrieverParts, retriever)
         if not hasattr(parts.embed_model, "vector_of"):
-            return retrieve_by_own_models(walk, r, asked, name)
-        model = _model(walk, r, parts, asked)
+            return lower_retriever_of_own_models(lowering, retriever, query, name)
+        model = _require_embedding_model(lowering, retriever, parts, query)
         try:
-            hits = _searched(walk, r, parts, asked, name)
-        except NotUnderstood as why:
-            reasons.append(f"only its embedding: {why}")
-            for text in asked.texts:
-                _embedded(walk, model, text, f"{name}.embedding")
+            hits = _add_search(lowering, retriever, parts, query, name)
+        except NotUnderstood as error:
+            reasons.append(f"only its embedding: {error}")
+            for text in query.texts:
+                _add_embedding(lowering, model, text, f"{name}.embedding")
         else:
 
-            def nodes(query: str, hits: Sequence[Any]) -> list[NodeWithScore]:
-                return nodes_of_result(r, query, parts.vector_store.result_of(hits))
+            def read_nodes(query: str, hits: Sequence[Any]) -> list[NodeWithScore]:
+                return nodes_of_result(retriever, query, parts.vector_store.result_of(hits))
 
-            made = walk.call(f"{name}.nodes", nodes, query=asked.text, hits=hits)
-    return made
+            nodes = lowering.add_call(f"{name}.nodes", read_nodes, query=query.text, hits=hits)
+    return nodes
 
 
-def _model(walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: SymbolicQuery) -> Any:
-    """What embeds the query. Raises `NotUnderstood` where that cannot be done ahead."""
+def _require_embedding_model(
+    lowering: Lowering, retriever: VectorIndexRetriever, parts: VectorIndexRetrieverParts, query: SymbolicQuery
+) -> Any:
+    """Return the model that embeds the query. Raises `NotUnderstood` if that call cannot be prefetched."""
     model = parts.embed_model
-    _fixed(walk, model)
+    _guard_engines(lowering, model)
     if is_paced(model):
         raise NotUnderstood("its embedding model has a cache or a rate limiter")
-    walk.read(parts.vector_store, "is_embedding_query")
-    if not searches_by_vector(r) or not asked.texts:
+    lowering.guard_attributes(parts.vector_store, "is_embedding_query")
+    if not searches_by_vector(retriever) or not query.texts:
         raise NotUnderstood("it does not search by a vector")
     return model
 
 
-def _searched(
-    walk: Walk, r: VectorIndexRetriever, parts: VectorIndexRetrieverParts, asked: SymbolicQuery, name: str
+def _add_search(
+    lowering: Lowering,
+    retriever: VectorIndexRetriever,
+    parts: VectorIndexRetrieverParts,
+    query: SymbolicQuery,
+    name: str,
 ) -> Ref:
-    """Hits of the store for the query's mean vector. Raises `NotUnderstood` before anything is added."""
+    """Add the search of the store for the query's mean vector.
+
+    Raises `NotUnderstood`, before anything is added.
+    """
     model, store = parts.embed_model, parts.vector_store
-    _fixed(walk, store)
+    _guard_engines(lowering, store)
     if not hasattr(store, "search_payload"):
         raise NotUnderstood(f"its store, a {type(store).__name__}, is not on the pool")
     if type(parts.docstore) is not SimpleDocumentStore:
         raise NotUnderstood(f"its documents are in a {type(parts.docstore).__name__}, which is not known to be local")
-    sample = _sample(r, parts)
+    sample = _sample_search(retriever, parts)
     effect = Effect(f"collection:{store.engine}/{sample.collection}", validated=True)
-    said = Attributes(collection=sample.collection, k=sample.k, filter=sample.filter)
-    name = walk.name(name, *DERIVED, "mean")
-    if len(asked.texts) == 1:
-        query = named(query=asked.texts[0])
-        component = Component(
-            name,
-            Role.RETRIEVAL,
-            query,
-            store.engine,
-            model.engine,
-            effects=(effect,),
-            scope=walk.scope,
-            attributes=said,
-        )
-        return walk.draft.add(component)
-    vectors = {f"vector{i}": _embedded(walk, model, text, f"{name}.embedding") for i, text in enumerate(asked.texts)}
-    mean = walk.call(f"{name}.mean", lambda **given: mean_agg([model.vector_of(v) for v in given.values()]), **vectors)
-    search = Component(
-        name,
-        Role.SEARCHING,
-        named(vectors=mean),
-        store.engine,
-        effects=(effect,),
-        scope=walk.scope,
-        attributes=said,
+    attributes = Attributes(collection=sample.collection, k=sample.k, filter=sample.filter)
+    name = lowering.unique_name(name, *DERIVED, "mean")
+    fields: dict[str, Any] = {"effects": (effect,), "attributes": attributes}
+    if len(query.texts) == 1:
+        inputs = named(query=query.texts[0])
+        return lowering.add_component(name, Role.RETRIEVAL, inputs, store.engine, embedder=model.engine, **fields)
+    vectors = {
+        f"vector{i}": _add_embedding(lowering, model, text, f"{name}.embedding") for i, text in enumerate(query.texts)
+    }
+    mean = lowering.add_call(
+        f"{name}.mean", lambda **values: mean_agg([model.vector_of(v) for v in values.values()]), **vectors
     )
-    return walk.draft.add(search)
+    return lowering.add_component(name, Role.SEARCHING, named(vectors=mean), store.engine, **fields)
 
 
-def _sample(r: VectorIndexRetriever, parts: VectorIndexRetrieverParts) -> Any:
-    """What it asks the store for, but for the vector."""
+def _sample_search(retriever: VectorIndexRetriever, parts: VectorIndexRetrieverParts) -> Any:
+    """Return the payload of the retriever's search, with a meaningless vector. Raises `NotUnderstood`."""
     try:
-        made = parts.vector_store.search_payload(store_query(r))
+        payload = parts.vector_store.search_payload(store_query(retriever))
     except TeolaError as error:
         raise NotUnderstood(str(error)) from None
-    if made is None or parts.vector_store_kwargs:
+    if payload is None or parts.vector_store_kwargs:
         raise NotUnderstood("its filters may take more than one search")
-    return made
+    return payload
 
 
-def _embedded(walk: Walk, model: Any, text: Ref, name: str) -> Ref:
-    said = Attributes(role="query")
-    component = Component(
-        walk.name(name), Role.EMBEDDING, named(texts=text), model.engine, scope=walk.scope, attributes=said, expected=1
-    )
-    return walk.draft.add(component)
+def _add_embedding(lowering: Lowering, model: Any, text: Ref, name: str) -> Ref:
+    attributes, inputs = Attributes(role="query"), named(texts=text)
+    name = lowering.unique_name(name)
+    return lowering.add_component(name, Role.EMBEDDING, inputs, model.engine, attributes=attributes, expected=1)
 
 
-def _fixed(walk: Walk, *leaves: Any) -> None:
-    for leaf in leaves:
-        walk.read(leaf, *(name for name in ("engine", "collection") if hasattr(leaf, name)))
+def _guard_engines(lowering: Lowering, *targets: Any) -> None:
+    for target in targets:
+        lowering.guard_attributes(target, *(name for name in ("engine", "collection") if hasattr(target, name)))
 
 
-def _listed(walk: Walk, r: SummaryIndexRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
-    """All nodes of an index in memory, as they are then."""
-    made: Value = None
-    with walk.noting(path, r):
-        index = walk.parts(SummaryIndexRetrieverParts, r).index
+def _lower_summary_index(
+    lowering: Lowering, retriever: SummaryIndexRetriever, query: SymbolicQuery, path: str, name: str
+) -> Value:
+    """Lower a retriever that returns all nodes of an index in memory, as they are when the query runs."""
+    nodes: Value = None
+    with lowering.reporting(path, retriever):
+        index = lowering.read_parts(SummaryIndexRetrieverParts, retriever).index
         if type(index.docstore) is not SimpleDocumentStore:
             raise NotUnderstood(f"its documents are in a {type(index.docstore).__name__}, which may be anywhere")
-        made = walk.call(f"{name}.nodes", lambda query: all_nodes(r, query), query=asked.text)
-    return made
+        nodes = lowering.add_call(f"{name}.nodes", lambda query: all_nodes(retriever, query), query=query.text)
+    return nodes
 
 
 # ------------------------------------------------------------ fusion
 
 
-def _fusion(walk: Walk, r: QueryFusionRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
-    """The query itself needs no LLM, so its searches start at once; each written query is searched as it closes."""
-    parts = walk.parts(QueryFusionRetrieverParts, r)
-    inner, where = parts.retrievers, parts.path(path, "retrievers")
-    require_one_model(walk, inner)
-    queries: Value = None
-    with walk.step() as writing:
-        if parts.num_queries > 1:
-            queries = _written(walk, r, parts, asked, path, f"{name}.queries")
-    before = tuple(writing)
-    own: list[Value] = []
-    for i, one in enumerate(inner):
-        with walk.step(before) as names, walk.in_loop_of(r):
-            own.append(retrieve(walk, one, asked, f"{where}[{i}]", f"{name}.own{i}" if i else f"{name}.own"))
-        before = tuple(names) or before
-    with walk.in_loop_of(r):
-        found = _each(walk, parts, queries, where, name) if queries is not None else None
-    if any(ref is None for ref in own) or (parts.num_queries > 1 and found is None):
-        return None
-    known = {f"own{i}": ref for i, ref in enumerate(own) if ref is not None}
-    more = {"queries": queries, "found": found} if queries is not None and found is not None else {}
-
-    def fuse(query: str, queries: Sequence[str] = (), found: Sequence[Any] = (), **own: Nodes) -> list[NodeWithScore]:
-        lists = {(query, i): own_nodes(own[f"own{i}"]) for i in range(len(inner))}
-        for text, several in zip(queries, found, strict=True):
-            lists |= {(text, i): own_nodes(nodes) for i, nodes in enumerate(several)}
-        return fused(r, query, lists)
-
-    return walk.call(f"{name}.fused", fuse, query=asked.text, **known, **more)  # type: ignore[arg-type]
-
-
-def _written(
-    walk: Walk, r: QueryFusionRetriever, parts: QueryFusionRetrieverParts, asked: SymbolicQuery, path: str, name: str
+def _lower_fusion(
+    lowering: Lowering, fusion: QueryFusionRetriever, query: SymbolicQuery, path: str, name: str
 ) -> Value:
-    made: Value = None
-    with walk.noting(path, r):
+    """Lower a fusion: searches for the original query start at once, the others as soon as their query is written."""
+    parts = lowering.read_parts(QueryFusionRetrieverParts, fusion)
+    retrievers, where = parts.retrievers, parts.path(path, "retrievers")
+    require_one_model(lowering, retrievers)
+    queries: Value = None
+    with lowering.in_order_after() as writing:
+        if parts.num_queries > 1:
+            queries = _add_query_generation(lowering, fusion, parts, query, path, f"{name}.queries")
+    earlier = tuple(writing)
+    original_nodes: list[Value] = []
+    for i, retriever in enumerate(retrievers):
+        with lowering.in_order_after(earlier) as names, lowering.in_loop_of(fusion):
+            original_nodes.append(
+                lower_retriever(lowering, retriever, query, f"{where}[{i}]", f"{name}.own{i}" if i else f"{name}.own")
+            )
+        earlier = tuple(names) or earlier
+    with lowering.in_loop_of(fusion):
+        generated_nodes = _lower_for_each_query(lowering, parts, queries, where, name) if queries is not None else None
+    if any(ref is None for ref in original_nodes) or (parts.num_queries > 1 and generated_nodes is None):
+        return None
+    inputs = {f"own{i}": ref for i, ref in enumerate(original_nodes) if ref is not None}
+    generated_inputs = (
+        {"queries": queries, "generated_nodes": generated_nodes}
+        if queries is not None and generated_nodes is not None
+        else {}
+    )
 
-        def write(llm: Any, given: Given) -> list[str]:
-            return written_queries(r, llm, given["query"])
+    def fuse(
+        query: str, queries: Sequence[str] = (), generated_nodes: Sequence[Any] = (), **original_nodes: Nodes
+    ) -> list[NodeWithScore]:
+        lists = {(query, i): copy_nodes(original_nodes[f"own{i}"]) for i in range(len(retrievers))}
+        for text, several in zip(queries, generated_nodes, strict=True):
+            lists |= {(text, i): copy_nodes(nodes) for i, nodes in enumerate(several)}
+        return fuse_results(fusion, query, lists)
 
-        inputs = {"query": asked.text}
-        made = walk.ask(name, walk.llm(parts.llm), write, inputs, items="lines", expected=parts.num_queries - 1)
-    if made is None:
-        walk.user_code(name, query=asked.text)
-    return made
+    return lowering.add_call(f"{name}.fused", fuse, query=query.text, **inputs, **generated_inputs)  # type: ignore[arg-type]
 
 
-def _each(walk: Walk, parts: QueryFusionRetrieverParts, queries: Ref, where: str, name: str) -> Value:
-    """For each query, what each retriever gives."""
-    body = walk.body()
+def _add_query_generation(
+    lowering: Lowering,
+    fusion: QueryFusionRetriever,
+    parts: QueryFusionRetrieverParts,
+    query: SymbolicQuery,
+    path: str,
+    name: str,
+) -> Value:
+    queries: Value = None
+    with lowering.reporting(path, fusion):
+
+        def write(llm: Any, values: Values) -> list[str]:
+            return generate_queries(fusion, llm, values["query"])
+
+        inputs = {"query": query.text}
+        queries = lowering.add_llm_call(
+            name, lowering.require_llm(parts.llm), write, inputs, items="lines", expected=parts.num_queries - 1
+        )
+    if queries is None:
+        lowering.add_user_call(name, query=query.text)
+    return queries
+
+
+def _lower_for_each_query(
+    lowering: Lowering, parts: QueryFusionRetrieverParts, queries: Ref, where: str, name: str
+) -> Value:
+    """Add a map over the generated queries: the lists of nodes of all retrievers.
+
+    Returns None if some retriever is not understood; what is understood still starts with each query.
+    """
+    body = lowering.new_body()
     item = SymbolicQuery(Ref(ITEM), (Ref(ITEM),))
-    lists = [retrieve(body, one, item, f"{where}[{i}]", f"{name}.found{i}") for i, one in enumerate(parts.retrievers)]
-    body.draft.nodes.clear()  # the report has them already
+    lists = [
+        lower_retriever(body, retriever, item, f"{where}[{i}]", f"{name}.found{i}")
+        for i, retriever in enumerate(parts.retrievers)
+    ]
+    body.draft.nodes.clear()  # the report has rows of these retrievers already
     if not body.draft.components:
         return None
-    refs = {f"list{i}": one for i, one in enumerate(lists) if one is not None}
-    whole = len(refs) == len(lists)
-    if whole:
-        output = body.call(f"{name}.lists", lambda **lists: list(lists.values()), **refs)
-    else:  # what can be done for each of them is done as it closes
+    refs = {f"list{i}": nodes for i, nodes in enumerate(lists) if nodes is not None}
+    is_complete = len(refs) == len(lists)
+    if is_complete:
+        output = body.add_call(f"{name}.lists", lambda **lists: list(lists.values()), **refs)
+    else:  # the map still starts what it can as soon as each query is written
         output = Ref(next(reversed(body.draft.components)))
-    found = walk.hold(f"{name}.found", Role.MAP, named(items=queries), body, output, expected=parts.num_queries - 1)
-    return found if whole else None
+    node_lists = lowering.add_holder(
+        f"{name}.found", Role.MAP, named(items=queries), body, output, expected=parts.num_queries - 1
+    )
+    return node_lists if is_complete else None
 
 
 # ------------------------------------------------------------ chosen at run time
 
 
-def _router(walk: Walk, r: RouterRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
-    """Each chosen retriever searches from when its number is written."""
-    parts = walk.parts(RouterRetrieverParts, r)
-    choices = selected(walk, parts.selector, parts.metadatas, asked.text, parts.path(path, "selector"))
-    if choices is None or asked.texts != (asked.text,):
+def _lower_router(lowering: Lowering, router: RouterRetriever, query: SymbolicQuery, path: str, name: str) -> Value:
+    """Lower a router: each chosen retriever starts when the selector has written its number."""
+    parts = lowering.read_parts(RouterRetrieverParts, router)
+    choices = lower_selector(lowering, parts.selector, parts.metadatas, query.text, parts.path(path, "selector"))
+    if choices is None or query.texts != (query.text,):
         return None
-    body, inner, where = walk.body(), parts.retrievers, parts.path(path, "retrievers")
-    require_one_model(walk, inner)
-    found: dict[str, Ref] = {}
-    for i, one in enumerate(inner):
-        chosen = body.call(f"chosen{i}", numbered(i, len(inner)), choice=Ref(ITEM))
-        nodes = _arm(body, one, chosen, f"{where}[{i}]", f"retriever{i}")
+    body, retrievers, where = lowering.new_body(), parts.retrievers, parts.path(path, "retrievers")
+    require_one_model(lowering, retrievers)
+    branches: dict[str, Ref] = {}
+    for i, retriever in enumerate(retrievers):
+        is_chosen = body.add_call(f"chosen{i}", choice_test(i, len(retrievers)), choice=Ref(ITEM))
+        nodes = _add_branch(body, retriever, is_chosen, f"{where}[{i}]", f"retriever{i}")
         if nodes is not None:
-            found[f"retriever{i}"] = nodes
-    if not found:
-        walk.draft.nodes += body.draft.nodes
+            branches[f"retriever{i}"] = nodes
+    if not branches:
+        lowering.draft.nodes += body.draft.nodes
         return None
-    output = body.call("searched", lambda **found: next(filter(None, found.values()), None), **found)
-    beside = Attributes(beside=takes_several(parts.selector))
-    each = named(items=choices, query=asked.text)
-    lists = walk.hold(f"{name}.found", Role.MAP, each, body, output, attributes=beside)
-    return walk.call(f"{name}.routed", _each_once, lists=lists) if len(found) == len(inner) else None
+    output = body.add_call("searched", lambda **branches: next(filter(None, branches.values()), None), **branches)
+    attributes = Attributes(beside=can_choose_several(parts.selector))
+    inputs = named(items=choices, query=query.text)
+    lists = lowering.add_holder(f"{name}.found", Role.MAP, inputs, body, output, attributes=attributes)
+    return (
+        lowering.add_call(f"{name}.routed", _merge_node_lists, lists=lists)
+        if len(branches) == len(retrievers)
+        else None
+    )
 
 
-def _arm(walk: Walk, retriever: BaseRetriever, chosen: Ref, path: str, name: str) -> Value:
-    """What it finds, `{"nodes"}`, where it is chosen; a false value otherwise."""
-    body, before, query = walk.body(), set(walk.lowered), Ref("$query")
-    nodes = retrieve(body, retriever, SymbolicQuery(query, (query,)), path, "retrieve")
+def _add_branch(lowering: Lowering, retriever: BaseRetriever, is_chosen: Ref, path: str, name: str) -> Value:
+    """Add a branch that gives `{"nodes"}` if the retriever is chosen, and a false value otherwise.
+
+    Returns None if the retriever is not understood.
+    """
+    body, lowered_before, query = lowering.new_body(), set(lowering.lowered), Ref("$query")
+    nodes = lower_retriever(body, retriever, SymbolicQuery(query, (query,)), path, "retrieve")
     if nodes is None:
-        walk.draft.nodes += body.draft.nodes
-        walk.forget(before)
+        lowering.draft.nodes += body.draft.nodes
+        lowering.restore_lowered(lowered_before)
         return None
-    output = body.call("nodes", lambda nodes: {"nodes": nodes}, nodes=nodes)
-    return walk.hold(name, Role.BRANCH, named(condition=chosen, query=query), body, output)
+    output = body.add_call("nodes", lambda nodes: {"nodes": nodes}, nodes=nodes)
+    return lowering.add_holder(name, Role.BRANCH, named(condition=is_chosen, query=query), body, output)
 
 
-def _each_once(lists: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]:
+def _merge_node_lists(lists: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]:
     return list({n.node.node_id: n for one in lists for n in one["nodes"]}.values())
 
 
 # ------------------------------------------------------------ another query
 
 
-def _transform(walk: Walk, r: TransformRetriever, asked: SymbolicQuery, path: str, name: str) -> Value:
-    parts = walk.parts(TransformRetrieverParts, r)
-    with walk.step() as names:
+def _lower_transform_retriever(
+    lowering: Lowering, retriever: TransformRetriever, query: SymbolicQuery, path: str, name: str
+) -> Value:
+    parts = lowering.read_parts(TransformRetrieverParts, retriever)
+    with lowering.in_order_after() as names:
         where = parts.path(path, "query_transform")
-        other = transformed(walk, parts.query_transform, asked, parts.transform_metadata, where, f"{name}.query")
-    if other is None:
+        new_query = lower_transform(
+            lowering, parts.query_transform, query, parts.transform_metadata, where, f"{name}.query"
+        )
+    if new_query is None:
         return None
-    with walk.step(tuple(names)):
-        return retrieve(walk, parts.retriever, other, parts.path(path, "retriever"), f"{name}.inner")
+    with lowering.in_order_after(tuple(names)):
+        return lower_retriever(lowering, parts.retriever, new_query, parts.path(path, "retriever"), f"{name}.inner")
 
 
 _RETRIEVER_RULES: dict[type, Callable[..., Value]] = {
-    VectorIndexRetriever: _vector,
-    SummaryIndexRetriever: _listed,
-    QueryFusionRetriever: _fusion,
-    TransformRetriever: _transform,
-    RouterRetriever: _router,
+    VectorIndexRetriever: _lower_vector_retriever,
+    SummaryIndexRetriever: _lower_summary_index,
+    QueryFusionRetriever: _lower_fusion,
+    TransformRetriever: _lower_transform_retriever,
+    RouterRetriever: _lower_router,
 }
 
 
 # ------------------------------------------------------------ node postprocessors
 
 
-def postprocess(walk: Walk, steps: Sequence[BaseNodePostprocessor], query: Ref, nodes: Value, path: str) -> Value:
-    """The nodes after all steps."""
+def lower_postprocessors(
+    lowering: Lowering, steps: Sequence[BaseNodePostprocessor], query: Ref, nodes: Value, path: str
+) -> Value:
+    """Lower postprocessors in order; return the ref of the final nodes. None from the first that is not understood."""
     for i, step in enumerate(steps):
-        here, nodes_now, nodes = f"{path}[{i}]", nodes, None
-        with walk.noting(here, step):
-            if nodes_now is None:
+        step_path, input_nodes, nodes = f"{path}[{i}]", nodes, None
+        with lowering.reporting(step_path, step):
+            if input_nodes is None:
                 raise NotUnderstood("what it reads is not known ahead")
             lower = (
-                _pool_rerank
+                _lower_pool_rerank
                 if hasattr(type(step), "select") and hasattr(step, "pool")
                 else rule_for(step, _POSTPROCESSOR_RULES)
             )
-            nodes = lower(walk, step, query, nodes_now)
+            nodes = lower(lowering, step, query, input_nodes)
     return nodes
 
 
-def _pool_rerank(walk: Walk, step: Any, query: Ref, nodes: Ref) -> Ref:
-    name = walk.name("rerank", "texts", "select")
-    pairs = walk.draft.call(
+def _lower_pool_rerank(lowering: Lowering, step: Any, query: Ref, nodes: Ref) -> Ref:
+    name = lowering.unique_name("rerank", "texts", "select")
+    pairs = lowering.draft.call(
         f"{name}.texts",
         lambda query, nodes: [pair.text for pair in step.payloads(query, nodes)],
-        walk.scope,
+        lowering.scope,
         query=query,
         nodes=nodes,
     )
-    component = Component(
-        name, Role.RERANKING, named(texts=pairs, query=query), step.engine, batchable=True, scope=walk.scope
-    )
-    scores = walk.draft.add(component)
-    return walk.draft.call(
+    inputs = named(texts=pairs, query=query)
+    scores = lowering.add_component(name, Role.RERANKING, inputs, step.engine, batchable=True)
+    return lowering.draft.call(
         f"{name}.select",
-        lambda nodes, scores: step.select(own_nodes(nodes, deep=step.keep_retrieval_score), scores),
-        walk.scope,
+        lambda nodes, scores: step.select(copy_nodes(nodes, deep=step.keep_retrieval_score), scores),
+        lowering.scope,
         nodes=nodes,
         scores=scores,
     )
 
 
-def _llm_rerank(walk: Walk, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
-    """The LLM chooses in batches, each a call of its own."""
-    parts = walk.parts(LLMRerankParts, step)
-    prompt = own_prompt(parts.choice_select_prompt)
-    own = clone(step, **parts.named(choice_select_prompt=prompt))
-    if not own_function(parts.format_node_batch_fn) or not own_function(parts.parse_choice_select_answer_fn):
+def _lower_llm_rerank(lowering: Lowering, step: LLMRerank, query: Ref, nodes: Ref) -> Ref:
+    """Lower a reranker whose LLM chooses from batches of nodes, one call for each batch."""
+    parts = lowering.read_parts(LLMRerankParts, step)
+    prompt = copy_prompt(parts.choice_select_prompt)
+    reranker = clone(step, **parts.as_attributes(choice_select_prompt=prompt))
+    if not is_framework_function(parts.format_node_batch_fn) or not is_framework_function(
+        parts.parse_choice_select_answer_fn
+    ):
         raise NotUnderstood("a function of the user's formats or parses")
 
-    model = walk.llm(parts.llm)
+    model = lowering.require_llm(parts.llm)
 
-    def choose(llm: Any, given: Given) -> str:
-        return str(llm.predict(prompt, **batch_arguments(own, given["batch"], given["query"])))
+    def choose(llm: Any, values: Values) -> str:
+        return str(llm.predict(prompt, **batch_arguments(reranker, values["batch"], values["query"])))
 
     def select(query: str, nodes: Nodes, generations: Sequence[Any]) -> Any:
-        def run(llm: Any, given: Given) -> Any:
-            return postprocessed(clone(own, **parts.named(llm=llm)), own_nodes(nodes), query)
+        def run(llm: Any, values: Values) -> Any:
+            return postprocess(clone(reranker, **parts.as_attributes(llm=llm)), copy_nodes(nodes), query)
 
         if is_pool_llm(model):
-            return replayed(model, run, {}, generations)
+            return replay_generations(model, run, {}, generations)
         return replay(model, lambda llm: run(llm, {}), list(generations))
 
-    name = walk.name("rerank", "batches", "chosen", "select")
-    groups = walk.draft.call(f"{name}.batches", lambda nodes: batches(own, nodes), walk.scope, nodes=nodes)
-    body = walk.body()
+    name = lowering.unique_name("rerank", "batches", "chosen", "select")
+    groups = lowering.draft.call(f"{name}.batches", lambda nodes: batches(reranker, nodes), lowering.scope, nodes=nodes)
+    body = lowering.new_body()
     inputs = {"query": QUERY, "batch": Ref(ITEM)}
     if is_pool_llm(model):
-        choice = Component(
-            body.name(f"{name}.choice", *DERIVED),
+        choice_name = body.unique_name(f"{name}.choice", *DERIVED)
+        choice = body.add_component(
+            choice_name,
             Role.GENERATION,
             tuple(inputs.items()),
             model.engine,
-            scope=walk.scope,
+            lambda values: capture_payload(model, choose, values, {}, ()),
         )
-        one = body.draft.add(choice, lambda given: captured(model, choose, given, {}, ()))
     else:
-        one = ask_own_llm(body, f"{name}.choice", model, choose, inputs, lambda text, _: text)
-    chosen = walk.hold(f"{name}.chosen", Role.MAP, named(items=groups, query=query), body, one)
-    return walk.call(f"{name}.select", select, query=query, nodes=nodes, generations=chosen)
+        choice = add_own_llm_call(body, f"{name}.choice", model, choose, inputs, lambda text, _: text)
+    choices = lowering.add_holder(f"{name}.chosen", Role.MAP, named(items=groups, query=query), body, choice)
+    return lowering.add_call(f"{name}.select", select, query=query, nodes=nodes, generations=choices)
 
 
-def _lower_pure(walk: Walk, step: BaseNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
+def _lower_pure(lowering: Lowering, step: BaseNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
     def select(query: str, nodes: Nodes) -> Any:
-        return postprocessed(step, own_nodes(nodes, deep=deep), query)
+        return postprocess(step, copy_nodes(nodes, deep=deep), query)
 
-    walk.parts(PostprocessorParts, step)
+    lowering.read_parts(PostprocessorParts, step)
     deep = not isinstance(step, (SimilarityPostprocessor, LongContextReorder, KeywordNodePostprocessor))
-    return walk.call(_component_name(step), select, query=query, nodes=nodes)
+    name = type(step).__name__.lower().replace("node", "").replace("postprocessor", "")
+    return lowering.add_call(name, select, query=query, nodes=nodes)
 
 
-def _neighbours(walk: Walk, step: PrevNextNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
+def _lower_neighbours(lowering: Lowering, step: PrevNextNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
     if type(step.docstore) is not SimpleDocumentStore:
         raise NotUnderstood(f"its documents are in a {type(step.docstore).__name__}, which is not known to be local")
-    return _lower_pure(walk, step, query, nodes)
-
-
-def _component_name(step: BaseNodePostprocessor) -> str:
-    return type(step).__name__.lower().replace("node", "").replace("postprocessor", "")
+    return _lower_pure(lowering, step, query, nodes)
 
 
 _POSTPROCESSOR_RULES: dict[type, Callable[..., Ref]] = {
-    LLMRerank: _llm_rerank,
+    LLMRerank: _lower_llm_rerank,
     SimilarityPostprocessor: _lower_pure,
     KeywordNodePostprocessor: _lower_pure,
     LongContextReorder: _lower_pure,
     MetadataReplacementPostProcessor: _lower_pure,
     FixedRecencyPostprocessor: _lower_pure,
-    PrevNextNodePostprocessor: _neighbours,
+    PrevNextNodePostprocessor: _lower_neighbours,
 }

@@ -1,4 +1,4 @@
-"""Response synthesizers: packing and prompts by their own code, the calls as primitives."""
+"""Lower response synthesizers: LLM calls become primitives; packing and prompts run by the framework's code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from teola_plugin.graph import CARRY, ITEM, Ref, Role, Slice, named
-from teola_plugin.shims.llamaindex.copies import counts_anywhere, own_helper
+from teola_plugin.shims.llamaindex.copies import copy_prompt_helper, has_thread_safe_tokenizer
 from teola_plugin.shims.llamaindex.synthesizers import (
     AccumulateParts,
     CompactAndRefineParts,
@@ -33,15 +33,15 @@ from teola_plugin.shims.llamaindex.synthesizers import (
     SimpleSummarizeParts,
     SynthesizerParts,
     TreeSummarizeParts,
-    accumulating,
     chunk_arguments,
     compact_chunks,
-    joined_answers,
-    response,
+    copy_accumulate,
+    get_response,
+    join_answers,
     separator,
 )
-from teola_plugin.tracer.llamaindex.classes import changed, own_prompt, rule_for
-from teola_plugin.tracer.llamaindex.lowering import Value, Walk, is_pool_llm
+from teola_plugin.tracer.llamaindex.classes import copy_prompt, find_override, rule_for
+from teola_plugin.tracer.llamaindex.lowering import Lowering, Value, is_pool_llm
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Rule = TypeVar("Rule")
@@ -60,22 +60,22 @@ _PARTS: dict[type, type[SynthesizerParts]] = {
 
 
 def rule_and_parts(synth: BaseSynthesizer, rules: Mapping[type, Rule]) -> tuple[Rule, type[SynthesizerParts]]:
-    """What to do with a synthesizer, by the kind of its parts. Raises `NotUnderstood`."""
+    """Return the rule for a synthesizer and the class of its parts. Raises `NotUnderstood`."""
     kind = rule_for(synth, _PARTS)
     return rules[kind], kind
 
 
-def helper_of(parts: SynthesizerParts) -> PromptHelper:
-    """What packs its chunks, by its own tokenizer. Raises `NotUnderstood`."""
+def copy_helper_of(parts: SynthesizerParts) -> PromptHelper:
+    """Return a copy of the helper that packs chunks into prompts. Raises `NotUnderstood`."""
     helper = parts.prompt_helper
-    if changed(helper, PromptHelper):
+    if find_override(helper, PromptHelper):
         raise NotUnderstood(f"a {type(helper).__name__} packs its chunks")
-    return own_helper(helper)
+    return copy_prompt_helper(helper)
 
 
 @dataclass(frozen=True, slots=True)
-class Refining:
-    """The first chunk is answered from; every other one refines the answer."""
+class RefineSteps:
+    """The steps of a `Refine`: an answer from the first chunk, which every other chunk refines."""
 
     synth: Refine
     qa: BasePromptTemplate
@@ -85,25 +85,28 @@ class Refining:
     """Tokens kept free in every prompt for the answer; None if each prompt is filled by itself."""
 
     @classmethod
-    def of(cls, synth: Refine, parts: RefineParts, helper: PromptHelper) -> Refining:
-        """Raises `NotUnderstood`."""
+    def of(cls, synth: Refine, parts: RefineParts, helper: PromptHelper) -> RefineSteps:
+        """Read the steps of a synthesizer. Raises `NotUnderstood`."""
         if parts.structured_answer_filtering or not parts.default_program:
             raise NotUnderstood("a program decides whether an answer counts")
-        qa, refine = own_prompt(parts.text_qa_template), own_prompt(parts.refine_template)
+        qa, refine = copy_prompt(parts.text_qa_template), copy_prompt(parts.refine_template)
         return cls(synth, qa, refine, helper, parts.response_padding_size)
 
-    def packed(self, query: str, texts: Sequence[str], llm: Any) -> list[str]:
+    def pack(self, query: str, texts: Sequence[str], llm: Any) -> list[str]:
         if isinstance(self.synth, CompactAndRefine):
-            own = {"text_qa_template": self.qa, "refine_template": self.refine, "prompt_helper": self.helper}
-            texts = compact_chunks(self.synth, query, list(texts), **own)
+            replaced = {"text_qa_template": self.qa, "refine_template": self.refine, "prompt_helper": self.helper}
+            texts = compact_chunks(self.synth, query, list(texts), **replaced)
         if self.padding is None:
-            first, *others = texts
-            return [*self.helper.repack(self.qa.partial_format(query_str=query), [first], llm=llm), *others]
+            first, *rest = texts
+            return [*self.helper.repack(self.qa.partial_format(query_str=query), [first], llm=llm), *rest]
         largest = get_biggest_prompt([self.qa, self.refine])
         return [part for text in texts for part in self.helper.repack(largest, [text], llm=llm, padding=self.padding)]
 
-    def better(self, query: str, answer: str, chunk: str, llm: Any) -> tuple[BasePromptTemplate, str]:
-        """Template and `context_msg` of a refinement. Raises `NotUnderstood` where the plain code does otherwise."""
+    def refinement_prompt(self, query: str, answer: str, chunk: str, llm: Any) -> tuple[BasePromptTemplate, str]:
+        """Return the template and `context_msg` of a refinement.
+
+        Raises `NotUnderstood` if the original would do something else.
+        """
         if not answer:
             raise NotUnderstood("an empty answer is not refined")
         template = self.refine.partial_format(query_str=query, existing_answer=answer)
@@ -114,174 +117,190 @@ class Refining:
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulating:
-    """Every chunk is answered from."""
+class AccumulateSteps:
+    """The steps of an `Accumulate`: one answer from every chunk."""
 
     qa: BasePromptTemplate
     helper: PromptHelper
     compact: bool
-    own: Any
-    between: str
+    synthesizer: Any
+    separator: str
 
     @classmethod
-    def of(cls, synth: Accumulate, parts: AccumulateParts, helper: PromptHelper) -> Accumulating:
-        """Raises `NotUnderstood`."""
-        qa = own_prompt(parts.text_qa_template)
-        return cls(qa, helper, isinstance(synth, CompactAndAccumulate), accumulating(synth, qa), separator(synth))
+    def of(cls, synth: Accumulate, parts: AccumulateParts, helper: PromptHelper) -> AccumulateSteps:
+        """Read the steps of a synthesizer. Raises `NotUnderstood`."""
+        qa = copy_prompt(parts.text_qa_template)
+        return cls(qa, helper, isinstance(synth, CompactAndAccumulate), copy_accumulate(synth, qa), separator(synth))
 
-    def asked(self, query: str) -> BasePromptTemplate:
+    def query_prompt(self, query: str) -> BasePromptTemplate:
         return self.qa.partial_format(query_str=query)
 
-    def packed(self, template: BasePromptTemplate, texts: Sequence[str], llm: Any) -> list[str]:
-        """`template`: as `asked` gives it."""
+    def pack(self, template: BasePromptTemplate, texts: Sequence[str], llm: Any) -> list[str]:
+        """Pack texts for a template that `query_prompt` returned."""
         texts = self.helper.repack(template, list(texts), llm=llm) if self.compact else texts
         return [part for text in texts for part in self.helper.repack(template, [text], llm=llm)]
 
     def arguments(self, chunk: str) -> dict[str, Any]:
-        return chunk_arguments(self.own, chunk)
+        return chunk_arguments(self.synthesizer, chunk)
 
-    def joined(self, answers: Sequence[str]) -> str:
-        return joined_answers(self.own, answers, self.between)
+    def join(self, answers: Sequence[str]) -> str:
+        return join_answers(self.synthesizer, answers, self.separator)
 
 
 # ------------------------------------------------------------ lowering
 
 
-Given = Mapping[str, Any]
+Values = Mapping[str, Any]
 QUERY = Ref("$query")
-"""The query's text inside the body of a holder."""
+"""The query's text inside the body of a branch or loop."""
 
 
-def synthesize(walk: Walk, synth: BaseSynthesizer, query: Ref, nodes: Value, path: str, name: str) -> Value:
-    """`str(response)` for a query and its nodes."""
-    made: Value = None
-    with walk.noting(path, synth):
+def lower_synthesizer(
+    lowering: Lowering, synth: BaseSynthesizer, query: Ref, nodes: Value, path: str, name: str
+) -> Value:
+    """Lower `str(synth.synthesize(query, nodes))`; report why and return None if it is not understood."""
+    text: Value = None
+    with lowering.reporting(path, synth):
         lower, kind = rule_and_parts(synth, _RULES)
-        parts = walk.parts(kind, synth)
+        parts = lowering.read_parts(kind, synth)
         if parts.multimodal:
             raise NotUnderstood("answers from images, too")
-        if nodes is None and lower is not _generation:
+        if nodes is None and lower is not _lower_generation:
             raise NotUnderstood("what it reads is not known ahead")
-        with walk.streaming(parts.streaming):
-            made = lower(walk, synth, parts, query, nodes, name)
-        walk.lowered.add(id(synth))
-    return made
+        with lowering.streaming(parts.streaming):
+            text = lower(lowering, synth, parts, query, nodes, name)
+        lowering.lowered.add(id(synth))
+    return text
 
 
 def texts_of(nodes: Sequence[NodeWithScore]) -> list[str]:
-    """What `synthesize` makes of nodes."""
+    """Return the texts that `synthesize` passes to the LLM. Raises `NotUnderstood` without nodes: nothing is called."""
     if not nodes:
         raise NotUnderstood("without nodes, nobody is asked")
     return [n.node.get_content(metadata_mode=MetadataMode.LLM) for n in nodes]
 
 
-def tree(walk: Walk, parts: TreeSummarizeParts, query: Ref, texts: Ref, name: str) -> Ref:
-    """`get_response`: the texts are packed and summarised, and so are the summaries, until one is left."""
-    llm, template, helper = _llm(walk, parts), own_prompt(parts.summary_template), helper_of(parts)
+def lower_tree_summary(lowering: Lowering, parts: TreeSummarizeParts, query: Ref, texts: Ref, name: str) -> Ref:
+    """Lower a tree summary: pack and summarise the texts, then the summaries, until one is left."""
+    llm, template, helper = _require_llm(lowering, parts), copy_prompt(parts.summary_template), copy_helper_of(parts)
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
         packed: list[str] = helper.repack(template.partial_format(query_str=query), text_chunks=texts, llm=llm)
         return packed
 
-    def summarise(llm: Any, given: Given) -> str:
-        return str(llm.predict(template.partial_format(query_str=given["query"]), context_str=given["chunk"]))
+    def summarise(llm: Any, values: Values) -> str:
+        return str(llm.predict(template.partial_format(query_str=values["query"]), context_str=values["chunk"]))
 
-    level = walk.body()
-    chunks = level.call(f"{name}.chunks", pack, query=QUERY, texts=Ref(CARRY))
-    each = level.body()
-    summary = each.ask(f"{name}.summary", llm, summarise, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
-    summaries = level.hold(f"{name}.summaries", Role.MAP, named(items=chunks, query=QUERY), each, summary)
-    again = level.call(
+    level_body = lowering.new_body()
+    chunks = level_body.add_call(f"{name}.chunks", pack, query=QUERY, texts=Ref(CARRY))
+    chunk_body = level_body.new_body()
+    summary = chunk_body.add_llm_call(
+        f"{name}.summary", llm, summarise, {"query": QUERY, "chunk": Ref(ITEM)}, value=_whole_text
+    )
+    summaries = level_body.add_holder(
+        f"{name}.summaries", Role.MAP, named(items=chunks, query=QUERY), chunk_body, summary
+    )
+    next_level = level_body.add_call(
         f"{name}.level",
         lambda chunks, summaries: {"carry": summaries, "again": len(chunks) > 1},
         chunks=chunks,
         summaries=summaries,
     )
-    last = walk.hold(f"{name}.tree", Role.LOOP, named(init=texts, query=query), level, again)
-    return walk.call(name, lambda texts: texts[0], texts=last)
+    last = lowering.add_holder(f"{name}.tree", Role.LOOP, named(init=texts, query=query), level_body, next_level)
+    return lowering.add_call(name, lambda texts: texts[0], texts=last)
 
 
-def _text(text: str, _: Given) -> str:
-    """What `predict` returns is all."""
+def _whole_text(text: str, _: Values) -> str:
+    """Return the text unchanged, as the synthesizer does with the result of `predict`."""
     return text
 
 
-def _llm(walk: Walk, parts: SynthesizerParts) -> Any:
+def _require_llm(lowering: Lowering, parts: SynthesizerParts) -> Any:
     if parts.output_cls is not None:
         raise NotUnderstood("its answer has a schema")
-    llm = walk.llm(parts.llm)
+    llm = lowering.require_llm(parts.llm)
     if not is_pool_llm(llm):
         if parts.streaming:
             raise NotUnderstood("it answers in pieces")
-        if not counts_anywhere(parts.prompt_helper):
+        if not has_thread_safe_tokenizer(parts.prompt_helper):
             raise NotUnderstood("its tokenizer takes one call at a time")
     return llm
 
 
-def _tree(walk: Walk, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    _llm(walk, parts)
-    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
-    with walk.in_loop_of(synth):
-        return tree(walk, parts, query, texts, name)
+def _lower_tree(
+    lowering: Lowering, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str
+) -> Ref:
+    _require_llm(lowering, parts)
+    texts = lowering.add_call(f"{name}.texts", texts_of, nodes=nodes)
+    with lowering.in_loop_of(synth):
+        return lower_tree_summary(lowering, parts, query, texts, name)
 
 
-def _refine(walk: Walk, synth: Refine, parts: RefineParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    """The first chunk is answered from; every other one refines the answer."""
-    llm = _llm(walk, parts)
-    made = Refining.of(synth, parts, helper_of(parts))
+def _lower_refine(lowering: Lowering, synth: Refine, parts: RefineParts, query: Ref, nodes: Ref, name: str) -> Ref:
+    """Lower an answer from the first chunk and its refinement by every other chunk."""
+    llm = _require_llm(lowering, parts)
+    steps = RefineSteps.of(synth, parts, copy_helper_of(parts))
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
-        return made.packed(query, texts, llm)
+        return steps.pack(query, texts, llm)
 
-    def answer(llm: Any, given: Given) -> str:
-        return str(llm.predict(made.qa.partial_format(query_str=given["query"]), context_str=given["chunk"]))
+    def answer(llm: Any, values: Values) -> str:
+        return str(llm.predict(steps.qa.partial_format(query_str=values["query"]), context_str=values["chunk"]))
 
-    def better(llm: Any, given: Given) -> Any:
-        template, chunk = made.better(given["query"], given["answer"], given["chunk"], llm)
+    def better(llm: Any, values: Values) -> Any:
+        template, chunk = steps.refinement_prompt(values["query"], values["answer"], values["chunk"], llm)
         return llm.predict(template, context_msg=chunk)
 
-    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
-    chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
-    first = walk.ask(f"{name}.answer", llm, answer, {"query": query, "chunk": chunks.at(0)}, value=_text)
-    body = walk.body()
+    texts = lowering.add_call(f"{name}.texts", texts_of, nodes=nodes)
+    chunks = lowering.add_call(f"{name}.chunks", pack, query=query, texts=texts)
+    first = lowering.add_llm_call(
+        f"{name}.answer", llm, answer, {"query": query, "chunk": chunks.at(0)}, value=_whole_text
+    )
+    body = lowering.new_body()
     inputs = {"query": QUERY, "answer": Ref(CARRY), "chunk": Ref(ITEM)}
-    refined = body.ask(f"{name}.refined", llm, better, inputs, value=lambda text, given: text or given["answer"])
+    refined = body.add_llm_call(
+        f"{name}.refined", llm, better, inputs, value=lambda text, values: text or values["answer"]
+    )
     rest = named(items=chunks.at(Slice(1, None)), init=first, query=query)
-    last = walk.hold(f"{name}.refine", Role.FOLD, rest, body, refined)
-    return walk.call(name, lambda answer: answer or EMPTY, answer=last)
+    last = lowering.add_holder(f"{name}.refine", Role.FOLD, rest, body, refined)
+    return lowering.add_call(name, lambda answer: answer or EMPTY, answer=last)
 
 
-def _accumulate(walk: Walk, synth: Accumulate, parts: AccumulateParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    """Every chunk is answered from."""
-    llm = _llm(walk, parts)
+def _lower_accumulate(
+    lowering: Lowering, synth: Accumulate, parts: AccumulateParts, query: Ref, nodes: Ref, name: str
+) -> Ref:
+    """Lower one answer from every chunk."""
+    llm = _require_llm(lowering, parts)
     if parts.streaming:
         raise NotUnderstood("it cannot stream, and says so")
-    made = Accumulating.of(synth, parts, helper_of(parts))
+    steps = AccumulateSteps.of(synth, parts, copy_helper_of(parts))
 
     def pack(query: str, texts: Sequence[str]) -> list[str]:
-        return made.packed(made.asked(query), texts, llm)
+        return steps.pack(steps.query_prompt(query), texts, llm)
 
-    def answer(llm: Any, given: Given) -> str:
-        return str(llm.predict(made.asked(given["query"]), **made.arguments(given["chunk"])))
+    def answer(llm: Any, values: Values) -> str:
+        return str(llm.predict(steps.query_prompt(values["query"]), **steps.arguments(values["chunk"])))
 
-    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
-    chunks = walk.call(f"{name}.chunks", pack, query=query, texts=texts)
-    with walk.in_loop_of(synth):
-        body = walk.body()
-        one = body.ask(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_text)
-        answers = walk.hold(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
-    return walk.call(name, made.joined, answers=answers)
+    texts = lowering.add_call(f"{name}.texts", texts_of, nodes=nodes)
+    chunks = lowering.add_call(f"{name}.chunks", pack, query=query, texts=texts)
+    with lowering.in_loop_of(synth):
+        body = lowering.new_body()
+        one = body.add_llm_call(f"{name}.answer", llm, answer, {"query": QUERY, "chunk": Ref(ITEM)}, value=_whole_text)
+        answers = lowering.add_holder(f"{name}.answers", Role.MAP, named(items=chunks, query=query), body, one)
+    return lowering.add_call(name, steps.join, answers=answers)
 
 
-def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str) -> Ref:
-    llm, qa, helper = _llm(walk, parts), own_prompt(parts.text_qa_template), helper_of(parts)
+def _lower_simple(
+    lowering: Lowering, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str
+) -> Ref:
+    llm, qa, helper = _require_llm(lowering, parts), copy_prompt(parts.text_qa_template), copy_helper_of(parts)
 
-    def answer(llm: Any, given: Given) -> Any:
-        own = {"llm": llm, "text_qa_template": qa, "prompt_helper": helper}
-        return response(SimpleSummarizeParts, synth, given["query"], given["texts"], **own)
+    def answer(llm: Any, values: Values) -> Any:
+        changes = {"llm": llm, "text_qa_template": qa, "prompt_helper": helper}
+        return get_response(SimpleSummarizeParts, synth, values["query"], values["texts"], **changes)
 
-    texts = walk.call(f"{name}.texts", texts_of, nodes=nodes)
-    return walk.ask(
+    texts = lowering.add_call(f"{name}.texts", texts_of, nodes=nodes)
+    return lowering.add_llm_call(
         name,
         llm,
         answer,
@@ -291,31 +310,33 @@ def _simple(walk: Walk, synth: SimpleSummarize, parts: SimpleSummarizeParts, que
     )
 
 
-def _generation(walk: Walk, synth: Generation, parts: GenerationParts, query: Ref, nodes: Value, name: str) -> Ref:
-    """The nodes are not read: it need not wait for them."""
-    llm, template = _llm(walk, parts), own_prompt(parts.input_prompt)
+def _lower_generation(
+    lowering: Lowering, synth: Generation, parts: GenerationParts, query: Ref, nodes: Value, name: str
+) -> Ref:
+    """Lower an answer without context; it does not wait for the nodes."""
+    llm, template = _require_llm(lowering, parts), copy_prompt(parts.input_prompt)
 
-    def answer(llm: Any, given: Given) -> Any:
-        return response(GenerationParts, synth, given["query"], [], llm=llm, input_prompt=template)
+    def answer(llm: Any, values: Values) -> Any:
+        return get_response(GenerationParts, synth, values["query"], [], llm=llm, input_prompt=template)
 
-    return walk.ask(name, llm, answer, {"query": query}, value=_text)
+    return lowering.add_llm_call(name, llm, answer, {"query": query}, value=_whole_text)
 
 
-def _context_only(
-    walk: Walk, synth: BaseSynthesizer, parts: SynthesizerParts, query: Ref, nodes: Ref, name: str
+def _lower_context_only(
+    lowering: Lowering, synth: BaseSynthesizer, parts: SynthesizerParts, query: Ref, nodes: Ref, name: str
 ) -> Ref:
     def answer(query: str, nodes: Sequence[NodeWithScore]) -> str:
-        return str(response(SynthesizerParts, synth, query, texts_of(nodes)))
+        return str(get_response(SynthesizerParts, synth, query, texts_of(nodes)))
 
-    return walk.call(name, answer, query=query, nodes=nodes)
+    return lowering.add_call(name, answer, query=query, nodes=nodes)
 
 
 _RULES: dict[type[SynthesizerParts], Callable[..., Ref]] = {
-    CompactAndRefineParts: _refine,
-    RefineParts: _refine,
-    AccumulateParts: _accumulate,
-    TreeSummarizeParts: _tree,
-    SimpleSummarizeParts: _simple,
-    GenerationParts: _generation,
-    SynthesizerParts: _context_only,
+    CompactAndRefineParts: _lower_refine,
+    RefineParts: _lower_refine,
+    AccumulateParts: _lower_accumulate,
+    TreeSummarizeParts: _lower_tree,
+    SimpleSummarizeParts: _lower_simple,
+    GenerationParts: _lower_generation,
+    SynthesizerParts: _lower_context_only,
 }

@@ -13,7 +13,7 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.shims.llamaindex.copies import of_class, shared_privates
+from teola_plugin.shims.llamaindex.copies import copy_sharing_privates, of_class
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 
 P = TypeVar("P", bound=Parts)
@@ -46,7 +46,7 @@ class EngineProxy:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Models and clients, which are private attributes, are shared."""
-        return shared_privates(self, memo)
+        return copy_sharing_privates(self, memo)
 
 
 def proxied(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:

@@ -147,7 +147,7 @@ def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
             _check_same(obj, parts.model, server.model)
-    return proxied(obj, _Reranks, engine, pool, parts.named(model=_Scores(engine, pool)))
+    return proxied(obj, _Reranks, engine, pool, parts.as_attributes(model=_Scores(engine, pool)))
 
 
 def _array(scores: Sequence[float]) -> Any:

@@ -37,10 +37,10 @@ from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.shims.llamaindex.models import (
     OpenAIHooks,
     OpenAIParts,
-    chatted,
+    chat_silently,
     credentials,
     messages_of,
-    parsed,
+    parse_output,
     token_counts,
 )
 from teola_plugin.shims.openai import http_client
@@ -85,7 +85,7 @@ class _ServedAhead(_Served):
         """What `chat` asks the engine for, caught before it is sent: runs nothing but the object's own formatting."""
         with capturing():
             try:
-                chatted(self, messages, kwargs)
+                chat_silently(self, messages, kwargs)
             except Captured as caught:
                 return caught.asked
         raise RegistrationError(f"{type(self).__name__} made no request.", hint="leave it unbound")
@@ -125,7 +125,7 @@ class _ServedAhead(_Served):
     def text_of(self, generation: Generation) -> str:
         """What `predict` returns for a generation."""
         own: Any = self
-        return parsed(own, self.chat_of(generation).message.content or "")
+        return parse_output(own, self.chat_of(generation).message.content or "")
 
 
 def is_openai(obj: Any) -> bool:
@@ -141,7 +141,7 @@ def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
     client, aclient = _clients(obj)
     carried = EngineTransport.client(http_client(client), pool, engine)
     acarried = AsyncEngineTransport.client(http_client(aclient), pool, engine)
-    private = OpenAIParts.named(
+    private = OpenAIParts.as_attributes(
         client=client.copy(http_client=carried),
         aclient=aclient.copy(http_client=acarried),
         http_client=carried,

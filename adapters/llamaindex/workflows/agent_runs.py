@@ -26,7 +26,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_place, placed
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.copies import sharing, with_steps_of
-from teola_plugin.shims.llamaindex.workflows import runs_anything
+from teola_plugin.shims.llamaindex.workflows import runs_any_workflow
 
 
 class AgentRun:
@@ -94,7 +94,7 @@ def agent_runner(agent: Any) -> Any:
 
     The agent itself where a runtime runs only what it has been told of before.
     """
-    if not runs_anything(agent.runtime):
+    if not runs_any_workflow(agent.runtime):
         return agent
     theirs: Any = type(agent)
     names: dict[str, Any]

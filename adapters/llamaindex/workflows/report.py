@@ -18,7 +18,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.workflows import step_names
-from teola_plugin.tracer.llamaindex.classes import is_leaf
+from teola_plugin.tracer.llamaindex.classes import is_pool_object
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
@@ -43,7 +43,7 @@ def _row(path: str, node: Any, code: Level) -> TraceNode:
 
 def _of_agent(path: str, agent: BaseWorkflowAgent, code: Level) -> Iterator[TraceNode]:
     llm = agent.llm
-    yield TraceNode(f"{path}.llm", type(llm).__name__, "joined" if is_leaf(llm) else "original")
+    yield TraceNode(f"{path}.llm", type(llm).__name__, "joined" if is_pool_object(llm) else "original")
     yield from _of_tools(path, agent.tools or (), code)
 
 
@@ -78,7 +78,7 @@ def _early(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
     agents = workflow.agents if isinstance(workflow, AgentWorkflow) else {"agent": workflow}
     for name, agent in agents.items():
         tools: Iterable[Any] = (agent.tools or ()) if isinstance(agent, BaseWorkflowAgent) else ()
-        if tools and is_leaf(agent.llm):
+        if tools and is_pool_object(agent.llm):
             yield f"the next prompt of {name}, while its tools run"
         for tool in tools:
             part = part_of(tool)

@@ -13,7 +13,7 @@ from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[at
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex.session import StartedCall
 from teola_plugin.adapters.terms import Deadline, interrupting
-from teola_plugin.shims.llamaindex.workflows import Result, when_ended, with_result
+from teola_plugin.shims.llamaindex.workflows import Result, call_when_ended, intercept_result
 
 GRACE_S = 5.0
 """Seconds that a run has to end after its deadline, as in `handler.cancel_run()`."""
@@ -24,8 +24,8 @@ def kept_open(call: StartedCall, made: Any) -> Any:
     if isinstance(made, WorkflowHandler):
         if call.deadline is not None:
             deadline = call.deadline
-            with_result(made, lambda result, cancel: in_time(deadline, result, cancel))
-        when_ended(made, lambda error: _over(call, error))
+            intercept_result(made, lambda result, cancel: in_time(deadline, result, cancel))
+        call_when_ended(made, lambda error: _over(call, error))
         return made
     if asyncio.iscoroutine(made):  # a `run` of the user's own
         return _awaited(call, made)

@@ -14,7 +14,7 @@ from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.tracer.llamaindex.lowering import Walk
+from teola_plugin.tracer.llamaindex.lowering import Lowering
 from teola_plugin.tracer.llamaindex.trace import TracedEntry
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class WorkflowSession(Session):
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """The report; the graph of a workflow is made of those of its parts, when they are called."""
-        walk = Walk()
+        walk = Lowering()
         walk.draft.nodes[:] = rows(self.served, self.pool)
         return TracedEntry(walk.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 

@@ -27,9 +27,9 @@ from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.shims.llamaindex.copies import at_once, with_attributes
+from teola_plugin.shims.llamaindex.copies import run_without_waiting, with_attributes
 from teola_plugin.shims.llamaindex.workflows import tool_arguments
-from teola_plugin.tracer.llamaindex.classes import changed
+from teola_plugin.tracer.llamaindex.classes import find_override
 
 PAUSE_S = 0.005
 """Seconds after which it is looked at what is known: tools that are faster leave no time to prefill anything."""
@@ -65,7 +65,7 @@ def _kind(agent: Any) -> Any:
 def _understood(agent: Any, tools: Sequence[Any], pool: EnginePool) -> bool:
     """Whether nothing but the framework's own code, and ours, decides how the prompt is written."""
     kind = _kind(agent)
-    if kind is None or changed(agent, kind) or not _is_ours(agent.llm, pool):
+    if kind is None or find_override(agent, kind) or not _is_ours(agent.llm, pool):
         return False
     own = [*tools, *([agent.formatter] if kind is ReActAgent else [])]
     return all(type(one).__module__.startswith("llama_index.core.") for one in own)
@@ -117,7 +117,7 @@ class _Turn:
 
     def prompt(self, results: Sequence[ToolCallResult]) -> Prompt:
         """With these results, and others after them."""
-        found: Prompt = at_once(self._prompt([*results, _more()]))
+        found: Prompt = run_without_waiting(self._prompt([*results, _more()]))
         return found
 
     async def _prompt(self, results: list[ToolCallResult]) -> Prompt:

@@ -11,7 +11,7 @@ from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.shims.llamaindex.copies import with_attributes
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.workflows import QueryEngineToolParts, RetrieverToolParts
-from teola_plugin.tracer.llamaindex.classes import changed
+from teola_plugin.tracer.llamaindex.classes import find_override
 
 Parts = type[QueryEngineToolParts] | type[RetrieverToolParts]
 _PARTS: dict[type, Parts] = {QueryEngineTool: QueryEngineToolParts, RetrieverTool: RetrieverToolParts}
@@ -22,7 +22,7 @@ KEPT = 64
 def part_of(tool: Any) -> Any | None:
     """The engine or retriever that a tool calls; None for tools that may do anything else."""
     kind = _PARTS.get(type(tool))
-    if kind is None or changed(tool, type(tool)):
+    if kind is None or find_override(tool, type(tool)):
         return None
     try:
         return kind.of(tool).part
@@ -48,7 +48,7 @@ class ToolParts:
         known = self._made.get(id(tool))
         if known is None or known[0] is not tool or known[1] is not part:
             fast = self._accelerate(part)
-            made = tool if fast is part else with_attributes(tool, _PARTS[type(tool)].named(part=fast))
+            made = tool if fast is part else with_attributes(tool, _PARTS[type(tool)].as_attributes(part=fast))
             known = self._made[id(tool)] = (tool, part, made)
             if len(self._made) > KEPT:
                 self._made.pop(next(iter(self._made), 0), None)

@@ -1,7 +1,7 @@
-"""LlamaIndex's private names: what its objects are made of, its code run on copies, overridden methods.
+"""Access to LlamaIndex's private names: parts of its objects, its code run on copies, overridden methods.
 
 Written for `llama-index-core` 0.14. What an installed version does not have is an `Unreadable` at the reader: the
-object is not understood then, and runs as it always did.
+object is not understood then, and runs as the original does.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 EXTENSION_POINTS: Mapping[str, str] = {
-    "_get_query_embedding": "BaseEmbedding: what a model of one's own writes",
-    "_aget_query_embedding": "the same in a loop",
+    "_get_query_embedding": "BaseEmbedding: implemented by every embedding model",
+    "_aget_query_embedding": "the same, async",
     "_get_text_embedding": "the same, of a text that is stored",
-    "_aget_text_embedding": "the same, of a text that is stored, in a loop",
+    "_aget_text_embedding": "the same, of a text that is stored, async",
     "_get_text_embeddings": "the same, of several texts",
-    "_aget_text_embeddings": "the same, of several texts in a loop",
-    "_prepare_chat_with_tools": "FunctionCallingLLM: what a model of one's own is told of tools",
-    "_postprocess_nodes": "BaseNodePostprocessor: what a step of one's own writes",
-    "_apostprocess_nodes": "the same in a loop",
+    "_aget_text_embeddings": "the same, of several texts, async",
+    "_prepare_chat_with_tools": "FunctionCallingLLM: makes the arguments of a call with tools",
+    "_postprocess_nodes": "BaseNodePostprocessor: implemented by every postprocessor",
+    "_apostprocess_nodes": "the same, async",
 }
-"""Methods that LlamaIndex asks its users to write, in spite of their underscore: no touch of anything private."""
+"""Methods that LlamaIndex expects its users to implement, so they count as public despite their underscore."""

@@ -1,6 +1,6 @@
 """Copies of LlamaIndex's objects: with other attributes, of another class, without spans and events.
 
-The framework's own code runs on them, ahead of the plain object, and tells nobody.
+The framework's own code runs on them before the original does, and no handler hears of it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from teola_plugin.shims.pydantic import of_class as of_class
 from teola_plugin.shims.pydantic import sharing as sharing
 
 _COUNTED_TEXTS = 1024
-"""Texts whose tokens are kept: a chunk is counted again for every prompt that it may fit into."""
+"""Texts whose token counts are cached: a chunk is counted again for every prompt that it may fit into."""
 
 
 # ------------------------------------------------------------ attributes
 
 
-def held(obj: object) -> Iterator[Any]:
-    """All that an object has in its attributes, private ones of Pydantic's too."""
+def attribute_values(obj: object) -> Iterator[Any]:
+    """Yield the values of an object's attributes, including Pydantic's private ones."""
     yield from attributes(obj).values()
     yield from (getattr(obj, "__pydantic_private__", None) or {}).values()
 
@@ -42,42 +42,44 @@ class Overlay:
     """A mixin for objects that share the state of another, but for some attributes.
 
     `__teola_replaced__` has these by name: the value in the shared state, and the one that is read instead of it, for
-    as long as nobody sets another.
+    as long as no other value is set.
     """
 
     __teola_replaced__: Mapping[str, tuple[Any, Any]]
     __teola_overlaid__: ClassVar[type]
 
     def __copy__(self) -> Any:
-        """Return a copy of the shared state, with what is read instead put in."""
-        made = copy.copy(sharing(self.__teola_overlaid__, self))
-        vars(made).update(attributes(self))
-        return made
+        """Return a copy of the shared state with the replaced values in it."""
+        copied = copy.copy(sharing(self.__teola_overlaid__, self))
+        vars(copied).update(attributes(self))
+        return copied
 
 
-def overlaid(obj: Any, values: Mapping[str, Any]) -> Any:
+def with_overlay(obj: Any, values: Mapping[str, Any]) -> Any:
     """Create an object of the same class and state as `obj` that reads other `values` for some of its attributes.
 
     What is set on it is set on `obj`.
     """
     if all(attributes(obj).get(name) is value for name, value in values.items()):
         return obj
-    own: Any = type(obj)
+    original_class: Any = type(obj)
     if isinstance(obj, Overlay):
-        own, values = obj.__teola_overlaid__, {**attributes(obj), **values}
+        original_class, values = obj.__teola_overlaid__, {**attributes(obj), **values}
     shared = vars(obj)
     replaced = {name: (shared.get(name), value) for name, value in values.items() if shared.get(name) is not value}
-    methods = {name: one for name, one in shared.items() if isinstance(one, MethodType) and one.__self__ is obj}
-    made = sharing(_overlay_class(own, tuple(sorted(replaced | methods))), obj)
-    replaced |= {name: (one, MethodType(one.__func__, made)) for name, one in methods.items()}
-    object.__setattr__(made, _REPLACED, replaced)
-    return with_slots_of(obj, made)
+    methods = {
+        name: method for name, method in shared.items() if isinstance(method, MethodType) and method.__self__ is obj
+    }
+    overlay = sharing(_overlay_class(original_class, tuple(sorted(replaced | methods))), obj)
+    replaced |= {name: (method, MethodType(method.__func__, overlay)) for name, method in methods.items()}
+    object.__setattr__(overlay, _REPLACED, replaced)
+    return with_slots_of(obj, overlay)
 
 
 def with_steps_of(cls: Any, theirs: Any) -> Any:
-    """`cls`, a subclass of the workflow class `theirs`, with the same free functions as steps, now and later.
+    """Give `cls` the steps of its base class `theirs` that are free functions, also ones added later; return it.
 
-    Touches the classes' `_step_functions`. Without it: nothing, there are no such steps.
+    Touches the classes' `_step_functions`. Without it there are no such steps, and nothing is done.
     """
     steps = vars(theirs).get("_step_functions")
     if steps is not None:
@@ -102,16 +104,18 @@ def attributes(obj: object) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _overlay_class(own: Any, names: tuple[str, ...]) -> Any:
-    """Create a subclass with the name of the class, by which spans and events go."""
-    namespace: dict[str, Any] = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    namespace |= {"__slots__": (_REPLACED,), "__teola_overlaid__": own}
-    if issubclass(own, BaseModel):
+def _overlay_class(original_class: Any, names: tuple[str, ...]) -> Any:
+    """Create a subclass with the name of the class, which spans and events contain."""
+    namespace: dict[str, Any] = {
+        name: getattr(original_class, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
+    namespace |= {"__slots__": (_REPLACED,), "__teola_overlaid__": original_class}
+    if issubclass(original_class, BaseModel):
         namespace["model_config"] = {"defer_build": True}
-    cls = type(own)(own.__name__, (Overlay, own), namespace)
+    cls = type(original_class)(original_class.__name__, (Overlay, original_class), namespace)
     for name in names:  # afterwards: Pydantic would take them for fields
         setattr(cls, name, _replaced_attribute(name))
-    return with_steps_of(cls, own)
+    return with_steps_of(cls, original_class)
 
 
 def _replaced_attribute(name: str) -> property:
@@ -131,105 +135,108 @@ def _replaced_attribute(name: str) -> property:
     return property(read, write, remove)
 
 
-def shared_privates(obj: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy of a Pydantic object, but for its private attributes, which are shared: models, clients."""
-    made = obj.model_copy()
-    object.__setattr__(made, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(obj).items()})
-    return made
+def copy_sharing_privates(obj: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of a Pydantic object that shares its private attributes (models, clients)."""
+    copied = obj.model_copy()
+    object.__setattr__(copied, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(obj).items()})
+    return copied
 
 
 def with_attributes(obj: Any, values: Mapping[str, Any]) -> Any:
-    """A shallow copy with these attributes; its own bound methods among them are the copy's."""
-    made = copy.copy(obj)
+    """Return a shallow copy with these attributes; bound methods of `obj` among them are bound to the copy."""
+    copied = copy.copy(obj)
     for name, value in values.items():
-        own = isinstance(value, MethodType) and value.__self__ is obj
-        vars(made)[name] = MethodType(value.__func__, made) if own else value
-    return made
+        is_own_method = isinstance(value, MethodType) and value.__self__ is obj
+        vars(copied)[name] = MethodType(value.__func__, copied) if is_own_method else value
+    return copied
 
 
 def clone(obj: Any, **changes: Any) -> Any:
-    """A shallow copy with other attributes; quiet, since what runs ahead prints nothing."""
-    made = copy.copy(obj)
+    """Return a shallow copy with other attributes and with `verbose` off, so that a dry run prints nothing."""
+    copied = copy.copy(obj)
     for name in ("_verbose", "verbose"):
-        if name in vars(made):
-            vars(made)[name] = False
-    vars(made).update(changes)
-    return made
+        if name in vars(copied):
+            vars(copied)[name] = False
+    vars(copied).update(changes)
+    return copied
 
 
 # ------------------------------------------------------------ without spans and events
 
 
-def unspanned(obj: Any, name: str) -> Callable[..., Any]:
-    """A method of `obj` without the spans around it."""
+def without_spans(obj: Any, name: str) -> Callable[..., Any]:
+    """Return a method of `obj` without the spans around it."""
     bound: Callable[..., Any] = inspect.unwrap(getattr(type(obj), name)).__get__(obj)
     return bound
 
 
-def nobody() -> CallbackManager:
-    """A callback manager without handlers, not even the global one."""
-    made = CallbackManager([])
-    made.handlers = []
-    return made
+def silent_callback_manager() -> CallbackManager:
+    """Return a callback manager without handlers, not even the global one."""
+    manager = CallbackManager([])
+    manager.handlers = []
+    return manager
 
 
-def silent(obj: Any, *methods: str) -> Any:
-    """A copy whose methods have no spans around them."""
-    made = clone(obj)
-    vars(made).update({name: unspanned(made, name) for name in methods})
-    return made
+def with_silent_methods(obj: Any, *methods: str) -> Any:
+    """Return a copy whose `methods` have no spans around them."""
+    copied = clone(obj)
+    vars(copied).update({name: without_spans(copied, name) for name in methods})
+    return copied
 
 
-def own_template(template: BasePromptTemplate) -> BasePromptTemplate:
-    """A copy that may be formatted beside the original: `partial_format` takes a template's parser off meanwhile.
+def copy_template(template: BasePromptTemplate) -> BasePromptTemplate:
+    """Return a copy that may be formatted while the original is in use.
 
-    A Jinja template is compiled once for all that it formats."""
+    `partial_format` removes a template's parser for a moment. The copy compiles a Jinja template only once.
+    """
     parser = template.output_parser
-    changes: dict[str, Any] = {"output_parser": None if parser is None else silent(parser, "parse", "format")}
+    changes: dict[str, Any] = {
+        "output_parser": None if parser is None else with_silent_methods(parser, "parse", "format")
+    }
     if isinstance(template, SelectorPromptTemplate):
-        arms = [(condition, own_template(one)) for condition, one in template.conditionals or ()]
-        changes |= {"default_template": own_template(template.default_template), "conditionals": arms or None}
-    return compiled(template.model_copy(update=changes))
+        arms = [(condition, copy_template(arm)) for condition, arm in template.conditionals or ()]
+        changes |= {"default_template": copy_template(template.default_template), "conditionals": arms or None}
+    return with_compiled_template(template.model_copy(update=changes))
 
 
-def own_splitter(splitter: Any) -> Any:
-    return silent(clone(splitter, callback_manager=nobody()), "split_text")
+def silent_splitter(splitter: Any) -> Any:
+    return with_silent_methods(clone(splitter, callback_manager=silent_callback_manager()), "split_text")
 
 
-def counts_anywhere(helper: PromptHelper) -> bool:
-    """Whether its tokenizer may be called on two threads at once; fast ones of `transformers` may not."""
+def has_thread_safe_tokenizer(helper: PromptHelper) -> bool:
+    """Return True if the tokenizer may be called on two threads at once; those of `transformers` may not."""
     tokenizer: Any = helper._token_counter.tokenizer
     function = getattr(tokenizer, "func", tokenizer)
     return not type(getattr(function, "__self__", function)).__module__.startswith("transformers")
 
 
-def own_helper(helper: PromptHelper) -> PromptHelper:
-    """A prompt helper whose splitters tell nobody what they split, and whose tokenizer reads every text once."""
-    made: PromptHelper = clone(helper)
-    counter = made._token_counter
+def copy_prompt_helper(helper: PromptHelper) -> PromptHelper:
+    """Return a copy whose splitters emit no events, and whose tokenizer reads every text once."""
+    copied: PromptHelper = clone(helper)
+    counter = copied._token_counter
     counter = clone(counter, tokenizer=lru_cache(maxsize=_COUNTED_TEXTS)(counter.tokenizer))
     if not is_older_than("0.14.15"):  # which counts in a loop, on a thread of its own
-        counted = counter.aestimate_tokens_in_messages
-        vars(counter)["estimate_tokens_in_messages"] = lambda messages: at_once(counted(messages))
-    made._token_counter = counter
+        count_tokens = counter.aestimate_tokens_in_messages
+        vars(counter)["estimate_tokens_in_messages"] = lambda messages: run_without_waiting(count_tokens(messages))
+    copied._token_counter = counter
 
     def splitter(*args: Any, **kwargs: Any) -> Any:
-        return own_splitter(unspanned(made, "get_text_splitter_given_prompt")(*args, **kwargs))
+        return silent_splitter(without_spans(copied, "get_text_splitter_given_prompt")(*args, **kwargs))
 
-    vars(made)["get_text_splitter_given_prompt"] = splitter
-    return made
+    vars(copied)["get_text_splitter_given_prompt"] = splitter
+    return copied
 
 
-def at_once(made: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives that waits for nothing. LlamaIndex would start a thread with a loop of its own for it.
+def run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that never waits, without an event loop.
 
-    Raises `Unreadable` where it waits.
+    LlamaIndex would start a thread with a loop for it. Raises `Unreadable` if the coroutine waits.
     """
     try:
-        made.send(None)
+        coroutine.send(None)
     except StopIteration as end:
         return end.value
-    made.close()
+    coroutine.close()
     raise Unreadable("it takes waiting")
 
 
@@ -237,56 +244,60 @@ def at_once(made: Coroutine[Any, Any, Any]) -> Any:
 
 
 _COMPILED_TEMPLATES = 256
-"""Templates that are kept compiled."""
+"""Number of templates that are kept compiled."""
 _FORMAT_METHODS = ("format", "format_messages")
 
 
-def compiled(template: BasePromptTemplate) -> BasePromptTemplate:
-    """`template`, or for a `RichPromptTemplate` a copy that is compiled once. What it formats is the same.
+def with_compiled_template(template: BasePromptTemplate) -> BasePromptTemplate:
+    """Return `template`, or for a `RichPromptTemplate` a copy that is compiled once and formats the same.
+
+    LlamaIndex compiles such a template at each call. That takes a millisecond in which no other thread of the process
+    runs, and dry runs format the same template several times a query.
 
     Touches the global name `Prompt` of LlamaIndex's module, which stands for what compiles: the copy's methods are
-    LlamaIndex's own, with another function under that name. Without it (another version): the very template.
+    LlamaIndex's own, with another function under that name. Without it (another version) `template` is returned.
     """
-    kind = _compiling_once() if type(template) is RichPromptTemplate else None
+    kind = _caching_template_class() if type(template) is RichPromptTemplate else None
     if kind is None:
         return template
-    made = template.model_copy()
-    made.__class__ = kind
-    return made
+    copied = template.model_copy()
+    copied.__class__ = kind
+    return copied
 
 
 @lru_cache(maxsize=1)
-def _compiling_once() -> type[RichPromptTemplate] | None:
-    own = {name: inspect.getattr_static(RichPromptTemplate, name, None) for name in _FORMAT_METHODS}
-    if not all(isinstance(method, FunctionType) and "Prompt" in method.__globals__ for method in own.values()):
+def _caching_template_class() -> type[RichPromptTemplate] | None:
+    originals = {name: inspect.getattr_static(RichPromptTemplate, name, None) for name in _FORMAT_METHODS}
+    if not all(isinstance(method, FunctionType) and "Prompt" in method.__globals__ for method in originals.values()):
         report_missing("llama-index-core", "RichPromptTemplate(Prompt)", "a template is compiled for each call")
         return None
-    once = _once(own["format"].__globals__["Prompt"])
-    methods = {name: _with(method, Prompt=once) for name, method in own.items()}
+    compile_template = _caching_compiler(originals["format"].__globals__["Prompt"])
+    methods = {name: _with_globals(method, Prompt=compile_template) for name, method in originals.items()}
     return type("RichPromptTemplate", (RichPromptTemplate,), {"__module__": RichPromptTemplate.__module__, **methods})
 
 
-def _with(method: FunctionType, **names: Any) -> FunctionType:
-    """The same code, which finds other objects under these global names."""
-    made = FunctionType(
+def _with_globals(method: FunctionType, **names: Any) -> FunctionType:
+    """Return a function with the same code, which finds other objects under these global names."""
+    function = FunctionType(
         method.__code__, {**method.__globals__, **names}, method.__name__, method.__defaults__, method.__closure__
     )
-    made.__kwdefaults__, made.__qualname__, made.__doc__ = method.__kwdefaults__, method.__qualname__, method.__doc__
-    return made
+    function.__kwdefaults__ = method.__kwdefaults__
+    function.__qualname__, function.__doc__ = method.__qualname__, method.__doc__
+    return function
 
 
-def _once(prompt: Any) -> Callable[[str], Any]:
-    """Compiles a text once; what it renders is not kept, since prompts hold users' data."""
+def _caching_compiler(prompt: Any) -> Callable[[str], Any]:
+    """Return a function that compiles each text once. Rendered prompts are not cached: they hold users' data."""
 
     @lru_cache(maxsize=_COMPILED_TEMPLATES)
     def make(text: str) -> Any:
-        return prompt(text, render_cache=_Nothing())
+        return prompt(text, render_cache=_NoRenderCache())
 
     return make
 
 
-class _Nothing:
-    """A cache of rendered prompts that keeps none."""
+class _NoRenderCache:
+    """A render cache that keeps nothing."""
 
     def get(self, context: dict[str, Any]) -> str | None:
         return None

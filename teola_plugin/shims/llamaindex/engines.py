@@ -1,4 +1,4 @@
-"""Query engines: what they are made of, and their own code between two calls of models."""
+"""Query engines, chat engines and indexes: their parts, their code between model calls, and methods to override."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from llama_index.core.tools.types import ToolMetadata
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 
-from teola_plugin.shims.llamaindex.copies import clone, own_splitter
-from teola_plugin.shims.llamaindex.records import Parts, attribute, before, derived
+from teola_plugin.shims.llamaindex.copies import clone, silent_splitter
+from teola_plugin.shims.llamaindex.records import Parts, attribute, default_before, derived
 
 
 @dataclass(frozen=True, slots=True)
 class QueryEngineParts(Parts):
-    """Of every query engine."""
+    """The parts of every query engine."""
 
     OF: ClassVar[tuple[type, ...]] = (RetryQueryEngine, RetryGuidelineQueryEngine)
     METHODS: ClassVar[tuple[str, ...]] = ("_query", "_aquery")
@@ -55,7 +55,7 @@ class QueryEngineParts(Parts):
 
 @dataclass(frozen=True, slots=True)
 class RetrievalParts(Parts):
-    """Of an engine that retrieves, and postprocesses what it has found."""
+    """The parts of an engine that retrieves nodes, postprocesses them and answers from them."""
 
     retriever: BaseRetriever = attribute("_retriever", BaseRetriever)
     node_postprocessors: Sequence[BaseNodePostprocessor] = attribute("_node_postprocessors", list, tuple)
@@ -74,14 +74,14 @@ class CitationQueryEngineParts(RetrievalParts):
 
     text_splitter: Any = attribute("text_splitter")
     metadata_mode: MetadataMode = attribute("_metadata_mode", MetadataMode)
-    multimodal: bool = attribute("_multimodal", bool, default=before("0.14.23", False))
+    multimodal: bool = attribute("_multimodal", bool, default=default_before("0.14.23", False))
 
 
 def citation_sources(engine: CitationQueryEngine, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """The nodes cut into numbered sources, without events. The ids are new with every call."""
-    own = clone(engine, text_splitter=own_splitter(engine.text_splitter))
-    made: list[NodeWithScore] = own._create_citation_nodes(nodes)
-    return made
+    """Cut nodes into numbered sources, without events. Every call creates new ids."""
+    quiet_engine = clone(engine, text_splitter=silent_splitter(engine.text_splitter))
+    sources: list[NodeWithScore] = quiet_engine._create_citation_nodes(nodes)
+    return sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class SubQuestionQueryEngineParts(Parts):
 def sub_question_node(
     engine: SubQuestionQueryEngine, question: str, tool: str, answer: str, sources: Sequence[NodeWithScore]
 ) -> NodeWithScore:
-    """What the last answer is made from: a question to an engine, and what that said."""
-    asked = SubQuestion(sub_question=question, tool_name=tool)
-    return engine._construct_node(SubQuestionAnswerPair(sub_q=asked, answer=answer, sources=list(sources)))
+    """Return the node that tells the final synthesizer a sub-question and its answer."""
+    sub_question = SubQuestion(sub_question=question, tool_name=tool)
+    return engine._construct_node(SubQuestionAnswerPair(sub_q=sub_question, answer=answer, sources=list(sources)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +136,20 @@ class MultiStepQueryEngineParts(QueryEngineParts):
     OF: ClassVar = (MultiStepQueryEngine,)
 
     streaming: bool = derived(lambda engine: engine._response_synthesizer._streaming)
-    """Whether its last answer comes in pieces."""
+    """True if its final answer is streamed."""
 
 
 def runs_in_loop(part: Any) -> bool:
-    """Whether an engine, retriever or synthesizer makes the calls of its lists in a loop, in its sync entries, too.
+    """Return True if an object makes the calls of a list in an event loop even in its sync entries.
 
-    Without the attribute it has no such way.
+    `part` is an engine, retriever or synthesizer. Those without the attribute never do.
     """
     return bool(getattr(part, "_use_async", getattr(part, "use_async", False)))
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweringParts(Parts):
-    """Of an engine of any class, which may have a synthesizer of its own."""
+    """The synthesizer of an engine of any class; None if it has none."""
 
     response_synthesizer: BaseSynthesizer | None = attribute(
         "_response_synthesizer", BaseSynthesizer, NoneType, default=None
@@ -171,7 +171,10 @@ class RelevancyEvaluatorParts(Parts):
 
 @dataclass(frozen=True, slots=True)
 class SettingsParts(Parts):
-    """As they are set. To ask `Settings` itself would make what is not set, and change what is."""
+    """The global settings as they are stored.
+
+    Reading the public properties would create defaults and change what is set.
+    """
 
     OF: ClassVar = (type(Settings),)
 
@@ -211,49 +214,51 @@ Nodes = Sequence[BaseNode]
 
 
 class QueryHooks:
-    """Stands before a query engine's class: engines that retry call it below its entries."""
+    """A base class put before a query engine's class to override the methods that retrying engines call."""
 
     if TYPE_CHECKING:
 
-        def __teola_query__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any: ...
-        async def __teola_aquery__(self, query: QueryBundle, plain: Callable[[Any], Awaitable[Any]]) -> Any: ...
+        def __teola_query__(self, query: QueryBundle, original: Callable[[Any], Any]) -> Any: ...
+        async def __teola_aquery__(self, query: QueryBundle, original: Callable[[Any], Awaitable[Any]]) -> Any: ...
 
     def _query(self, query_bundle: QueryBundle) -> Any:
-        plain = super()._query  # type: ignore[misc]
-        return self.__teola_query__(query_bundle, lambda node: (plain if node is self else node._query)(query_bundle))
+        original = super()._query  # type: ignore[misc]
+        return self.__teola_query__(
+            query_bundle, lambda node: (original if node is self else node._query)(query_bundle)
+        )
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
-        plain = super()._aquery  # type: ignore[misc]
+        original = super()._aquery  # type: ignore[misc]
         return await self.__teola_aquery__(
-            query_bundle, lambda node: (plain if node is self else node._aquery)(query_bundle)
+            query_bundle, lambda node: (original if node is self else node._aquery)(query_bundle)
         )
 
 
 def query_below(engine: BaseQueryEngine, query: QueryBundle) -> Any:
-    """`query` without the events of the entry."""
+    """Run `query` without the events of the entry."""
     return engine._query(query)
 
 
 def multi_step_aquery(engine: MultiStepQueryEngine, query: QueryBundle) -> Coroutine[Any, Any, Any]:
-    """LlamaIndex's own async way of it, without the span."""
-    made: Coroutine[Any, Any, Any] = inspect.unwrap(MultiStepQueryEngine._aquery)(engine, query)
-    return made
+    """Return the coroutine of LlamaIndex's own async method, without the span."""
+    coroutine: Coroutine[Any, Any, Any] = inspect.unwrap(MultiStepQueryEngine._aquery)(engine, query)
+    return coroutine
 
 
 def with_aquery(engine: BaseQueryEngine, function: Callable[[Any, QueryBundle], Awaitable[Any]]) -> Any:
-    """A copy whose async entry calls `function`, under the span that it always had."""
+    """Return a copy whose async entry calls `function` inside the original's span."""
 
     async def _aquery(self: Any, query_bundle: QueryBundle) -> Any:
         return await function(self, query_bundle)
 
-    made, kind = copy.copy(engine), type(engine)
+    copied, kind = copy.copy(engine), type(engine)
     spanned: Any = get_dispatcher(kind.__module__).span(_aquery)
-    vars(made)["_aquery"] = spanned.__get__(made, kind)
-    return made
+    vars(copied)["_aquery"] = spanned.__get__(copied, kind)
+    return copied
 
 
 def without_span(method: Any) -> Any:
-    """Return the method, marked so that no class wraps it in a span: what it calls has one."""
+    """Mark a method so that no class wraps it in a span, since what it calls has one; return it."""
     setattr(method, DISPATCHER_SPAN_DECORATED_ATTR, True)
     return method
 
@@ -272,7 +277,7 @@ class VectorStoreIndexParts(Parts):
 
 
 class IndexHooks:
-    """Stands before an index's class: nodes are embedded and stored by `__teola_add__` and `__teola_aadd__`.
+    """A base class put before an index's class: `__teola_add__` and `__teola_aadd__` embed and store nodes.
 
     These get the nodes, and a function that adds some of them to an index: to this one, or to another of its state.
     """
@@ -285,10 +290,10 @@ class IndexHooks:
     def _add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
-        plain = super()._add_nodes_to_index  # type: ignore[misc]
+        original = super()._add_nodes_to_index  # type: ignore[misc]
 
         def add(index: Any, some: Nodes) -> None:
-            method = plain if index is self else index._add_nodes_to_index
+            method = original if index is self else index._add_nodes_to_index
             method(index_struct, some, show_progress, **insert_kwargs)
 
         self.__teola_add__(nodes, add)
@@ -296,10 +301,10 @@ class IndexHooks:
     async def _async_add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
-        plain = super()._async_add_nodes_to_index  # type: ignore[misc]
+        original = super()._async_add_nodes_to_index  # type: ignore[misc]
 
         async def add(index: Any, some: Nodes) -> None:
-            method = plain if index is self else index._async_add_nodes_to_index
+            method = original if index is self else index._async_add_nodes_to_index
             await method(index_struct, some, show_progress, **insert_kwargs)
 
         await self.__teola_aadd__(nodes, add)

@@ -215,7 +215,7 @@ def _scope(target: Any) -> ProviderScope | None:
     return _find_scope[0](target) if interceptors.is_installed else None
 
 
-def _remembering_original(wrap: Wrap) -> Wrap:
+def _keep_original(wrap: Wrap) -> Wrap:
     def wrap_and_remember(original: Any) -> Any:
         wrapper = wrap(original)
         setattr(wrapper, _ORIGINAL, original)
@@ -224,7 +224,7 @@ def _remembering_original(wrap: Wrap) -> Wrap:
     return wrap_and_remember
 
 
-def _result(name: str) -> Wrap:
+def _intercept_result(name: str) -> Wrap:
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,11 +245,11 @@ def _result(name: str) -> Wrap:
 
         return awrapper if is_async_method(name) else wrapper
 
-    return _remembering_original(wrap)
+    return _keep_original(wrap)
 
 
 _METHODS = (*PUBLIC_METHODS, *_OPENAI_BODIES, *EMBED_QUERY, EMBED_TEXT, EMBED_BATCH, *SEARCH)
-_WRAPS = {name: _result(name) for name in _METHODS}
+_WRAPS = {name: _intercept_result(name) for name in _METHODS}
 _DEFAULTS = ("LLM", "BaseLLM", "FunctionCallingLLM", "CustomLLM", "BaseEmbedding", "BasePydanticVectorStore")
 """Classes of the framework whose methods call other methods of the same object."""
 
@@ -274,7 +274,7 @@ def install(kind: type, names: tuple[str, ...]) -> bool:
 def intercept_methods(cls: type, wraps: Mapping[str, Wrap]) -> None:
     """Wrap methods of a class by the given wraps. Idempotent; does nothing after `uninstall`."""
     if interceptors.is_installed:
-        interceptors.install([cls], {name: _remembering_original(wrap) for name, wrap in wraps.items()})
+        interceptors.install([cls], {name: _keep_original(wrap) for name, wrap in wraps.items()})
 
 
 def is_intercepted(kind: type, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Models: how an LLM writes prompts and reads answers, what `bind=` replaces in the user's own ones."""
+"""Models: prompts and answers of LLMs, and the methods of the user's own models that `bind=` overrides."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def is_paced(model: Any) -> bool:
 
 
 def messages_of(llm: LLM, template: BasePromptTemplate, arguments: dict[str, Any]) -> list[ChatMessage]:
-    """What a chat model is sent for a template."""
+    """Return the messages that a chat model is sent for a template."""
     return llm._get_messages(template, **arguments)
 
 
 def text_of(llm: LLM, template: BasePromptTemplate, arguments: dict[str, Any]) -> str:
-    """What another model is sent for a template."""
+    """Return the prompt that a model without chat is sent for a template."""
     return llm._get_prompt(template, **arguments)
 
 
-def parsed(llm: LLM, text: str) -> str:
-    """What `predict` makes of the model's text."""
+def parse_output(llm: LLM, text: str) -> str:
+    """Parse the model's text as `predict` does."""
     return llm._parse_output(text)
 
 
@@ -56,7 +56,7 @@ def parsed(llm: LLM, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIParts(Parts):
-    """Of `OpenAI` and `OpenAILike`."""
+    """The clients of an `OpenAI` or `OpenAILike` LLM."""
 
     METHODS: ClassVar = (
         *("_chat", "_achat", "_stream_chat", "_astream_chat"),
@@ -70,25 +70,25 @@ class OpenAIParts(Parts):
 
 
 def credentials(llm: Any, *, is_async: bool = False) -> dict[str, Any]:
-    """What it makes its clients with when it is first used."""
-    made: dict[str, Any] = llm._get_credential_kwargs(is_async=is_async)
-    return made
+    """Return the arguments from which an LLM creates its client when it is first used."""
+    arguments: dict[str, Any] = llm._get_credential_kwargs(is_async=is_async)
+    return arguments
 
 
-def chatted(llm: Any, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatResponse:
-    """`chat` without events."""
-    made: ChatResponse = llm._chat(messages, **arguments)
-    return made
+def chat_silently(llm: Any, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> ChatResponse:
+    """Call `chat` without events."""
+    response: ChatResponse = llm._chat(messages, **arguments)
+    return response
 
 
 def token_counts(llm: Any, raw: Any) -> dict[str, Any]:
-    """Of a response as the package `openai` gives it."""
-    made: dict[str, Any] = llm._get_response_token_counts(raw)
-    return made
+    """Return the token counts of a response of the package `openai`."""
+    counts: dict[str, Any] = llm._get_response_token_counts(raw)
+    return counts
 
 
 class OpenAIHooks:
-    """Stands before `OpenAI` in the order of classes: it asks by `__teola_chat__` and its like."""
+    """A base class put before `OpenAI`, which calls its provider through `__teola_chat__` and its variants."""
 
     if TYPE_CHECKING:
 
@@ -126,11 +126,11 @@ class HuggingFaceEmbeddingParts(Parts):
 
 
 class EmbeddingHooks:
-    """Stands before `HuggingFaceEmbedding` in the order of classes: its model is called through `__teola_embed__`."""
+    """A base class put before `HuggingFaceEmbedding`, whose model is called through `__teola_embed__`."""
 
     if TYPE_CHECKING:
 
-        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any: ...
+        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, original: Callable[..., Any]) -> Any: ...
 
     def _embed(self, inputs: list[Any], prompt_name: str | None = None) -> Any:
         return self.__teola_embed__(inputs, prompt_name, super()._embed)  # type: ignore[misc]

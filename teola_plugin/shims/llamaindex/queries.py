@@ -1,4 +1,4 @@
-"""What makes queries of a query, or chooses whom to ask: transforms, selectors, question generators."""
+"""Query transforms, selectors and question generators: their parts, and their code run on copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llama_index.core.tools import FunctionTool, ToolOutput
 from llama_index.core.tools.types import ToolMetadata
 from llama_index.core.types import BasePydanticProgram
 
-from teola_plugin.shims.llamaindex.copies import clone, silent, unspanned
+from teola_plugin.shims.llamaindex.copies import clone, with_silent_methods, without_spans
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
 # ------------------------------------------------------------ another query
@@ -42,9 +42,11 @@ class HyDEQueryTransformParts(Parts):
 def hypothetical_document(
     transform: HyDEQueryTransform, llm: Any, prompt: BasePromptTemplate, query: str, metadata: Mapping[str, Any]
 ) -> str:
-    """The document that the LLM invents for a query."""
-    own = clone(transform, **HyDEQueryTransformParts.named(llm=llm, hyde_prompt=prompt, include_original=False))
-    return str(unspanned(own, "_run")(QueryBundle(query), metadata).custom_embedding_strs[0])
+    """Return the document that the LLM invents for a query."""
+    quiet_transform = clone(
+        transform, **HyDEQueryTransformParts.as_attributes(llm=llm, hyde_prompt=prompt, include_original=False)
+    )
+    return str(without_spans(quiet_transform, "_run")(QueryBundle(query), metadata).custom_embedding_strs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,11 @@ class DecomposeQueryTransformParts(Parts):
 def decomposed_query(
     transform: DecomposeQueryTransform, llm: Any, prompt: BasePromptTemplate, query: str, metadata: Mapping[str, Any]
 ) -> str:
-    """The query that the LLM writes for one."""
-    own = clone(transform, **DecomposeQueryTransformParts.named(llm=llm, decompose_query_prompt=prompt))
-    return str(unspanned(own, "_run")(QueryBundle(query), metadata).query_str)
+    """Return the query that the LLM writes in place of a query."""
+    quiet_transform = clone(
+        transform, **DecomposeQueryTransformParts.as_attributes(llm=llm, decompose_query_prompt=prompt)
+    )
+    return str(without_spans(quiet_transform, "_run")(QueryBundle(query), metadata).query_str)
 
 
 # ------------------------------------------------------------ whom to ask
@@ -79,9 +83,9 @@ class LLMSelectorParts(Parts):
 def selected_indices(
     selector: BaseSelector, llm: Any, prompt: BasePromptTemplate, choices: Sequence[ToolMetadata], query: str
 ) -> list[int]:
-    """Which of the choices the LLM takes, by the selector's own parsing."""
-    own = clone(selector, **LLMSelectorParts.named(llm=llm, prompt=prompt))
-    return list(unspanned(own, "_select")(choices, QueryBundle(query)).inds)
+    """Return the indices that the LLM chooses, by the selector's own parsing."""
+    quiet_selector = clone(selector, **LLMSelectorParts.as_attributes(llm=llm, prompt=prompt))
+    return list(without_spans(quiet_selector, "_select")(choices, QueryBundle(query)).inds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class FunctionCallingProgramParts(Parts):
 
     @property
     def writes_selections(self) -> bool:
-        """Whether a call of its function is a selection of LlamaIndex's own."""
+        """True if the program's function makes one selection of LlamaIndex's own classes."""
         return self.output_cls in (SingleSelection, MultiSelection) and not self.allow_parallel_tool_calls
 
 
@@ -117,26 +121,28 @@ def called_indices(
     choices: Sequence[ToolMetadata],
     query: str,
 ) -> list[int]:
-    """Which of the choices the LLM takes by calling a function, by the selector's own parsing."""
-    asking = clone(llm, predict_and_call=_one_call(llm))
-    called = clone(program, **FunctionCallingProgramParts.named(llm=asking, prompt=prompt))
-    own = clone(selector, **PydanticSelectorParts.named(program=unspanned(called, "__call__")))
-    return list(unspanned(own, "_select")(choices, QueryBundle(query)).inds)
+    """Return the indices that the LLM chooses by calling a function, by the selector's own parsing."""
+    calling_llm = clone(llm, predict_and_call=_call_one_tool(llm))
+    quiet_program = clone(program, **FunctionCallingProgramParts.as_attributes(llm=calling_llm, prompt=prompt))
+    quiet_selector = clone(
+        selector, **PydanticSelectorParts.as_attributes(program=without_spans(quiet_program, "__call__"))
+    )
+    return list(without_spans(quiet_selector, "_select")(choices, QueryBundle(query)).inds)
 
 
-def _one_call(llm: Any) -> Callable[..., AgentChatResponse]:
-    """`predict_and_call` without spans, which its own has inside; raises where that gives an error."""
-    quiet = silent(llm, "_prepare_chat_with_tools")
+def _call_one_tool(llm: Any) -> Callable[..., AgentChatResponse]:
+    """Return a `predict_and_call` without the spans inside it, which raises where the original returns an error."""
+    quiet = with_silent_methods(llm, "_prepare_chat_with_tools")
 
     def predict_and_call(tools: Sequence[FunctionTool], **kwargs: Any) -> AgentChatResponse:
-        response = unspanned(quiet, "chat_with_tools")(tools, **kwargs)
+        response = without_spans(quiet, "chat_with_tools")(tools, **kwargs)
         [call] = llm.get_tool_calls_from_response(response, error_on_no_tool_call=True)
         [tool] = tools
-        made = tool.real_fn(**call.tool_kwargs)
-        told = ToolOutput(
-            content=str(made), tool_name=call.tool_name, raw_input=call.tool_kwargs, raw_output=made, is_error=False
+        output = tool.real_fn(**call.tool_kwargs)
+        tool_output = ToolOutput(
+            content=str(output), tool_name=call.tool_name, raw_input=call.tool_kwargs, raw_output=output, is_error=False
         )
-        return AgentChatResponse(response=told.content, sources=[told])
+        return AgentChatResponse(response=tool_output.content, sources=[tool_output])
 
     return predict_and_call
 
@@ -150,13 +156,9 @@ class LLMQuestionGeneratorParts(Parts):
 
 
 def generated_questions(
-    generator: LLMQuestionGenerator,
-    llm: Any,
-    prompt: BasePromptTemplate,
-    tools: Sequence[ToolMetadata],
-    query: str,
+    generator: LLMQuestionGenerator, llm: Any, prompt: BasePromptTemplate, tools: Sequence[ToolMetadata], query: str
 ) -> list[dict[str, str]]:
-    """The sub-questions that the LLM writes, by the generator's own parsing; keys as its JSON has them."""
-    own = clone(generator, **LLMQuestionGeneratorParts.named(llm=llm, prompt=prompt))
-    found = unspanned(own, "generate")(tools, QueryBundle(query))
-    return [{"sub_question": one.sub_question, "tool_name": one.tool_name} for one in found]
+    """Return the sub-questions that the LLM writes, by the generator's own parsing, with the keys of its JSON."""
+    quiet_generator = clone(generator, **LLMQuestionGeneratorParts.as_attributes(llm=llm, prompt=prompt))
+    questions = without_spans(quiet_generator, "generate")(tools, QueryBundle(query))
+    return [{"sub_question": question.sub_question, "tool_name": question.tool_name} for question in questions]

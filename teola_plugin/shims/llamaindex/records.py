@@ -1,8 +1,8 @@
-"""Reading an object of LlamaIndex into a record of what it is made of.
+"""Records of what LlamaIndex's objects are made of, read from their private attributes.
 
 One record per class. A field names the attribute that it is read from and the types that it may have; `METHODS` are
 those that are called on the object or on copies of it. Whatever the installed version does not have so raises
-`Unreadable`: the object is not understood then, and runs as it always did.
+`Unreadable`: the object is not understood then, and runs as the original does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def is_older_than(version: str) -> bool:
     return Version(version) > _INSTALLED
 
 
-def since(version: str, *methods: str) -> tuple[str, ...]:
+def methods_since(version: str, *methods: str) -> tuple[str, ...]:
     """Return `methods`, which objects have since `version` of llama-index-core; nothing for an older version."""
     return () if is_older_than(version) else methods
 
 
-def before(version: str, value: Any) -> Any:
+def default_before(version: str, value: Any) -> Any:
     """Return the default of a field whose attribute came with `version` of llama-index-core.
 
     It is `value` in older versions. From `version` on there is no default: an object without the attribute is not
@@ -42,11 +42,11 @@ def before(version: str, value: Any) -> Any:
 
 
 class Unreadable(Exception):
-    """What an object lacks, or has in another shape than LlamaIndex gives it, in words for the report."""
+    """An object lacks something, or has it in another shape than LlamaIndex gives it; the text is for the report."""
 
 
-def missing(obj: object, name: str | None, kind: str = "") -> Unreadable:
-    """Return the error for an object that lacks a name. That LlamaIndex's own class lacks it is logged once, too."""
+def missing_attribute(obj: object, name: str | None, kind: str = "") -> Unreadable:
+    """Return the error for an object that lacks a name. If its class is LlamaIndex's, that is logged once, too."""
     cls = type(obj)
     if cls.__module__.startswith("llama_index.core."):
         consequence = f"a {cls.__name__} runs as the original does, and nothing of it starts early"
@@ -56,26 +56,26 @@ def missing(obj: object, name: str | None, kind: str = "") -> Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """Where a field's value stands in the object."""
+    """A field that is read from one attribute of the object."""
 
     name: str
     kinds: tuple[type, ...] = (object,)
     default: Any = _MISSING
-    """For versions that do not have it yet."""
+    """The value in versions that do not have the attribute yet."""
 
     def read(self, obj: object) -> Any:
         value = getattr(obj, self.name, self.default)
         if value is _MISSING:
-            raise missing(obj, self.name)
+            raise missing_attribute(obj, self.name)
         if not isinstance(value, self.kinds):
-            wanted = " or ".join(kind.__name__ for kind in self.kinds)
-            raise Unreadable(f"its {self.name!r} is a {type(value).__name__}, in {KNOWN} a {wanted}")
+            expected = " or ".join(kind.__name__ for kind in self.kinds)
+            raise Unreadable(f"its {self.name!r} is a {type(value).__name__}, in {KNOWN} a {expected}")
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What is found out of several attributes."""
+    """A field that is computed from several attributes of the object."""
 
     function: Callable[[Any], Any]
 
@@ -83,52 +83,52 @@ class Derived:
         try:
             return self.function(obj)
         except AttributeError as error:
-            raise missing(error.obj, error.name) from error
+            raise missing_attribute(error.obj, error.name) from error
 
 
 def attribute(name: str, *kinds: type, default: Any = _MISSING) -> Any:
-    """A field that is read from the attribute `name`, of one of these types if any are named."""
+    """Declare a field that is read from the attribute `name`, of one of `kinds` if there are any."""
     return field(metadata={"source": Attribute(name, kinds or (object,), default)})
 
 
 def derived(function: Callable[[Any], Any]) -> Any:
-    """A field whose value is found out from the object."""
+    """Declare a field that `function` computes from the object."""
     return field(metadata={"source": Derived(function)})
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an object of one class is made of. Values are the object's own: lists are not copied."""
+    """The parts of an object of one class. Values are the object's own: lists are not copied."""
 
     OF: ClassVar[tuple[type, ...]] = ()
-    """The classes that it is a record of, where they need no further package."""
+    """The classes whose objects it describes, if they need no further package."""
     METHODS: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, obj: object) -> Self:
-        """Raises `Unreadable`."""
+        """Read the parts of an object. Raises `Unreadable`."""
         for name in cls.METHODS:
             if not callable(getattr(type(obj), name, None)):
-                raise missing(obj, name, "method ")
+                raise missing_attribute(obj, name, "method ")
         return cls(**{name: read(obj) for name, read in cls.readers()})
 
     @classmethod
     def readers(cls) -> Iterator[tuple[str, Callable[[object], Any]]]:
-        """Each field's name, and what reads its value."""
+        """Return the name of each field and the function that reads its value."""
         return ((one.name, one.metadata["source"].read) for one in fields(cls))
 
     @classmethod
     def attribute(cls, name: str) -> str:
-        """The attribute that a field is read from."""
+        """Return the name of the attribute that a field is read from."""
         source: Attribute = cls.__dataclass_fields__[name].metadata["source"]
         return source.name
 
     @classmethod
     def path(cls, path: str, name: str) -> str:
-        """Where a field's value is found, for the report, if the object is at `path`."""
+        """Return the path of a field's value, for the report, if the object is at `path`."""
         return f"{path}.{cls.attribute(name)}"
 
     @classmethod
-    def named(cls, **values: Any) -> dict[str, Any]:
-        """Values of fields under the names of their attributes, for a copy."""
+    def as_attributes(cls, **values: Any) -> dict[str, Any]:
+        """Return values of fields under the names of their attributes, for a copy."""
         return {cls.attribute(name): value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Retrievers: what they are made of, and their own code before and after a search."""
+"""Retrievers and node postprocessors: their parts, and their code around searches and calls of models."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 
-from teola_plugin.shims.llamaindex.copies import clone, unspanned
-from teola_plugin.shims.llamaindex.records import Parts, attribute, is_older_than, since
+from teola_plugin.shims.llamaindex.copies import clone, without_spans
+from teola_plugin.shims.llamaindex.records import Parts, attribute, is_older_than, methods_since
 
 _NO_VECTOR = (0.0,)
-"""In place of an embedding where the code that runs does not look at it."""
+"""A placeholder for an embedding that the code does not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieverParts(Parts):
-    """Of every retriever."""
+    """The parts of every retriever."""
 
     METHODS: ClassVar[tuple[str, ...]] = ("_retrieve", "_handle_recursive_retrieval")
 
 
-def distinct(retriever: BaseRetriever, query: str, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """What the public `retrieve` makes of what `_retrieve` gave: every node once."""
-    made: list[NodeWithScore] = clone(retriever)._handle_recursive_retrieval(QueryBundle(query), list(nodes))
-    return made
+def deduplicate_nodes(retriever: BaseRetriever, query: str, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return each node once, as `retrieve` does with the result of `_retrieve`."""
+    distinct_nodes: list[NodeWithScore] = clone(retriever)._handle_recursive_retrieval(QueryBundle(query), list(nodes))
+    return distinct_nodes
 
 
 # ------------------------------------------------------------ an index
@@ -76,20 +76,22 @@ def searches_by_vector(retriever: VectorIndexRetriever) -> bool:
 def store_query(
     retriever: VectorIndexRetriever, query: str = "", vector: Sequence[float] | None = _NO_VECTOR
 ) -> VectorStoreQuery:
-    """What it asks its store for; where nothing is said, for any query."""
+    """Return the query for the store. By default: for an empty text and a placeholder vector."""
     embedding = None if vector is None else list(vector)
     return retriever._build_vector_store_query(QueryBundle(query, embedding=embedding))
 
 
 def nodes_of_result(retriever: VectorIndexRetriever, query: str, result: VectorStoreQueryResult) -> list[NodeWithScore]:
-    """What `_retrieve` gives when its store finds this."""
-    own = clone(retriever, **VectorIndexRetrieverParts.named(vector_store=_ResultStore(result)))
-    made: list[NodeWithScore] = own._get_nodes_with_embeddings(QueryBundle(query, embedding=list(_NO_VECTOR)))
-    return made
+    """Return what `_retrieve` returns if its store returns `result`."""
+    quiet_retriever = clone(retriever, **VectorIndexRetrieverParts.as_attributes(vector_store=_ResultStore(result)))
+    nodes: list[NodeWithScore] = quiet_retriever._get_nodes_with_embeddings(
+        QueryBundle(query, embedding=list(_NO_VECTOR))
+    )
+    return nodes
 
 
 class _ResultStore:
-    """Stands for the vector store of a copy: a search has been made."""
+    """A vector store that returns a known result."""
 
     def __init__(self, result: VectorStoreQueryResult) -> None:
         self._result = result
@@ -106,9 +108,9 @@ class SummaryIndexRetrieverParts(RetrieverParts):
 
 
 def all_nodes(retriever: SummaryIndexRetriever, query: str) -> list[NodeWithScore]:
-    """What it retrieves: all that its index has, as it is now."""
-    made: list[NodeWithScore] = unspanned(retriever, "_retrieve")(QueryBundle(query))
-    return made
+    """Return all nodes of the retriever's index, as it is now."""
+    nodes: list[NodeWithScore] = without_spans(retriever, "_retrieve")(QueryBundle(query))
+    return nodes
 
 
 # ------------------------------------------------------------ several queries
@@ -127,23 +129,27 @@ class QueryFusionRetrieverParts(RetrieverParts):
     retriever_weights: Sequence[float] = attribute("_retriever_weights", list, tuple)
 
 
-def written_queries(retriever: QueryFusionRetriever, llm: Any, query: str) -> list[str]:
-    """The queries that the LLM writes for one, by its own parsing."""
-    own = clone(retriever, **QueryFusionRetrieverParts.named(llm=llm))
-    return [one.query_str for one in own._get_queries(query)]
+def generate_queries(retriever: QueryFusionRetriever, llm: Any, query: str) -> list[str]:
+    """Return the queries that the LLM writes for a query, by the retriever's own parsing."""
+    quiet_retriever = clone(retriever, **QueryFusionRetrieverParts.as_attributes(llm=llm))
+    return [bundle.query_str for bundle in quiet_retriever._get_queries(query)]
 
 
-def fused(
+def fuse_results(
     retriever: QueryFusionRetriever, query: str, lists: Mapping[tuple[str, int], Sequence[NodeWithScore]]
 ) -> list[NodeWithScore]:
-    """What it makes of what its retrievers (by number) found for each query, by the mode that it is in.
+    """Fuse what the retrievers returned, by the fusion's mode.
+
+    `lists` has the nodes of each pair of a query and a retriever's index.
 
     Writes scores into the nodes.
     """
-    found = {key: list(nodes) for key, nodes in lists.items()}
-    known = {"_get_queries": lambda _: [], "_run_sync_queries": lambda _: found}
-    made: list[NodeWithScore] = unspanned(clone(retriever, use_async=False, **known), "_retrieve")(QueryBundle(query))
-    return made
+    results = {key: list(nodes) for key, nodes in lists.items()}
+    replaced_methods = {"_get_queries": lambda _: [], "_run_sync_queries": lambda _: results}
+    fused_nodes: list[NodeWithScore] = without_spans(
+        clone(retriever, use_async=False, **replaced_methods), "_retrieve"
+    )(QueryBundle(query))
+    return fused_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +175,15 @@ class RouterRetrieverParts(RetrieverParts):
 
 @dataclass(frozen=True, slots=True)
 class PostprocessorParts(Parts):
-    """Of every postprocessor."""
+    """The parts of every postprocessor."""
 
     METHODS: ClassVar[tuple[str, ...]] = ("_postprocess_nodes",)
 
 
-def postprocessed(step: BaseNodePostprocessor, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
-    """What a step makes of nodes, without events. It may write into them."""
-    made: list[NodeWithScore] = unspanned(step, "_postprocess_nodes")(list(nodes), QueryBundle(query))
-    return made
+def postprocess(step: BaseNodePostprocessor, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
+    """Run a postprocessor without events. It may write into the nodes."""
+    processed: list[NodeWithScore] = without_spans(step, "_postprocess_nodes")(list(nodes), QueryBundle(query))
+    return processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ class LLMRerankParts(PostprocessorParts):
     OF: ClassVar = (LLMRerank,)
     METHODS: ClassVar = (
         *PostprocessorParts.METHODS,
-        *since("0.14.24", "_get_node_batches", "_get_predict_kwargs"),
+        *methods_since("0.14.24", "_get_node_batches", "_get_predict_kwargs"),
     )
 
     llm: Any = attribute("llm")

@@ -1,4 +1,7 @@
-"""The framework's own code around an LLM's provider call, run without events: what it asks for, what it returns."""
+"""Calls that no handler hears of: LlamaIndex's own code around a provider call, and silence for a whole context.
+
+LlamaIndex keeps handlers in objects that all calls share, so `silence_context` takes effect where it notifies them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from llama_index.core.llms import LLM
 from llama_index_instrumentation.dispatcher import Dispatcher
 
 from teola_plugin.errors import RegistrationError
-from teola_plugin.shims.llamaindex.copies import at_once, clone, sharing
+from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting, sharing
 from teola_plugin.shims.llamaindex.interceptors import (
     PUBLIC_METHODS,
     STREAMING_METHODS,
@@ -29,7 +32,7 @@ from teola_plugin.shims.llamaindex.models import messages_of, text_of
 from teola_plugin.shims.llamaindex.records import Unreadable
 
 Run = Callable[[Any], Any]
-"""Takes an LLM; returns what the framework's code returns that calls it once."""
+"""Framework code that calls an LLM once: takes the LLM, and returns any value."""
 
 
 class ProviderArguments(NamedTuple):
@@ -40,8 +43,8 @@ class ProviderArguments(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class _Captured(Exception):
-    """Ends the framework's code where it would call the provider."""
+class _ProviderCallCaptured(Exception):
+    """Ends the framework's code where it would call the provider; carries the arguments of that call."""
 
     def __init__(self, arguments: ProviderArguments) -> None:
         self.arguments = arguments
@@ -59,9 +62,9 @@ def silent_body(target: Any, method: str) -> Body:
     """
     kind: Any = type(target)
     body = body_of(kind, method)
-    is_plain = is_openai(kind) or not isinstance(target, LLM)
-    own = target if is_plain else sharing(_without_public_methods(kind), target)
-    return lambda _, *args, **kwargs: body(own, *args, **kwargs)
+    emits_no_events = is_openai(kind) or not isinstance(target, LLM)
+    silent_target = target if emits_no_events else sharing(_without_public_methods(kind), target)
+    return lambda _, *args, **kwargs: body(silent_target, *args, **kwargs)
 
 
 @lru_cache(maxsize=256)
@@ -80,12 +83,12 @@ def provider_call_of(llm: Any, run: Run, *, is_async: bool) -> ProviderArguments
     `is_async`: the original runs the async methods there. Raises `Unreadable`.
     """
     kind: Any = type(llm)
-    silent = sharing(_capturing_class(kind), llm)
+    capturing = sharing(_capturing_class(kind), llm)
 
     def calling(name: str) -> Body:
         if is_async:
-            return lambda *args, **kwargs: at_once(getattr(silent, f"a{name}")(*args, **kwargs))
-        method: Body = getattr(silent, name)
+            return lambda *args, **kwargs: run_without_waiting(getattr(capturing, f"a{name}")(*args, **kwargs))
+        method: Body = getattr(capturing, name)
         return method
 
     def predict(prompt: Any, **arguments: Any) -> Any:
@@ -95,7 +98,7 @@ def provider_call_of(llm: Any, run: Run, *, is_async: bool) -> ProviderArguments
 
     try:
         run(clone(llm, predict=predict, complete=calling("complete"), chat=calling("chat")))
-    except _Captured as end:
+    except _ProviderCallCaptured as end:
         return end.arguments
     raise Unreadable("it does not ask its LLM")
 
@@ -134,28 +137,28 @@ def has_own_prompt_code(llm: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _capturing_class(cls: type) -> type:
-    """Create a subclass whose public methods emit no events, and whose provider methods raise `_Captured`."""
+    """Create a subclass without events around public methods, whose provider methods raise `_ProviderCallCaptured`."""
     above = cls.__mro__[1]
     bases = (_without_events(above),) if is_openai(cls) and is_openai(above) else ()
-    made = _without_events(cls, bases)
+    capturing = _without_events(cls, bases)
     for name in provider_methods(cls):
-        setattr(made, name, _capturing(name, inspect.iscoroutinefunction(body_of(cls, name))))
-    return made
+        setattr(capturing, name, _capturing_method(name, inspect.iscoroutinefunction(body_of(cls, name))))
+    return capturing
 
 
 def _without_events(cls: type, bases: tuple[type, ...] = ()) -> type:
-    made = type(cls)(cls.__name__, (cls, *bases), {"__module__": cls.__module__})
+    subclass = type(cls)(cls.__name__, (cls, *bases), {"__module__": cls.__module__})
     for name in PUBLIC_METHODS:  # set afterwards: methods that a class is made with get spans
-        setattr(made, name, body_of(cls, name))
-    return made
+        setattr(subclass, name, body_of(cls, name))
+    return subclass
 
 
-def _capturing(name: str, is_async: bool) -> Any:
+def _capturing_method(name: str, is_async: bool) -> Any:
     def capture(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise _Captured(ProviderArguments(name, args, kwargs))
+        raise _ProviderCallCaptured(ProviderArguments(name, args, kwargs))
 
     async def acapture(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise _Captured(ProviderArguments(name, args, kwargs))
+        raise _ProviderCallCaptured(ProviderArguments(name, args, kwargs))
 
     return acapture if is_async else capture
 
@@ -164,52 +167,52 @@ def _capturing(name: str, is_async: bool) -> Any:
 
 
 _silent: ContextVar[bool] = ContextVar("teola_silent", default=False)
-_TELLING: tuple[tuple[type, tuple[str, ...]], ...] = (
+_NOTIFYING_METHODS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (CallbackManager, ("on_event_start", "on_event_end", "start_trace", "end_trace")),
     (Dispatcher, ("event", "aevent", "span_enter", "span_exit", "span_drop")),
 )
-"""The methods through which handlers are told, by class."""
+"""The methods that notify handlers, by class."""
 
 
-def silence() -> None:
-    """No handler hears of what is called in this context from now on. `silenceable` must have been called before."""
+def silence_context() -> None:
+    """Hide all calls in this context from handlers from now on. Needs `install_silencing` first."""
     _silent.set(True)
 
 
-def silenceable() -> None:
-    """From now on `silence` has its effect; everybody else's calls are told of as always.
+def install_silencing() -> None:
+    """Make `silence_context` effective; handlers hear of all other calls as before.
 
-    Touches the methods by which `CallbackManager` and `Dispatcher` tell their handlers: they ask first. Without them
-    (another version): raises `RegistrationError`.
+    Wraps the methods by which `CallbackManager` and `Dispatcher` notify their handlers. Without them (another version):
+    raises `RegistrationError`.
     """
-    for kind, names in _TELLING:
+    for kind, names in _NOTIFYING_METHODS:
         for name in names:
-            told = inspect.getattr_static(kind, name, None)
-            if not inspect.isfunction(told):
+            method = inspect.getattr_static(kind, name, None)
+            if not inspect.isfunction(method):
                 raise _unknown_listeners()
-            if not hasattr(told, "__teola_asks__"):
-                setattr(kind, name, _asking(told))
+            if not hasattr(method, "__teola_asks__"):
+                setattr(kind, name, _silenceable(method))
 
 
-def _asking(told: Any) -> Any:
-    if inspect.iscoroutinefunction(told):
+def _silenceable(method: Any) -> Any:
+    if inspect.iscoroutinefunction(method):
 
-        @functools.wraps(told)
-        async def atell(*args: Any, **kwargs: Any) -> Any:
-            return None if _silent.get() else await told(*args, **kwargs)
+        @functools.wraps(method)
+        async def anotify(*args: Any, **kwargs: Any) -> Any:
+            return None if _silent.get() else await method(*args, **kwargs)
 
-        made: Any = atell
+        wrapper: Any = anotify
     else:
 
-        @functools.wraps(told)
-        def tell(*args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(method)
+        def notify(*args: Any, **kwargs: Any) -> Any:
             if not _silent.get():
-                return told(*args, **kwargs)
+                return method(*args, **kwargs)
             return kwargs.get("event_id") or str(uuid4())  # of an event that begins
 
-        made = tell
-    made.__teola_asks__ = True
-    return made
+        wrapper = notify
+    wrapper.__teola_asks__ = True
+    return wrapper
 
 
 def _unknown_listeners() -> RegistrationError:

@@ -1,4 +1,4 @@
-"""Response synthesizers: what they are made of, and their own code around the calls of their LLM."""
+"""Response synthesizers: their parts, and their code around the calls of their LLM."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ from llama_index.core.response_synthesizers.compact_and_accumulate import Compac
 from llama_index.core.response_synthesizers.context_only import ContextOnly
 from llama_index.core.response_synthesizers.no_text import NoText
 
-from teola_plugin.shims.llamaindex.copies import clone, unspanned
-from teola_plugin.shims.llamaindex.records import Parts, attribute, before, derived, is_older_than, since
+from teola_plugin.shims.llamaindex.copies import clone, without_spans
+from teola_plugin.shims.llamaindex.records import (
+    Parts,
+    attribute,
+    default_before,
+    derived,
+    is_older_than,
+    methods_since,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SynthesizerParts(Parts):
-    """Of every synthesizer."""
+    """The parts of every synthesizer."""
 
     OF: ClassVar[tuple[type, ...]] = (NoText, ContextOnly)
 
@@ -40,23 +47,23 @@ class SynthesizerParts(Parts):
     multimodal: bool = attribute("_multimodal", bool, default=False)
 
 
-def response(
+def get_response(
     kind: type[SynthesizerParts], synthesizer: BaseSynthesizer, query: str, texts: Sequence[str], **parts: Any
 ) -> Any:
-    """What `get_response` gives, whole and without events, of a copy with other parts (fields of `kind`)."""
-    own = clone(synthesizer, **kind.named(**parts, streaming=False))
-    return unspanned(own, "get_response")(query, list(texts))
+    """Run `get_response`, without streaming and events, on a copy with other `parts` (fields of `kind`)."""
+    quiet_synthesizer = clone(synthesizer, **kind.as_attributes(**parts, streaming=False))
+    return without_spans(quiet_synthesizer, "get_response")(query, list(texts))
 
 
 def separator(synthesizer: Accumulate) -> str:
-    """What stands between its answers where nothing is said."""
+    """Return the default separator between a synthesizer's answers."""
     return _separator(type(synthesizer))
 
 
 @lru_cache(maxsize=64)
 def _separator(kind: type[Accumulate]) -> str:
-    found: str = inspect.signature(inspect.unwrap(kind.get_response)).parameters["separator"].default
-    return found
+    default: str = inspect.signature(inspect.unwrap(kind.get_response)).parameters["separator"].default
+    return default
 
 
 # ------------------------------------------------------------ one chunk after the other
@@ -69,12 +76,12 @@ class RefineParts(SynthesizerParts):
     text_qa_template: BasePromptTemplate = attribute("_text_qa_template", BasePromptTemplate)
     refine_template: BasePromptTemplate = attribute("_refine_template", BasePromptTemplate)
     response_padding_size: int | None = attribute(
-        "_response_padding_size", int, NoneType, default=before("0.14.22", None)
+        "_response_padding_size", int, NoneType, default=default_before("0.14.22", None)
     )
     """Tokens kept free for the answer that is refined. None in versions that pack each chunk for its own prompt."""
     structured_answer_filtering: bool = attribute("_structured_answer_filtering", bool)
     default_program: bool = derived(lambda synth: synth._program_factory == synth._default_program_factory)
-    """Whether the program that filters answers is LlamaIndex's own."""
+    """True if the program that filters answers is LlamaIndex's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,10 @@ class CompactAndRefineParts(RefineParts):
 
 
 def compact_chunks(synthesizer: CompactAndRefine, query: str, texts: Sequence[str], **parts: Any) -> list[str]:
-    """The texts packed into as few as fit, by a copy with other parts (fields of its record)."""
-    own = clone(synthesizer, **CompactAndRefineParts.named(**parts))
-    made: list[str] = own._make_compact_text_chunks(query, texts)
-    return made
+    """Pack the texts into as few prompts as possible, by a copy with other `parts` (fields of its record)."""
+    quiet_synthesizer = clone(synthesizer, **CompactAndRefineParts.as_attributes(**parts))
+    chunks: list[str] = quiet_synthesizer._make_compact_text_chunks(query, texts)
+    return chunks
 
 
 # ------------------------------------------------------------ each chunk by itself
@@ -96,15 +103,15 @@ def compact_chunks(synthesizer: CompactAndRefine, query: str, texts: Sequence[st
 @dataclass(frozen=True, slots=True)
 class AccumulateParts(SynthesizerParts):
     OF: ClassVar = (Accumulate, CompactAndAccumulate)
-    METHODS: ClassVar = (*since("0.14.23", "_make_prompt_kwargs"), "_format_response")
+    METHODS: ClassVar = (*methods_since("0.14.23", "_make_prompt_kwargs"), "_format_response")
 
     text_qa_template: BasePromptTemplate = attribute("_text_qa_template", BasePromptTemplate)
 
 
-def accumulating(synthesizer: Accumulate, template: BasePromptTemplate) -> Accumulate:
-    """A quiet copy with another template."""
-    made: Accumulate = clone(synthesizer, **AccumulateParts.named(text_qa_template=template))
-    return made
+def copy_accumulate(synthesizer: Accumulate, template: BasePromptTemplate) -> Accumulate:
+    """Return a quiet copy with another template."""
+    copied: Accumulate = clone(synthesizer, **AccumulateParts.as_attributes(text_qa_template=template))
+    return copied
 
 
 def chunk_arguments(synthesizer: Accumulate, chunk: str) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def chunk_arguments(synthesizer: Accumulate, chunk: str) -> dict[str, Any]:
     return synthesizer._make_prompt_kwargs(chunk)
 
 
-def joined_answers(synthesizer: Accumulate, answers: Sequence[str], separator: str) -> str:
+def join_answers(synthesizer: Accumulate, answers: Sequence[str], separator: str) -> str:
     return synthesizer._format_response(list(answers), separator)
 
 

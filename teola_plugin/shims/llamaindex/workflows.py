@@ -1,4 +1,4 @@
-"""Workflows and agents: when a run ends, which steps a class has, what tools hold, how an LLM is told of tools.
+"""Workflows and agents: the end of a run, the steps of a class, the parts of tools, the arguments of tool calls.
 
 Written for `llama-index-workflows` 2.26. Each function says what it touches, and what happens without it.
 """
@@ -17,7 +17,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from teola_plugin.shims import report_missing
-from teola_plugin.shims.llamaindex.copies import sharing, unspanned
+from teola_plugin.shims.llamaindex.copies import sharing, without_spans
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
 if TYPE_CHECKING:
@@ -32,18 +32,19 @@ Result = Callable[[], Awaitable[Any]]
 # ------------------------------------------------------------ runs
 
 
-def when_ended(handler: WorkflowHandler, then: Callable[[BaseException | None], None]) -> None:
-    """Calls `then` when the run has ended, with what it failed with, on the run's loop; also when it will never end,
-    since its loop is gone.
+def call_when_ended(handler: WorkflowHandler, callback: Callable[[BaseException | None], None]) -> None:
+    """Call `callback` on the run's loop when the run has ended, with its exception or None.
+
+    It is also called, with `CancelledError`, if the run can never end because its loop is gone.
 
     Touches the handler's `_result_task`. Without it: when the handler is freed.
     """
     task = getattr(handler, "_result_task", None)
     if not isinstance(task, asyncio.Task):
-        weakref.finalize(handler, then, None).atexit = False
+        weakref.finalize(handler, callback, None).atexit = False
         return
-    task.add_done_callback(lambda ended: then(_error(ended)))
-    weakref.finalize(task, then, asyncio.CancelledError()).atexit = False
+    task.add_done_callback(lambda ended: callback(_error(ended)))
+    weakref.finalize(task, callback, asyncio.CancelledError()).atexit = False
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
@@ -51,7 +52,7 @@ def _error(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 class ResultHooks:
-    """Stands before the class of what a handler asks for its run's result."""
+    """A base class put before the class of a handler's adapter, to change how the result is awaited."""
 
     if TYPE_CHECKING:
 
@@ -62,9 +63,10 @@ class ResultHooks:
         return await self.__teola_result__(result, cancel)
 
 
-def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Awaitable[Any]]) -> None:
-    """The handler's result is what `awaited` gives, of the run's own result and of what cancels the run. To be called
-    before the loop goes on.
+def intercept_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Awaitable[Any]]) -> None:
+    """Make the handler's result what `awaited` returns; it gets the run's own result and what cancels the run.
+
+    Must be called before the event loop continues.
 
     Touches the handler's `_external_adapter`. Without it: the result is the run's own.
     """
@@ -84,7 +86,7 @@ def with_result(handler: WorkflowHandler, awaited: Callable[[Result, Result], Aw
 
 
 class RuntimeHooks:
-    """Stands before a workflow's class: its `__teola_original__` is what runtimes keep track of, and run."""
+    """A base class put before a workflow's class, so that runtimes register and run its `__teola_original__`."""
 
     if TYPE_CHECKING:
 
@@ -97,8 +99,8 @@ class RuntimeHooks:
         switch(new_runtime)
 
 
-def runs_anything(runtime: Any) -> bool:
-    """Whether it runs any workflow of this process, and not only those that it was told of when it was launched.
+def runs_any_workflow(runtime: Any) -> bool:
+    """Return True if a runtime runs any workflow of this process, not only those registered at its launch.
 
     Touches the `_decorated` of runtimes around others. Without it: no, unless it is the basic one.
     """
@@ -111,7 +113,7 @@ def runs_anything(runtime: Any) -> bool:
 
 
 def step_names(workflow: Any) -> list[str]:
-    """The names of its steps, sorted.
+    """Return the names of a workflow's steps, sorted.
 
     Touches `_get_steps`. Without it: none.
     """
@@ -121,9 +123,10 @@ def step_names(workflow: Any) -> list[str]:
     return sorted(steps()) if steps is not None else []
 
 
-def used_by_steps(workflow: Any) -> Iterator[object]:
-    """What its steps name that is neither theirs nor an attribute of the workflow: globals, and variables of functions
-    around them. Touches `_get_steps`. Without it: nothing.
+def objects_used_by_steps(workflow: Any) -> Iterator[object]:
+    """Yield the globals and closure variables that a workflow's steps use.
+
+    Touches `_get_steps`. Without it: nothing.
     """
     steps = getattr(workflow, "_get_steps", None)
     if steps is None:
@@ -131,8 +134,8 @@ def used_by_steps(workflow: Any) -> Iterator[object]:
     for step in steps().values() if steps is not None else ():
         function = inspect.unwrap(getattr(step, "__func__", step))
         if inspect.isfunction(function):
-            named = inspect.getclosurevars(function)
-            yield from (*named.nonlocals.values(), *named.globals.values())
+            variables = inspect.getclosurevars(function)
+            yield from (*variables.nonlocals.values(), *variables.globals.values())
 
 
 # ------------------------------------------------------------ tools
@@ -155,10 +158,10 @@ class RetrieverToolParts(Parts):
 def tool_arguments(
     llm: FunctionCallingLLM, tools: Sequence[BaseTool], messages: Sequence[ChatMessage], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """What `chat` is given by `chat_with_tools`, without events.
+    """Return the arguments that `chat_with_tools` passes to `chat`, without events.
 
     Touches `_prepare_chat_with_tools`, which every such LLM writes.
     """
-    prepare = unspanned(llm, "_prepare_chat_with_tools")
-    made: dict[str, Any] = prepare(tools, chat_history=list(messages), **arguments)
-    return made
+    prepare = without_spans(llm, "_prepare_chat_with_tools")
+    chat_arguments: dict[str, Any] = prepare(tools, chat_history=list(messages), **arguments)
+    return chat_arguments

@@ -250,7 +250,7 @@ class WithSlots:
 
 def test_an_overlay_reads_other_values_and_shares_the_rest() -> None:
     original = WithSlots()
-    made = copies.overlaid(original, {"part": "other"})
+    made = copies.with_overlay(original, {"part": "other"})
     made.count += 1
     assert isinstance(made, WithSlots)
     assert type(made).__qualname__ == "WithSlots"
@@ -258,12 +258,12 @@ def test_an_overlay_reads_other_values_and_shares_the_rest() -> None:
     assert (original.part, original.method(), original.count) == ("own", "own", 1)
     assert copies.attributes(made)["part"] == "other"
     assert copies.attributes(original) is vars(original)
-    assert copies.overlaid(original, {"part": "own"}) is original
+    assert copies.with_overlay(original, {"part": "own"}) is original
 
 
 def test_a_value_that_is_set_afterwards_is_read_by_an_overlay() -> None:
     original = WithSlots()
-    made = copies.overlaid(original, {"part": "other"})
+    made = copies.with_overlay(original, {"part": "other"})
     original.part = "new"
     assert made.part == "new"
     made.part = "newer"
@@ -275,7 +275,7 @@ def test_a_value_that_is_set_afterwards_is_read_by_an_overlay() -> None:
 
 def test_an_overlay_of_an_overlay_and_its_copies_keep_the_values() -> None:
     original = WithSlots()
-    made = copies.overlaid(copies.overlaid(original, {"part": "other"}), {"count": 7})
+    made = copies.with_overlay(copies.with_overlay(original, {"part": "other"}), {"count": 7})
     copied = copy.copy(made)
     copied.count = 8
     assert (made.part, made.count, original.count) == ("other", 7, 0)
@@ -284,7 +284,7 @@ def test_an_overlay_of_an_overlay_and_its_copies_keep_the_values() -> None:
 
 def test_an_overlay_of_a_model_of_pydantic() -> None:
     original = MockEmbedding(embed_dim=2)
-    made = copies.overlaid(original, {"embed_dim": 3})
+    made = copies.with_overlay(original, {"embed_dim": 3})
     assert len(made.get_text_embedding("a")) == 3
     made.embed_batch_size = 5
     assert original.embed_batch_size == 5
@@ -311,7 +311,7 @@ def test_a_search_in_an_index(stock: Library) -> None:
         one.node for one in quietly(retriever, lambda: retrieval.nodes_of_result(retriever, ASKED, result))
     ] == whole
     twice = [*retriever.retrieve(ASKED), *retriever.retrieve(ASKED)]
-    assert quietly(retriever, lambda: retrieval.distinct(retriever, ASKED, twice)) == twice[:3]
+    assert quietly(retriever, lambda: retrieval.deduplicate_nodes(retriever, ASKED, twice)) == twice[:3]
 
 
 def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
@@ -324,11 +324,11 @@ def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
 @pytest.mark.parametrize("mode", ["simple", "reciprocal_rerank", "relative_score", "dist_based_score"])
 def test_fusion(stock: Library, mode: str) -> None:
     retriever = stock.fusion(mode)
-    written = quietly(retriever, lambda: retrieval.written_queries(retriever, stock.llm, ASKED))
+    written = quietly(retriever, lambda: retrieval.generate_queries(retriever, stock.llm, ASKED))
     assert written == ["what grows", "what sails"]
     inner = [stock.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
     lists = {(query, i): one.retrieve(query) for query in (ASKED, *written) for i, one in enumerate(inner)}
-    made = quietly(retriever, lambda: retrieval.fused(retriever, ASKED, lists))
+    made = quietly(retriever, lambda: retrieval.fuse_results(retriever, ASKED, lists))
     assert [(one.score, one.node_id) for one in made] == [(n.score, n.node_id) for n in retriever.retrieve(ASKED)]
 
 
@@ -339,7 +339,7 @@ def test_responses(stock: Library) -> None:
     synth = SimpleSummarize(stock.llm, streaming=True)
     plain = SimpleSummarize(stock.llm).get_response(ASKED, TEXTS)
     own = copy.copy(stock.llm)
-    found = quietly(synth, lambda: writers.response(writers.SimpleSummarizeParts, synth, ASKED, TEXTS, llm=own))
+    found = quietly(synth, lambda: writers.get_response(writers.SimpleSummarizeParts, synth, ASKED, TEXTS, llm=own))
     assert found == plain and synth._streaming and synth._llm is stock.llm
 
 
@@ -353,7 +353,7 @@ def test_chunks_are_packed_as_the_plain_object_does(stock: Library) -> None:
 
 def test_accumulated_answers(stock: Library) -> None:
     template = PromptTemplate("Of {context_str}: {query_str}")
-    own = writers.accumulating(Accumulate(stock.llm), template)
+    own = writers.copy_accumulate(Accumulate(stock.llm), template)
     answers = [
         stock.llm.predict(
             template.partial_format(query_str=ASKED),
@@ -361,7 +361,7 @@ def test_accumulated_answers(stock: Library) -> None:
         )
         for text in TEXTS
     ]
-    made = writers.joined_answers(own, answers, writers.separator(own))
+    made = writers.join_answers(own, answers, writers.separator(own))
     assert made == Accumulate(stock.llm, text_qa_template=template).get_response(ASKED, TEXTS)
 
 
@@ -399,14 +399,14 @@ def test_choices_by_a_call(stock: Library) -> None:
         return queries.called_indices(selector, program, llm, program.prompt, choices, given["query"])
 
     answers = [Generation(CALLS["MultiSelection"], "stop", 1, 1, 0)]
-    found = quietly(program, lambda: model_calls.replayed(stock.calling, choose, {"query": ASKED}, answers))
+    found = quietly(program, lambda: model_calls.replay_generations(stock.calling, choose, {"query": ASKED}, answers))
     assert found == selector.select(choices, ASKED).inds == [0, 1]
 
 
 def test_steps_after_a_search(stock: Library) -> None:
     found = stock.index.as_retriever(similarity_top_k=4).retrieve(ASKED)
     step = SimilarityPostprocessor(similarity_cutoff=-1.0)
-    made = quietly(step, lambda: retrieval.postprocessed(step, found, ASKED))
+    made = quietly(step, lambda: retrieval.postprocess(step, found, ASKED))
     assert made == step.postprocess_nodes(found) == found
     rerank = LLMRerank(llm=stock.llm, choice_batch_size=3)
     groups = retrieval.batches(rerank, found)
@@ -420,7 +420,7 @@ def test_steps_after_a_search(stock: Library) -> None:
 
 def test_shallow_copies(stock: Library) -> None:
     engine: Any = TransformQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm))
-    assert set(map(id, vars(engine).values())) == set(map(id, copies.held(engine)))
+    assert set(map(id, vars(engine).values())) == set(map(id, copies.attribute_values(engine)))
     engine.bound = engine.query
     made = copies.with_attributes(engine, vars(engine))
     assert made.bound.__self__ is made and made._query_engine is engine._query_engine
@@ -429,7 +429,7 @@ def test_shallow_copies(stock: Library) -> None:
     quiet = copies.clone(noisy, num_queries=9)
     assert (quiet._verbose, quiet.num_queries, noisy._verbose, noisy.num_queries) == (False, 9, True, 3)
     rerank = LLMRerank(llm=stock.llm)
-    assert rerank._format_node_batch_fn in copies.held(rerank)
+    assert rerank._format_node_batch_fn in copies.attribute_values(rerank)
 
 
 def test_copies_of_another_class(stock: Library) -> None:
@@ -438,7 +438,7 @@ def test_copies_of_another_class(stock: Library) -> None:
     other = copies.of_class(cls, rerank, {"mark": 1}, {"_format_node_batch_fn": str})
     assert vars(other)["mark"] == 1 and other._format_node_batch_fn is str
     assert rerank._format_node_batch_fn is not str and "mark" not in vars(rerank)
-    shared = copies.shared_privates(rerank, {})
+    shared = copies.copy_sharing_privates(rerank, {})
     assert shared._format_node_batch_fn is rerank._format_node_batch_fn and vars(shared) is not vars(rerank)
     both = copies.sharing(cls, rerank)
     both.top_n = 77
@@ -449,14 +449,14 @@ def test_silence() -> None:
     heard = CallbackManager([Recorder()])
     splitter = SentenceSplitter(chunk_size=16, chunk_overlap=0, callback_manager=heard)
     text = " ".join(TEXTS * 9)
-    quiet = copies.own_splitter(splitter)
+    quiet = copies.silent_splitter(splitter)
     assert quietly(splitter, lambda: quiet.split_text(text)) == splitter.split_text(text)
-    assert copies.nobody().handlers == []
-    silent = copies.silent(splitter, "split_text")
+    assert copies.silent_callback_manager().handlers == []
+    silent = copies.with_silent_methods(splitter, "split_text")
     assert silent.split_text(text) == splitter.split_text(text)
-    assert copies.unspanned(splitter, "split_text")(text) == splitter.split_text(text)
+    assert copies.without_spans(splitter, "split_text")(text) == splitter.split_text(text)
     template = PromptTemplate("{a}", output_parser=SelectionOutputParser())
-    copied: Any = copies.own_template(template)
+    copied: Any = copies.copy_template(template)
     assert copied.output_parser is not template.output_parser and copied.format(a="x") == template.format(a="x")
 
 
@@ -469,7 +469,7 @@ def test_a_prompt_helper_packs_the_same_and_reads_each_text_once(stock: Library)
 
     helper = CompactAndRefine(stock.llm)._prompt_helper
     helper._token_counter.tokenizer = tokens
-    own, template = copies.own_helper(helper), PromptTemplate("{context_str}")
+    own, template = copies.copy_prompt_helper(helper), PromptTemplate("{context_str}")
     assert own.repack(template, TEXTS * 40, llm=stock.llm) == helper.repack(template, TEXTS * 40, llm=stock.llm)
     counted.clear()
     for _ in range(2):
@@ -484,7 +484,7 @@ def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
     template = PromptTemplate("Say {what}")
     [message] = models.messages_of(stock.llm, template, {"what": "it"})
     assert message.content == "Say it" == models.text_of(stock.llm, template, {"what": "it"})
-    assert models.parsed(stock.llm, "so") == "so"
+    assert models.parse_output(stock.llm, "so") == "so"
 
 
 # ------------------------------------------------------------ silence
@@ -493,15 +493,15 @@ def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
 def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     manager = CallbackManager([recorder])
-    silent_calls.silenceable()
-    silent_calls.silenceable()  # once is enough
+    silent_calls.install_silencing()
+    silent_calls.install_silencing()  # once is enough
 
     def called() -> None:
         with manager.as_trace("query"), manager.event(CBEventType.QUERY):
             MockLLM(callback_manager=manager).complete("why?")
 
     def silently() -> None:
-        silent_calls.silence()
+        silent_calls.silence_context()
         called()
 
     with recorded(recorder):
@@ -511,7 +511,7 @@ def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.
     assert recorder.callbacks and recorder.events and recorder.spans
     monkeypatch.delattr(Dispatcher, "aevent")
     with pytest.raises(RegistrationError, match="tells its handlers in another way"):
-        silent_calls.silenceable()
+        silent_calls.install_silencing()
 
 
 # ------------------------------------------------------------ templates
@@ -526,7 +526,7 @@ CHAT = """{% chat role="system" %}Be brief.{% endchat %}{% chat role="user" %}{{
 )
 def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = RichPromptTemplate(text, template_var_mappings={"context_str": "context"} if "also" in text else None)
-    made = copies.compiled(own)
+    made = copies.with_compiled_template(own)
     compiles: list[str] = []
     from_string = env.from_string
     monkeypatch.setattr(env, "from_string", lambda text: compiles.append(text) or from_string(text))
@@ -539,12 +539,12 @@ def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypa
     assert isinstance(made, RichPromptTemplate) and type(made).__name__ == type(own).__name__
     assert len(compiles) <= plainly + 1, "once, besides the plain template's"
     template = PromptTemplate("{x}")
-    assert copies.compiled(template) is template
+    assert copies.with_compiled_template(template) is template
 
 
 def test_a_template_of_another_version_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RichPromptTemplate, "format", None)
-    copies._compiling_once.cache_clear()
+    copies._caching_template_class.cache_clear()
     own = RichPromptTemplate(CHAT)
-    assert copies.compiled(own) is own
-    copies._compiling_once.cache_clear()
+    assert copies.with_compiled_template(own) is own
+    copies._caching_template_class.cache_clear()

@@ -63,7 +63,7 @@ def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
     plain = llm.chat(QUESTION)  # makes the client that is used from then on
     assert str(models.OpenAIParts.of(llm).client.base_url).rstrip("/") == llm.api_base
     assert models.credentials(llm)["api_key"] == models.credentials(llm, is_async=True)["api_key"] == "mine"
-    assert models.chatted(llm, QUESTION, {}).message == plain.message
+    assert models.chat_silently(llm, QUESTION, {}).message == plain.message
     assert models.token_counts(llm, plain.raw) == plain.additional_kwargs
 
 

@@ -91,7 +91,7 @@ def test_tokenizers_that_take_one_call_at_a_time() -> None:
         def encode(self, text: str) -> list[int]:
             return [1]
 
-    assert copies.counts_anywhere(PromptHelper())
-    assert copies.counts_anywhere(PromptHelper(tokenizer=Tokenizer().encode))
+    assert copies.has_thread_safe_tokenizer(PromptHelper())
+    assert copies.has_thread_safe_tokenizer(PromptHelper(tokenizer=Tokenizer().encode))
     Tokenizer.__module__ = "transformers.tokenization_utils_fast"
-    assert not copies.counts_anywhere(PromptHelper(tokenizer=Tokenizer().encode))
+    assert not copies.has_thread_safe_tokenizer(PromptHelper(tokenizer=Tokenizer().encode))

@@ -45,7 +45,7 @@ class Bare:
 async def test_when_a_run_has_ended(way: str) -> None:
     told: list[Any] = []
     handler = Flow(way == "failed").run(takes=30 if way == "cancelled" else 0.0)
-    workflows.when_ended(handler, told.append)
+    workflows.call_when_ended(handler, told.append)
     await asyncio.sleep(0.01)
     if way == "cancelled":
         handler._result_task.cancel()
@@ -60,7 +60,7 @@ def test_when_a_run_will_never_end() -> None:
     loop = asyncio.new_event_loop()
 
     async def begun() -> None:
-        workflows.when_ended(Flow().run(takes=30), told.append)
+        workflows.call_when_ended(Flow().run(takes=30), told.append)
 
     loop.run_until_complete(begun())
     for task in asyncio.all_tasks(loop):
@@ -74,7 +74,7 @@ def test_when_a_run_will_never_end() -> None:
 def test_a_handler_of_another_version_tells_when_it_is_freed() -> None:
     told: list[Any] = []
     handler: Any = Bare()
-    workflows.when_ended(handler, told.append)
+    workflows.call_when_ended(handler, told.append)
     assert told == []
     del handler
     gc.collect()
@@ -88,7 +88,7 @@ async def test_a_result_of_ones_own() -> None:
 
     handler = Flow().run()
     before = type(handler._external_adapter)
-    workflows.with_result(handler, other)
+    workflows.intercept_result(handler, other)
     assert isinstance(handler._external_adapter, before) and issubclass(before, object)
     assert isinstance(handler._external_adapter, workflows.ResultHooks)
     assert await handler == "done, and more" and handler.ctx.is_running is False
@@ -100,7 +100,7 @@ async def test_a_run_that_is_cancelled_by_its_result() -> None:
         return await result()
 
     handler = Flow().run(takes=30)
-    workflows.with_result(handler, at_once)
+    workflows.intercept_result(handler, at_once)
     with pytest.raises(WorkflowCancelledByUser):
         await handler
     assert [type(event).__name__ async for event in handler.stream_events()] == ["WorkflowCancelledEvent"]
@@ -111,7 +111,7 @@ def test_a_handler_without_an_adapter_keeps_its_result() -> None:
         raise AssertionError
 
     handler: Any = Bare()
-    workflows.with_result(handler, never)
+    workflows.intercept_result(handler, never)
     assert vars(handler) == {}
 
 
@@ -120,9 +120,9 @@ def test_runtimes_that_run_anything() -> None:
         def __init__(self, inner: Any) -> None:
             self._decorated = inner
 
-    assert workflows.runs_anything(Flow().runtime) and workflows.runs_anything(Around(Around(Flow().runtime)))
-    assert workflows.runs_anything(Verbose().runtime)
-    assert not workflows.runs_anything(Bare()) and not workflows.runs_anything(Around(Bare()))
+    assert workflows.runs_any_workflow(Flow().runtime) and workflows.runs_any_workflow(Around(Around(Flow().runtime)))
+    assert workflows.runs_any_workflow(Verbose().runtime)
+    assert not workflows.runs_any_workflow(Bare()) and not workflows.runs_any_workflow(Around(Bare()))
 
 
 class Verbose(Flow):
@@ -156,10 +156,10 @@ def test_names_of_steps_and_what_they_use() -> None:
             return StopEvent(result=(model, MODEL, self.fails))
 
     assert workflows.step_names(Using()) == ["only"]
-    used = list(workflows.used_by_steps(Using()))
+    used = list(workflows.objects_used_by_steps(Using()))
     assert any(one is model for one in used) and any(one is MODEL for one in used)
     assert not any(one is other for one in used)
-    assert workflows.step_names(Bare()) == [] and list(workflows.used_by_steps(Bare())) == []
+    assert workflows.step_names(Bare()) == [] and list(workflows.objects_used_by_steps(Bare())) == []
 
 
 MODEL = object()
@@ -182,9 +182,9 @@ def test_coroutines_that_wait_for_nothing() -> None:
     async def nothing() -> int:
         return 1
 
-    assert copies.at_once(nothing()) == 1
+    assert copies.run_without_waiting(nothing()) == 1
     with pytest.raises(Unreadable, match="takes waiting"):
-        copies.at_once(asyncio.sleep(0))
+        copies.run_without_waiting(asyncio.sleep(0))
 
 
 def test_a_runtime_is_switched_on_the_original_and_on_what_has_none() -> None:

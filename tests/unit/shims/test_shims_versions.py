@@ -26,7 +26,7 @@ from teola_plugin import shims
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims import langchain, langchain_agents, langgraph
 from teola_plugin.shims.llamaindex import copies, records, retrieval, synthesizers, workflows
-from teola_plugin.tracer.llamaindex.classes import as_made
+from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -204,7 +204,7 @@ def _no_callable(patch: pytest.MonkeyPatch) -> Any:
 
 
 def _no_adapter(patch: pytest.MonkeyPatch) -> Any:
-    return workflows.with_result(SimpleNamespace(), lambda result, cancel: result())  # type: ignore[arg-type]
+    return workflows.intercept_result(SimpleNamespace(), lambda result, cancel: result())  # type: ignore[arg-type]
 
 
 def _no_steps(patch: pytest.MonkeyPatch) -> Any:
@@ -212,12 +212,12 @@ def _no_steps(patch: pytest.MonkeyPatch) -> Any:
 
 
 def _no_used_steps(patch: pytest.MonkeyPatch) -> Any:
-    return list(workflows.used_by_steps(SimpleNamespace()))
+    return list(workflows.objects_used_by_steps(SimpleNamespace()))
 
 
 def _no_prompt(patch: pytest.MonkeyPatch) -> Any:
     patch.setattr(copies, "_FORMAT_METHODS", ("format", "renamed"))
-    return copies._compiling_once.__wrapped__()
+    return copies._caching_template_class.__wrapped__()
 
 
 MISSING: dict[str, tuple[Callable[[pytest.MonkeyPatch], Any], str]] = {
@@ -277,7 +277,7 @@ def test_a_method_of_llamaindex_that_is_missing_is_logged(
 
 
 def test_an_attribute_that_planning_misses_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(NotUnderstood, match="it has no '_renamed'"), as_made():
+    with pytest.raises(NotUnderstood, match="it has no '_renamed'"), refuse_unknown_attributes():
         _ = TreeSummarize(MockLLM())._renamed  # type: ignore[attr-defined]
     [message] = caplog.messages
     assert "'TreeSummarize._renamed'" in message
@@ -302,15 +302,15 @@ def old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_that_came_later_are_not_asked_of_an_older_version(old: None) -> None:
     assert records.is_older_than("0.14.22")
-    assert records.since("0.14.22", "_new") == ()
-    assert records.before("0.14.22", None) is None
+    assert records.methods_since("0.14.22", "_new") == ()
+    assert records.default_before("0.14.22", None) is None
 
 
 def test_names_are_asked_of_the_version_that_brought_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_INSTALLED", Version("0.14.22"))
     assert not records.is_older_than("0.14.22")
-    assert records.since("0.14.22", "_new") == ("_new",)
-    assert records.before("0.14.22", None) is records._MISSING
+    assert records.methods_since("0.14.22", "_new") == ("_new",)
+    assert records.default_before("0.14.22", None) is records._MISSING
 
 
 def test_groups_and_variables_of_a_reranker_of_an_older_version(old: None) -> None:
@@ -327,5 +327,5 @@ def test_variables_of_an_accumulating_synthesizer_of_an_older_version(old: None)
 
 def test_tokens_are_counted_by_the_prompt_helper_of_an_older_version(old: None) -> None:
     synthesizer = TreeSummarize(MockLLM())
-    helper = copies.own_helper(synthesizer._prompt_helper)
+    helper = copies.copy_prompt_helper(synthesizer._prompt_helper)
     assert "estimate_tokens_in_messages" not in vars(helper._token_counter)

@@ -23,10 +23,10 @@ from teola_plugin.graph import Role, build_pgraph
 from teola_plugin.graph.text import format_graph
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generation
-from teola_plugin.shims.llamaindex.copies import own_template
-from teola_plugin.tracer.llamaindex.classes import changed, level
-from teola_plugin.tracer.llamaindex.model_calls import captured, parts, replayed
-from teola_plugin.tracer.llamaindex.retrieval import settled
+from teola_plugin.shims.llamaindex.copies import copy_template
+from teola_plugin.tracer.llamaindex.classes import find_override, report_level
+from teola_plugin.tracer.llamaindex.model_calls import capture_payload, prompt_parts, replay_generations
+from teola_plugin.tracer.llamaindex.retrieval import unique_nodes
 from teola_plugin.tracer.llamaindex.trace import trace
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -166,15 +166,15 @@ def test_reasons_of_retrievers(stock: Library) -> None:
 def test_a_node_that_stands_for_an_object_is_left_to_the_plain_code(stock: Library) -> None:
     retriever = stock.index.as_retriever()
     twice = [NodeWithScore(node=TextNode(id_="a", text=text), score=1.0) for text in ("one", "one")]
-    assert [n.node.get_content() for n in settled(retriever, "q", twice)] == ["one"]
+    assert [n.node.get_content() for n in unique_nodes(retriever, "q", twice)] == ["one"]
     with pytest.raises(NotUnderstood, match="stands for an object"):
-        settled(retriever, "q", [NodeWithScore(node=IndexNode(text="x", index_id="i", obj=retriever), score=1.0)])
+        unique_nodes(retriever, "q", [NodeWithScore(node=IndexNode(text="x", index_id="i", obj=retriever), score=1.0)])
 
 
 def test_levels_of_what_runs_as_always(stock: Library) -> None:
-    assert level(Own()) == "original"
-    assert level(stock.rag()) == "joined"
-    assert changed(stock.rag(), RetrieverQueryEngine) == ""
+    assert report_level(Own()) == "original"
+    assert report_level(stock.rag()) == "joined"
+    assert find_override(stock.rag(), RetrieverQueryEngine) == ""
 
 
 # ------------------------------------------------------------ guards
@@ -206,22 +206,22 @@ def test_prompts_are_caught_and_answers_parsed_by_the_frameworks_code(stock: Lib
     def run(llm: Any, given: Any) -> str:
         return str(llm.predict(template, **given)).upper()
 
-    made = captured(stock.llm, run, {"topic": "ships", "text": "they sail"}, {}, ("topic", "text"))
+    made = capture_payload(stock.llm, run, {"topic": "ships", "text": "they sail"}, {}, ("topic", "text"))
     assert made == stock.llm.payload_of_template(template, topic="ships", text="they sail")
-    half = captured(stock.llm, run, {"topic": "ships"}, {}, ("topic", "text"))
+    half = capture_payload(stock.llm, run, {"topic": "ships"}, {}, ("topic", "text"))
     assert half.prompt.messages[0].content == f"about ships: {UNKNOWN}"
-    assert replayed(stock.llm, run, {"topic": "a", "text": "b"}, [Generation("so it is")]) == "SO IT IS"
+    assert replay_generations(stock.llm, run, {"topic": "a", "text": "b"}, [Generation("so it is")]) == "SO IT IS"
     with pytest.raises(NotUnderstood, match="not asked"):
-        captured(stock.llm, lambda llm, given: "", {}, {}, ())
+        capture_payload(stock.llm, lambda llm, given: "", {}, {}, ())
     with pytest.raises(NotUnderstood, match="once more"):
-        replayed(
+        replay_generations(
             stock.llm,
             lambda llm, given: run(llm, given) + run(llm, given),
             {"topic": "a", "text": "b"},
             [Generation("")],
         )
     with pytest.raises(NotUnderstood, match="another way"):
-        captured(stock.llm, lambda llm, given: llm.stream(template), {}, {}, ())
+        capture_payload(stock.llm, lambda llm, given: llm.stream(template), {}, {}, ())
 
 
 def test_parts_of_a_prompt_in_the_order_of_the_text(stock: Library) -> None:
@@ -230,15 +230,15 @@ def test_parts_of_a_prompt_in_the_order_of_the_text(stock: Library) -> None:
     def run(llm: Any, given: Any) -> str:
         return str(llm.predict(chat, **given))
 
-    found = parts(stock.llm, run, ("a", "b"), {})
+    found = prompt_parts(stock.llm, run, ("a", "b"), {})
     assert [part.variable or "-" for part in found] == ["-", "b", "-", "a", "-", "b", "-"]
-    assert parts(stock.llm, lambda llm, given: run(llm, {"a": "x", "b": given["b"]}), ("a", "b"), {}) == ()
-    assert parts(stock.llm, lambda llm, given: 1 / 0, ("a",), {}) == ()
+    assert prompt_parts(stock.llm, lambda llm, given: run(llm, {"a": "x", "b": given["b"]}), ("a", "b"), {}) == ()
+    assert prompt_parts(stock.llm, lambda llm, given: 1 / 0, ("a",), {}) == ()
 
 
 def test_templates_are_formatted_beside_their_original() -> None:
     original = PromptTemplate("{a}", output_parser=PydanticOutputParser(Answer))
-    copied = own_template(original)
+    copied = copy_template(original)
     copied.partial_format(a="x")
     assert copied is not original and copied.format(a="x") == original.format(a="x")
     assert original.output_parser is not copied.output_parser
