@@ -24,7 +24,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.shims.langgraph import branch_of, functions_of, sent, state_of
+from teola_plugin.shims.langgraph import branch_of, functions_of, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
@@ -212,14 +212,14 @@ class Parts:
             if planned is None:
                 self._run.turn(over=finished)
             else:
-                part = self._start_part(name, *planned, node_place, step, finished, pushed=sent(config))
+                part = self._start_part(name, *planned, node_place, step, finished, pushed=is_sent_task(config))
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.held
 
     def _planned(self, node: str, input: Any, config: Mapping[str, Any]) -> tuple[TraceResult, dict[str, Any]] | None:
         """Return the plan of a node and the plan's input; None without a plan."""
-        plans, shape, pushed = self._plans, self._plans.shape, sent(config)
+        plans, shape, pushed = self._plans, self._plans.shape, is_sent_task(config)
         if shape is None or not plans.may_have(node, pushed=pushed):
             return None
         state = state_of(config, plans.channels)

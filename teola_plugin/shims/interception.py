@@ -93,8 +93,8 @@ class MethodInterceptors:
         current = slot.get()
         if not callable(current) or isinstance(current, type):
             return
-        known = self._originals.get((cls, name))
-        if known is not None and _is_below(known[2], current):
+        original = self._originals.get((cls, name))
+        if original is not None and _is_below(original[2], current):
             return
         wrapper = wrap(current)
         slot.set(wrapper)

@@ -48,7 +48,7 @@ subclassed is no touch of anything private, in spite of their underscore."""
 
 
 def listeners_are_known() -> bool:
-    """Whether everybody who may listen to a call can be found and silenced.
+    """Return True if everybody who may listen to a call can be found and silenced.
 
     Private: `langchain_core.tracers.context._configure_hooks`, and the two classes of `streams`; since langchain-core
     1.7.0. Where one of them is gone, nothing is called ahead and `shadow=` is refused: a call might be heard twice.
@@ -57,7 +57,7 @@ def listeners_are_known() -> bool:
 
 
 def streams(handlers: Sequence[object]) -> bool:
-    """Whether a model streams its answer to one of these handlers.
+    """Return True if a model streams its answer to one of these handlers.
 
     Private: `_StreamingCallbackHandler` and `_V2StreamingCallbackHandler` in the private module
     `langchain_core.tracers._streaming`; since langchain-core 1.7.0. Without them, any handler may be one.
@@ -143,7 +143,7 @@ def _is_streamed_to(model: Any, handlers: Sequence[object], kwargs: Mapping[str,
 
 
 def attached_by_environment() -> bool:
-    """Whether an environment variable attaches a handler to every call, as `register_configure_hook(env_var=)` asks.
+    """Return True if an environment variable attaches a handler to every call: `register_configure_hook(env_var=)`.
 
     Private: `langchain_core.tracers.context._configure_hooks`; since langchain-core 1.7.0. Without it: True.
     """
@@ -152,7 +152,7 @@ def attached_by_environment() -> bool:
 
 
 def silence() -> None:
-    """No handler that hangs on a context variable hears of what is called in this context from now on.
+    """Detach the handlers that hang on context variables from all calls in this context from now on.
 
     Private: `langchain_core.tracers.context._configure_hooks`; since langchain-core 1.7.0. Without it: raises
     `RegistrationError`; `listeners_are_known` tells before.
@@ -165,12 +165,12 @@ def silence() -> None:
             variable.set(None)
 
 
-def unknown_listeners(what: str) -> RegistrationError:
-    """What to raise where listeners have to be known and are not."""
+def unknown_listeners(feature: str) -> RegistrationError:
+    """Return the error for a feature that has to know who listens, where that cannot be known."""
     from importlib.metadata import version
 
     return RegistrationError(
-        f"{what} is not possible with langchain-core {version('langchain-core')}: it keeps its handlers elsewhere.",
+        f"{feature} is not possible with langchain-core {version('langchain-core')}: it keeps its handlers elsewhere.",
         hint="install langchain-core 1.7 or a later release of teola-plugin",
     )
 
@@ -248,7 +248,7 @@ class _Call:
 
 
 async def _async() -> None:
-    """Lends its nature to `_Forged`."""
+    """Do nothing; its code makes `_Forged` look like a coroutine function."""
 
 
 class _Forged(_Call):
@@ -266,14 +266,14 @@ def _like_a_coroutine(method: Callable[..., None]) -> Any:
 
 
 def prompt_value(model: Any, value: Any) -> PromptValue:
-    """What a model makes of its input before it asks: a text, messages, or a prompt's value.
+    """Return the prompt value that a model makes of its input: of a text, messages, or a prompt value.
 
     Private: `_convert_input` of `BaseChatModel` and `BaseLLM`; since langchain-core 1.7.0. Without it: what it does,
     by public names.
     """
-    own = getattr(model, "_convert_input", None)
-    if own is not None:
-        return own(value)  # type: ignore[no-any-return]
+    convert = getattr(model, "_convert_input", None)
+    if convert is not None:
+        return convert(value)  # type: ignore[no-any-return]
     if isinstance(value, PromptValue):
         return value
     return StringPromptValue(text=value) if isinstance(value, str) else ChatPromptValue(messages=_messages(value))
@@ -348,13 +348,14 @@ def tracing_metadata(model: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]
 
     Private: `_get_ls_params_with_defaults` of `BaseChatModel`; since langchain-core 1.7.0. Without it: nothing.
     """
-    own = getattr(model, "_get_ls_params_with_defaults", None)
-    return {} if own is None else own(**{"stop": None, **kwargs})
+    get_params = getattr(model, "_get_ls_params_with_defaults", None)
+    return {} if get_params is None else get_params(**{"stop": None, **kwargs})
 
 
-def chat_completion_params(model: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The parameters that a `BaseChatOpenAI` called with `given` sends; None where it would not ask for a chat
-    completion, but the Responses API.
+def chat_completion_params(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parameters that a `BaseChatOpenAI` called with these arguments sends.
+
+    None where it would not ask for a chat completion, but the Responses API.
 
     Private: `_default_params`, `_use_responses_api` and, for `chat_result`, `_create_chat_result` of that class; since
     langchain-openai 1.0.0. Without one of them: None, and the model is called in its place, never ahead.
@@ -364,7 +365,7 @@ def chat_completion_params(model: Any, given: Mapping[str, Any]) -> dict[str, An
         if not hasattr(type(model), name):
             report_missing("langchain-openai", f"{type(model).__name__}.{name}", "it is not asked ahead")
             return None
-    params = {**model._default_params, **given}
+    params = {**model._default_params, **arguments}
     return None if model._use_responses_api(params) else params
 
 
@@ -378,7 +379,7 @@ def chat_result(model: Any, response: Mapping[str, Any], headers: Mapping[str, s
 
 
 def sentence_transformer(embeddings: Any) -> Any:
-    """The model inside a `HuggingFaceEmbeddings`; None where it cannot be found, and then it cannot be bound.
+    """Return the model inside a `HuggingFaceEmbeddings`; None where it cannot be found, and then it cannot be bound.
 
     Private: `_client` of langchain-huggingface's class, since 1.0.0; langchain-community's has a public `client`.
     """
@@ -389,17 +390,20 @@ def sentence_transformer(embeddings: Any) -> Any:
 
 
 def yields(generator: Any, *, on_loop: bool) -> bool:
-    """Whether a `RunnableGenerator` was made of a function for that way of streaming.
+    """Return True if a `RunnableGenerator` was made of a function for that way of streaming.
 
     Private: `_transform` and `_atransform`, of which its instances have those that they were given; since
     langchain-core 1.7.0. Where one has neither: True, and what it lacks is said at its first chunk.
     """
-    own = vars(generator)
-    return ("_atransform" if on_loop else "_transform") in own or not own.keys() & {"_transform", "_atransform"}
+    attributes = vars(generator)
+    return ("_atransform" if on_loop else "_transform") in attributes or not attributes.keys() & {
+        "_transform",
+        "_atransform",
+    }
 
 
 class SplitterSizes(NamedTuple):
-    """In the splitter's own measure."""
+    """The sizes of a text splitter's chunks, in its own measure."""
 
     chunk: int
     overlap: int
@@ -407,7 +411,7 @@ class SplitterSizes(NamedTuple):
 
 
 def splitter_sizes(splitter: Any) -> SplitterSizes | None:
-    """How long the chunks of a `TextSplitter` become.
+    """Return how long the chunks of a `TextSplitter` become.
 
     Private: its `_chunk_size`, `_chunk_overlap` and `_length_function`; since langchain-text-splitters 1.1.2. Without
     them: None, and the number of chunks is not foreseen.
@@ -424,7 +428,7 @@ def splitter_sizes(splitter: Any) -> SplitterSizes | None:
 
 
 class Stuffing(NamedTuple):
-    """How documents become one text."""
+    """A function that joins documents to one text."""
 
     prompt: Any
     separator: str
@@ -433,7 +437,7 @@ class Stuffing(NamedTuple):
 
 
 def stuffing(function: Any) -> Stuffing | None:
-    """What the function inside `create_stuff_documents_chain` does; None for any other function.
+    """Return what the function inside `create_stuff_documents_chain` does; None for any other function.
 
     Private: the variables of that function's closure, one of them `_document_prompt`; since langchain-classic 1.0.0.
     Where they are called otherwise: None, and it runs as user code does.
@@ -441,24 +445,24 @@ def stuffing(function: Any) -> Stuffing | None:
     name = "create_stuff_documents_chain.<locals>.format_docs"
     if not _is_from(function, "langchain_classic.chains.combine_documents.stuff", name):
         return None
-    held = (cell.cell_contents for cell in function.__closure__ or ())
-    cells = dict(zip(function.__code__.co_freevars, held, strict=True))
-    wanted = ("_document_prompt", "document_separator", "document_variable_name")
-    if cells.keys() == set(wanted):
-        return Stuffing(*(cells[one] for one in wanted))
-    own = f"create_stuff_documents_chain({', '.join(wanted)})"
-    report_missing("langchain-classic", own, "its chain is not planned")
+    values = (cell.cell_contents for cell in function.__closure__ or ())
+    cells = dict(zip(function.__code__.co_freevars, values, strict=True))
+    variables = ("_document_prompt", "document_separator", "document_variable_name")
+    if cells.keys() == set(variables):
+        return Stuffing(*(cells[one] for one in variables))
+    private_name = f"create_stuff_documents_chain({', '.join(variables)})"
+    report_missing("langchain-classic", private_name, "its chain is not planned")
     return None
 
 
 def keeps_documents_as_bytes(store: Any) -> bool:
-    """Whether an `EncoderBackedStore` is what `create_kv_docstore` makes of a store of bytes.
+    """Return True if an `EncoderBackedStore` is what `create_kv_docstore` makes of a store of bytes.
 
     Private: `_identity` and `_load_document_from_bytes` in the private module `langchain_classic.storage._lc_store`;
     since langchain-classic 1.0.0. Where they are called otherwise: False, and what is behind it is looked up in place.
     """
-    own = ((store.key_encoder, "_identity"), (store.value_deserializer, "_load_document_from_bytes"))
-    return all(_is_from(function, "langchain_classic.storage._lc_store", name) for function, name in own)
+    functions = ((store.key_encoder, "_identity"), (store.value_deserializer, "_load_document_from_bytes"))
+    return all(_is_from(function, "langchain_classic.storage._lc_store", name) for function, name in functions)
 
 
 def _is_from(function: Any, module: str, name: str) -> bool:

@@ -16,7 +16,7 @@ from teola_plugin.shims import report_missing
 
 
 class AgentModel(NamedTuple):
-    """What the model node of `create_agent` asks, and with what."""
+    """The model that the model node of `create_agent` calls, and the arguments of the call."""
 
     node: str
     """The node's name."""
@@ -33,7 +33,7 @@ class AgentModel(NamedTuple):
 
 
 def agent_model(graph: Any) -> AgentModel | None:
-    """Of a graph that `create_agent` compiled; None for any other.
+    """Return the model of a graph that `create_agent` compiled; None for any other graph.
 
     Private: the variables of the closure of `create_agent.<locals>.model_node`; since langchain 1.0.0. Where they are
     called otherwise: None, and the node is the user's own code to us.
@@ -42,17 +42,17 @@ def agent_model(graph: Any) -> AgentModel | None:
     function = getattr(getattr(node, "bound", None), "func", None)
     if not _is_from(function, "langchain.agents.factory", "create_agent.<locals>.model_node"):
         return None
-    held = _closure(function)
-    wanted = ("model", "default_tools", "system_message", "wrap_model_call_handler", "initial_response_format")
-    if held is None or not all(name in held for name in wanted):
-        report_missing("langchain", f"create_agent({', '.join(wanted)})", "nothing of an agent starts early")
+    closure = _closure(function)
+    variables = ("model", "default_tools", "system_message", "wrap_model_call_handler", "initial_response_format")
+    if closure is None or not all(name in closure for name in variables):
+        report_missing("langchain", f"create_agent({', '.join(variables)})", "nothing of an agent starts early")
         return None
-    model, tools, system, handler, answer = (held[name] for name in wanted)
+    model, tools, system, handler, answer = (closure[name] for name in variables)
     return AgentModel("model", model, tuple(tools), system, handler is not None, answer is not None)
 
 
 class ReactModel(NamedTuple):
-    """What the model node of `create_react_agent` asks."""
+    """The chain that the model node of `create_react_agent` calls."""
 
     node: str
     chain: Any
@@ -61,7 +61,7 @@ class ReactModel(NamedTuple):
 
 
 def react_model(graph: Any) -> ReactModel | None:
-    """Of a graph that langgraph's `create_react_agent` compiled; None for any other.
+    """Return the chain of a graph that langgraph's `create_react_agent` compiled; None for any other graph.
 
     Private: the variables of the closure of `create_react_agent.<locals>.call_model`; since langgraph-prebuilt 1.0.0.
     Where they are called otherwise: None, and the node is the user's own code to us.
@@ -71,9 +71,9 @@ def react_model(graph: Any) -> ReactModel | None:
     where = "create_react_agent.<locals>.call_model"
     if not _is_from(function, "langgraph.prebuilt.chat_agent_executor", where):
         return None
-    held = _closure(function) or {}
-    if "static_model" in held:
-        return ReactModel("agent", held["static_model"])
+    closure = _closure(function) or {}
+    if "static_model" in closure:
+        return ReactModel("agent", closure["static_model"])
     report_missing("langgraph-prebuilt", "create_react_agent(static_model)", "nothing of an agent starts early")
     return None
 
@@ -82,21 +82,21 @@ def react_model(graph: Any) -> ReactModel | None:
 
 
 def retriever_of(tool: Any) -> Any:
-    """The retriever of a tool that `create_retriever_tool` made; None for any other tool.
+    """Return the retriever of a tool that `create_retriever_tool` made; None for any other tool.
 
     Private: the variables of the closures of the two functions inside `create_retriever_tool`; since langchain-core
     1.7.0. Where they are called otherwise: None, and the tool runs as user code does.
     """
-    found = []
-    for name, own in (("func", getattr(tool, "func", None)), ("afunc", getattr(tool, "coroutine", None))):
-        if not _is_from(own, "langchain_core.tools.retriever", f"create_retriever_tool.<locals>.{name}"):
+    retrievers = []
+    for name, function in (("func", getattr(tool, "func", None)), ("afunc", getattr(tool, "coroutine", None))):
+        if not _is_from(function, "langchain_core.tools.retriever", f"create_retriever_tool.<locals>.{name}"):
             return None
-        found.append((_closure(own) or {}).get("retriever"))
-    return found[0] if found[0] is found[1] else None
+        retrievers.append((_closure(function) or {}).get("retriever"))
+    return retrievers[0] if retrievers[0] is retrievers[1] else None
 
 
 def call_arguments(tool: Any, args: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What the function of a tool is called with for these arguments of the model. Raises what the tool's schema does.
+    """Return the arguments of a tool's function for these arguments of the model. Raise what the tool's schema raises.
 
     Private: `BaseTool._to_args_and_kwargs`; since langchain-core 1.7.0. Without it: None, and the tool is called in its
     place, never early.
@@ -105,12 +105,12 @@ def call_arguments(tool: Any, args: Mapping[str, Any]) -> tuple[tuple[Any, ...],
     if parse is None:
         report_missing("langchain-core", "BaseTool._to_args_and_kwargs", "no tool starts early")
         return None
-    given, named = parse(copy.copy(dict(args)), None)
-    return tuple(given), dict(named)
+    positional, keywords = parse(copy.copy(dict(args)), None)
+    return tuple(positional), dict(keywords)
 
 
 class ToolNodeParts(NamedTuple):
-    """What a tool node holds."""
+    """The parts of a tool node."""
 
     tools: Mapping[str, Any]
     injected: frozenset[str]
@@ -120,7 +120,7 @@ class ToolNodeParts(NamedTuple):
 
 
 def tool_node_parts(node: Any) -> ToolNodeParts | None:
-    """Of a `ToolNode`; None for anything else, or for a class of the user's own.
+    """Return the parts of a `ToolNode`; None for anything else, or for a class of the user's own.
 
     Private: `_injected_args`, `_wrap_tool_call` and `_awrap_tool_call` of `langgraph.prebuilt.tool_node.ToolNode`, and
     `_injected_args_keys` of tools; since langgraph-prebuilt 1.0.0 and langchain-core 1.7.0. Without one of them: None,
@@ -139,9 +139,9 @@ def tool_node_parts(node: Any) -> ToolNodeParts | None:
     return ToolNodeParts(tools, taking, wrapped)
 
 
-def _takes_injected(tool: Any, found: Any) -> bool:
-    said = vars(found) if hasattr(found, "__dict__") else None
-    return said is None or any(said.values()) or bool(getattr(tool, "_injected_args_keys", True))
+def _takes_injected(tool: Any, injected: Any) -> bool:
+    fields = vars(injected) if hasattr(injected, "__dict__") else None
+    return fields is None or any(fields.values()) or bool(getattr(tool, "_injected_args_keys", True))
 
 
 RunOne = Callable[..., Any]
@@ -154,16 +154,16 @@ def tool_node_with(node: Any, around: Callable[[RunOne], RunOne], in_loop: Calla
     Private: `_run_one` and `_arun_one` of that class, which `_func` and `_afunc` call for each tool call; since
     langgraph-prebuilt 1.0.0. `tool_node_parts` tells before whether they are there.
     """
-    made = copy.copy(node)
-    own = vars(made)
-    own["func"], own["afunc"] = made._func, made._afunc
-    own["_run_one"] = around(MethodType(type(node)._run_one, made))
-    own["_arun_one"] = in_loop(MethodType(type(node)._arun_one, made))
-    return made
+    copied = copy.copy(node)
+    attributes = vars(copied)
+    attributes["func"], attributes["afunc"] = copied._func, copied._afunc
+    attributes["_run_one"] = around(MethodType(type(node)._run_one, copied))
+    attributes["_arun_one"] = in_loop(MethodType(type(node)._arun_one, copied))
+    return copied
 
 
 def graph_keys(configurable: Mapping[str, Any]) -> list[str]:
-    """The keys under which LangGraph keeps what it lends to a task: its runtime, its writers, its scratchpad.
+    """Return the keys under which LangGraph keeps what it lends to a task: its runtime, its writers, its scratchpad.
 
     Private: that these keys begin with `__pregel_` (`langgraph._internal._constants`); since langgraph 0.2. Where they
     do not: none, and no code of the user's own is run before its place.
@@ -176,7 +176,7 @@ def _is_from(function: Any, module: str, name: str) -> bool:
 
 
 def _closure(function: Any) -> dict[str, Any] | None:
-    """Its variables by name; None where one has no value yet."""
+    """Return the variables of a function's closure by name; None where one has no value yet."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     try:
         return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else None

@@ -107,9 +107,9 @@ class LangChainInvocation:
     def key(self) -> Hashable:
         """Return the object, the method and the arguments, without the run manager."""
         names = _PARAMETERS.get(self._method, ("input", "stop", "run_manager"))
-        given = dict(zip(names, self._args, strict=False)) | self._kwargs
-        first = given.pop(next(iter(given)))
-        arguments = {name: given[name] for name in sorted(given) if name not in _HEARS and given[name] is not None}
+        values = dict(zip(names, self._args, strict=False)) | self._kwargs
+        first = values.pop(next(iter(values)))
+        arguments = {name: values[name] for name in sorted(values) if name not in _HEARS and values[name] is not None}
         return TargetKey(self.target), self._method, freeze(first, message_key), freeze(arguments, message_key)
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
@@ -127,7 +127,7 @@ class LangChainInvocation:
         name, args, kwargs = event
         manager = self._manager
         if manager is None:
-            return _nothing() if self._method.startswith("_a") else None
+            return _return_none() if self._method.startswith("_a") else None
         return getattr(manager, name)(*args, **kwargs)
 
     @property
@@ -142,7 +142,7 @@ _PARAMETERS = {"compress_documents": _COMPRESSING, "acompress_documents": _COMPR
 """Names of the positional parameters by method, where they are not those of models."""
 
 
-async def _nothing() -> None:
+async def _return_none() -> None:
     """Return nothing, on a loop."""
 
 
@@ -158,7 +158,7 @@ _ATOMS = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, d
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What the function of a tool returned or raised. It is called once: its exception is a result like any other."""
+    """The result of a tool's function, or its exception, which counts as a result: the function is called once."""
 
     value: Any = None
     error: Exception | None = None
@@ -417,8 +417,8 @@ def wrap_new_classes() -> bool:
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()
-        known = _seen.get(id(cls))
-        if known is None or known() is not cls:
+        seen_class = _seen.get(id(cls))
+        if seen_class is None or seen_class() is not cls:
             _seen[id(cls)] = ref(cls, partial(_forget, id(cls)))
             new.append(cls)
     if not new:

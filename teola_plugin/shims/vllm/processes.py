@@ -32,7 +32,7 @@ def sockets_in(folder: str | Path) -> dict[str, str]:
 
 
 def socket_folder() -> str:
-    """What `sockets_in` set for this process. Raises KeyError where nobody did."""
+    """Return the folder that `sockets_in` set for this process. Raise KeyError where nobody did."""
     return os.environ[_SOCKETS]
 
 

@@ -38,18 +38,18 @@ class Order(Protocol):
         """Raises IndexError when nobody waits."""
         ...
 
-    def taken(self, request: Any) -> None:
-        """It runs now."""
+    def start(self, request: Any) -> None:
+        """Note that a request runs from now on."""
         ...
 
 
 def tested(version: str) -> bool:
-    """Whether this was run with that version of vLLM."""
+    """Return True if this was run with that version of vLLM."""
     return number(version) in TESTED
 
 
 def lacking() -> tuple[str, ...]:
-    """What the scheduler below needs and the installed vLLM does not have, or does otherwise than 0.32.
+    """Return the names that the scheduler below needs and the installed vLLM lacks, or has otherwise than 0.32.
 
     `Scheduler.waiting` and `.running`, set when it is made; `RequestQueue` with the ten abstract methods `_METHODS` and
     no other; `Request.request_id`, `.sampling_params` and its order by priority and arrival.
@@ -71,9 +71,10 @@ def lacking() -> tuple[str, ...]:
 
 
 def extra(request: Any, key: str) -> Any:
-    """What a caller put into `SamplingParams.extra_args`, read from `vllm.v1.request.Request.sampling_params`.
+    """Return a value that a caller put into `SamplingParams.extra_args`, None if there is none.
 
-    As in 0.26 to 0.32; None where there is nothing, also for requests of pooling models, which have no such field.
+    Read from `vllm.v1.request.Request.sampling_params`, as in 0.26 to 0.32. Requests of pooling models have no such
+    field.
     """
     return (getattr(request.sampling_params, "extra_args", None) or {}).get(key)
 
@@ -84,13 +85,13 @@ def scheduler_class(base: str, name: str, module: str, order: Callable[[], Order
     `name` and `module` are those by which vLLM imports the class. As in 0.32; see `lacking`. Raises ImportError.
     """
     queue = queue_class()
-    made = _imported(base)
+    base_class = _imported(base)
 
     def __init__(self: Any, *args: Any, **more: Any) -> None:
-        made.__init__(self, *args, **more)
+        base_class.__init__(self, *args, **more)
         self.waiting = queue(order(), lambda: self.running)
 
-    return type(name, (made,), {"__init__": __init__, "__module__": module})
+    return type(name, (base_class,), {"__init__": __init__, "__module__": module})
 
 
 def _imported(name: str) -> Any:
@@ -126,7 +127,7 @@ def queue_class() -> Any:
 
         def pop_request(self) -> Any:
             request = self.peek_request()
-            self._order.taken(request)
+            self._order.start(request)
             self._next = None
             return request
 

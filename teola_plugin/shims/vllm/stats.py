@@ -21,7 +21,7 @@ def lacking() -> tuple[str, ...]:
 
 
 def kv_use_loggers(tell: Callable[[float], None]) -> tuple[type, ...]:
-    """For `AsyncLLM`'s `stat_loggers`: a `StatLoggerBase` that tells the share (0 to 1) of the KV cache in use.
+    """Return `stat_loggers` for `AsyncLLM`: one that passes on the share (0 to 1) of the KV cache in use.
 
     vLLM calls the class a factory and makes the object itself. It says that `SchedulerStats` may change; as in 0.26 to
     0.32. Where names are missing there is no logger: the share stays 0, and placement goes by requests alone.
@@ -43,6 +43,8 @@ def kv_use_loggers(tell: Callable[[float], None]) -> tuple[type, ...]:
 
 
 def preemptions(output: Any) -> int:
-    """How often a request was preempted so far, of a `RequestOutput` (its `RequestStateStats`, as in 0.26 to 0.32); 0
-    where nobody tells."""
+    """Return how often a request was preempted so far, 0 if that is not known.
+
+    `output`: a `RequestOutput`, with its `RequestStateStats`, as in 0.26 to 0.32.
+    """
     return int(getattr(getattr(output, "metrics", None), "num_preemptions", 0))

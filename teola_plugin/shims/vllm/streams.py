@@ -23,9 +23,9 @@ def lacking() -> tuple[str, ...]:
     """`NEEDED`, and attributes of `AsyncLLM`, `OutputProcessor` and `RequestState`, as in 0.32: what is not there.
 
     Without them every token of every request is an output, as vLLM does by itself."""
-    found = missing(*NEEDED)
-    if found:
-        return found
+    names = missing(*NEEDED)
+    if names:
+        return names
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
@@ -42,9 +42,10 @@ def seldom(params: Any) -> None:
 
 
 def every_token(llm: Any, name: str) -> list[int]:
-    """From now on a request that was made `seldom` is told of every token. Returns the tokens that it has written since
-    its first, whose text comes with the next: vLLM does not count them again. Empty for one that is unknown, or has
-    ended.
+    """Have a request that was made `seldom` told of every token from now on.
+
+    Return the tokens that it has written since its first, whose text comes with the next: vLLM does not count them
+    again. Empty for a request that is unknown, or has ended.
 
     `AsyncLLM.output_processor.external_req_ids` and `request_states`, of a `RequestState` its `stream_interval`,
     `sent_tokens_offset` and `detokenizer`, as in 0.32."""
@@ -62,10 +63,10 @@ def texts(tokenizer: Any, prompt: Sequence[int], params: Any, written: Sequence[
     makes `update` and `get_next_output_text`, as in 0.32. What is held back for stop strings is not in it."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    asked = SimpleNamespace(request_id="", prompt_token_ids=list(prompt), prompt_embeds=None, sampling_params=params)
-    made = IncrementalDetokenizer.from_new_request(tokenizer, asked)
-    found = []
+    request = SimpleNamespace(request_id="", prompt_token_ids=list(prompt), prompt_embeds=None, sampling_params=params)
+    detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    pieces = []
     for token in written:
-        made.update([token], False)
-        found.append(str(made.get_next_output_text(False, True)))
-    return found
+        detokenizer.update([token], False)
+        pieces.append(str(detokenizer.get_next_output_text(False, True)))
+    return pieces

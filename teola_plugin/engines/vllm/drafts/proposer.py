@@ -108,9 +108,9 @@ class DraftProposer:
 
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Row | None:
         """A request that is new here, or that was preempted and comes again."""
-        asked = runner.asked(name)
-        told = Told.of(asked.extra)
-        texts = Encoded(told.texts, self._encode) if asked.greedy else ()
+        facts = runner.request_facts(name)
+        told = Told.of(facts.extra)
+        texts = Encoded(told.texts, self._encode) if facts.greedy else ()
         return self._drafter.begin(
-            name, told.source, tokens, asked.prompt, texts, greedy=asked.greedy, kept=told.kept, ends=asked.ends
+            name, told.source, tokens, facts.prompt, texts, greedy=facts.greedy, kept=told.kept, ends=facts.ends
         )

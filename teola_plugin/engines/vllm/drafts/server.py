@@ -70,7 +70,7 @@ class _OnServer(DraftProposer):
     """Some requests ask that outputs be forgotten: a server has no other way that is open to its clients."""
 
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Any:
-        extra = runner.asked(name).extra
+        extra = runner.request_facts(name).extra
         if extra.get(FORGET_ALL):
             self.forget(None)
         elif tenant := extra.get(FORGET_TENANT):
