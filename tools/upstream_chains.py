@@ -203,7 +203,7 @@ def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
     plan = _module("prefetch_plan")
     plan._STATEFUL = ()
-    plan.gained = lambda optimised, alike, *rest: frozenset(
+    plan.sites_that_gain = lambda optimised, take_equal_time, *rest: frozenset(
         q.attributes.wrapped
         for p in optimised.graph
         for q in plan.held(p)

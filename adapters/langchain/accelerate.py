@@ -22,7 +22,7 @@ from teola_plugin.adapters.langchain.binding.serve import with_serving
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
 from teola_plugin.adapters.langchain.live.parts import with_parts
 from teola_plugin.adapters.langchain.pools import the_pool_of
-from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, lowered, maps_own, plan_prefetching
+from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, has_mapped_leaves, is_lowered, plan_prefetching
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.options import Options
@@ -162,7 +162,7 @@ class Planner:
 
     def _plans(self, runnable_on_engines: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
         options = self.options
-        if options.speculate == "all" and not self.own_maps and maps_own(runnable_on_engines):
+        if options.speculate == "all" and not self.own_maps and has_mapped_leaves(runnable_on_engines):
             plans_with_maps = replace(self, own_maps=True)._plans(runnable_on_engines)
             if plans_with_maps[2] is not None:
                 return plans_with_maps
@@ -179,10 +179,10 @@ class Planner:
         return node if self.graphs is None else self.graphs(node, self.options)
 
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
-        return lowered(node, mapped=self.own_maps)
+        return is_lowered(node, mapped=self.own_maps)
 
 
 def untraced(runnable: Runnable[Any, Any], reason: str) -> TraceResult:
-    """What is known of an object that could not be traced: it runs as it always did."""
+    """Return the trace of an object that could not be traced: it runs as it always did."""
     report = TraceReport((TraceNode("chain", type(runnable).__name__, "original", (), reason),))
     return TraceResult(WorkflowTemplate((), Ref(INPUT)), {}, lambda _: {}, {}, report)

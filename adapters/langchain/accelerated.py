@@ -96,10 +96,10 @@ class AcceleratedObject:
         calls = _calls_of(self)
         if calls is None:
             return super().__copy__()  # type: ignore[misc]
-        assert calls._again is not None
-        copied, options = copy.copy(calls.bound), calls._again.keywords["options"]
+        assert calls._accelerate_copy is not None
+        copied, options = copy.copy(calls.bound), calls._accelerate_copy.keywords["options"]
         bind = tuple((copied if obj is calls.bound else obj, engine) for obj, engine in options.bind)
-        return calls._again(copied, options=replace(options, bind=bind))
+        return calls._accelerate_copy(copied, options=replace(options, bind=bind))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
         """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
@@ -136,10 +136,10 @@ class AcceleratedSequence(AcceleratedObject):
     def _longer(self, sequence: Any) -> Any:
         """Accelerate a sequence that this one is a part of, on the same terms."""
         calls = _calls_of(self)
-        if calls is None or calls._again is None:
+        if calls is None or calls._accelerate_copy is None:
             return sequence
         try:
-            return calls._again(sequence)
+            return calls._accelerate_copy(sequence)
         except TeolaError as error:  # e.g. the other part has a pool of its own
             log_fallback(error, sequence)
             return sequence

@@ -25,7 +25,7 @@ from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
 def _in_time(answers: list[Any], deadline: Deadline | None, return_exceptions: bool) -> list[Any]:
-    """The answers of a batch; `QueryTimeout` in their place where they are late."""
+    """Return the answers of a batch, or `QueryTimeout` in their place where they are late."""
     if deadline is None or not deadline.passed:
         return answers
     if not return_exceptions:
@@ -78,7 +78,7 @@ class Batches:
         kwargs: Mapping[str, Any],
         entry: EntryPoint,
     ) -> StartedBatch | None:
-        """A live query per input, all at once; None when there is nothing to run ahead.
+        """Start a live query per input, all at once. Return None if nothing can be prefetched.
 
         Also on a pool with `max_concurrency`: the framework takes all inputs through a step before any of them goes on,
         so early work would put on the engines at once what is to come one by one. Early calls of the user's own objects
@@ -98,7 +98,10 @@ class Batches:
         )
 
     def _of_all(self, configs: Sequence[RunnableConfig]) -> StartedCall:
-        """The original's own batch, on the terms that its inputs have in common. The config of each says the rest."""
+        """Return the original's own batch, on the terms that its inputs have in common.
+
+        Each input's config says the rest.
+        """
         merged = ensure_config(configs[0] if configs else None)
         common_terms = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
         return self._original(merged, common_terms)
@@ -177,12 +180,12 @@ class Batches:
                 yield result
 
     def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
-        """Whether the original just runs, whatever the input, and may take its time."""
+        """Return True if the original just runs, whatever the input, and has no deadline."""
         timed = any(asked_in(one).deadline_s is not None for one in configs)
         return self._pool is None and self._prefetch_plan is None and not timed
 
     def _limited(self, config: Any, inputs: int) -> Any:
-        """This object for one batch, whose `max_concurrency` bounds the early work of all its inputs together."""
+        """Return this object for one batch, whose `max_concurrency` bounds the prefetches of all inputs together."""
         limit = shared_limit(get_config_list(config, inputs))
         if limit is None or self._prefetch_plan is None:
             return self

@@ -20,7 +20,7 @@ from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, cal
 from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listening
 from teola_plugin.adapters.langchain.messages import to_prompt
 from teola_plugin.adapters.langchain.structured import structured_output
-from teola_plugin.adapters.langchain.tools import Tool, Tools, described, taken
+from teola_plugin.adapters.langchain.tools import Tool, Tools, described, without_tools
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Sampling
@@ -124,8 +124,8 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             yield chunk
 
     def _asking(self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]) -> _CallSettings:
-        """How a call with these arguments is decoded. Raises `RegistrationError`."""
-        rest, tools = taken(kwargs)
+        """Return how a call with these arguments is decoded. Raises `RegistrationError`."""
+        rest, tools = without_tools(kwargs)
         sampling = self.sampling(stop, rest)
         if tools is not None and tools.schema:
             sampling = replace(sampling, json_schema=tools.schema)
@@ -135,8 +135,8 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         """A call whose answer is read while it is written."""
         request = Generate(to_prompt(messages), sampling)
         run, terms = call_context(self.pool, run_manager)
-        made: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
-        return made
+        handle: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
+        return handle
 
     def _ask(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> Answer:
         """A call whose answer comes whole; an agent hears of the calls of tools in it."""
@@ -181,7 +181,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         return structured_output(self, schema, include_raw=include_raw, **kwargs)
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
-        """None also with a response cache or a rate limiter: a call made ahead would go around them."""
+        """Return None also with a response cache or a rate limiter: a prefetch would go around them."""
         cached = self.cache or (self.cache is None and get_llm_cache() is not None)
         if cached or self.rate_limiter is not None:
             return None
@@ -210,7 +210,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
 
 @dataclass(frozen=True, slots=True)
 class _CallSettings:
-    """What a call is made with, beside its messages: the same for one made early, so that they are one request."""
+    """The settings of a call, apart from its messages: the same for one made early, so that they are one request."""
 
     sampling: Sampling
     tools: Tools | None

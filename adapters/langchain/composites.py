@@ -53,11 +53,11 @@ def with_parts(node: Node, inner: Mapping[str, Node]) -> Node:
 
 
 def _fields(node: Node, inner: Mapping[str, Node]) -> dict[str, Any]:
-    made = list(inner.values())
+    parts_in_order = list(inner.values())
     if isinstance(node, RunnableSequence):
-        return {"first": made[0], "middle": made[1:-1], "last": made[-1]}
+        return {"first": parts_in_order[0], "middle": parts_in_order[1:-1], "last": parts_in_order[-1]}
     if isinstance(node, RunnableAssign):
-        return {"mapper": made[0]}
+        return {"mapper": parts_in_order[0]}
     if isinstance(node, RunnableParallel):
-        return {"steps__": dict(zip(node.steps__, made, strict=True))}
-    return {next(iter(inner)).removeprefix("."): made[0]}
+        return {"steps__": dict(zip(node.steps__, parts_in_order, strict=True))}
+    return {next(iter(inner)).removeprefix("."): parts_in_order[0]}

@@ -36,7 +36,7 @@ class TeolaCrossEncoder(BaseModel, BaseCrossEncoder):
         return _array(self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run, terms=terms).result())
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf | None:
-        """As if `score` were called with a query and each of the documents."""
+        """Return the leaf of a call of `score` with a query and each of the documents."""
         return None if kwargs else RerankingLeaf(self.engine, _texts, lambda _, scores: _array(scores))
 
 

@@ -26,13 +26,13 @@ _innermost: ContextVar[tuple[Any, Any] | None] = ContextVar("teola_called", defa
 
 
 def active_run(callbacks: Any = None) -> Any:
-    """The query run that a call made here and now joins; None outside every accelerated query."""
+    """Return the query run that a call made here and now joins; None outside every accelerated query."""
     runs = active_runs(callbacks)
     return next((run for run in runs if not run.closed), runs[0] if runs else None)
 
 
 def active_runs(callbacks: Any = None) -> list[Any]:
-    """The query runs that code here belongs to, innermost first.
+    """Return the query runs that code here belongs to, innermost first.
 
     In order: the ambient context (`current_run`); handlers with an attribute `teola_run` among `callbacks` (a run
     manager, a callback manager, or a list of handlers); such handlers in LangChain's ambient config. The last two
@@ -44,7 +44,7 @@ def active_runs(callbacks: Any = None) -> list[Any]:
 
 
 def runs_in(callbacks: Any) -> list[Any]:
-    """The query runs that handlers among `callbacks` stand for, outermost first."""
+    """Return the query runs that handlers among `callbacks` stand for, outermost first."""
     handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
     runs = (getattr(handler, "teola_run", None) for handler in handlers)
     return [run for run in runs if run is not None]
@@ -59,7 +59,10 @@ def form_of_answers(config: Mapping[str, Any]) -> AnswerForm:
 
 
 def asked_in(config: Mapping[str, Any] | None) -> Asked:
-    """What a config asks for; of what it says nothing, what the ambient one does. Raises `RegistrationError`."""
+    """Return the terms that a config asks for; the ambient config's where it says nothing.
+
+    Raises `RegistrationError`.
+    """
     outer, of_config = _ambient().get("configurable") or {}, (config or {}).get("configurable") or {}
     values = {key: source[key] for source in (outer, of_config, config or {}) for key in _KEYS if key in source}
     return Asked.of(values, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if values else NOTHING
@@ -115,7 +118,7 @@ class ConfigScopedModel(ConfigScoped):
 
 
 def call_context(pool: Any, callbacks: Any = None) -> CallContext:
-    """Where a call into `pool` made here belongs: its live query, or the terms that it has without one."""
+    """Return the context of a call into `pool` made here: its live query, or the terms that it has without one."""
     config, ambient = _innermost.get() or (None, None)
     inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
     if callbacks is None and inner is not None:  # LangChain hands none to `_stream`

@@ -59,5 +59,5 @@ class TeolaEmbeddings(BaseModel, Embeddings):
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:
-        """As if `embed_query` were called: one text in, its vector out."""
+        """Return the leaf of a call of `embed_query`: one text in, its vector out."""
         return None if kwargs else EmbeddingLeaf(self.engine, "query", batchable=False, result=to_list)

@@ -68,12 +68,12 @@ def _moved(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
 
 
 def _original_error(error: ToolRaised) -> BaseException:
-    """What the function raised, where that is known here."""
+    """Return the exception that the function raised, where that is known here."""
     return error.__cause__ or error
 
 
 def _function(tool: Any) -> Callable[..., Any]:
-    """The function of a tool. Raises `RegistrationError`."""
+    """Return the function of a tool. Raises `RegistrationError`."""
     if type(tool) not in (StructuredTool, TextTool):
         raise RegistrationError(
             f"{tool!r} is no function as a tool.", hint="give tools that were made by @tool, Tool or StructuredTool"

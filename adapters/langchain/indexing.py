@@ -92,7 +92,7 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return sum(max(1, math.ceil((n - overlap) / max(1, size - overlap))) for n in lengths if n)
 
     def _parts(self, chunks: Sequence[Chunk]) -> Iterable[Sequence[Chunk]]:
-        """All at once; step by step only for a progress bar."""
+        """Return all chunks at once, or step by step for a progress bar."""
         if not chunks:
             return ()
         if not self.progress:
@@ -150,13 +150,13 @@ class LastChunks:
 
 
 def _made_of(documents: list[Document], splitter: TextSplitter) -> Hashable | None:
-    """All that chunks depend on; None where that cannot be told."""
+    """Return all that chunks depend on; None where that cannot be told."""
     try:
-        found = [(type(one), snapshot(one.id), one.page_content, snapshot(one.metadata)) for one in documents]
+        document_keys = [(type(one), snapshot(one.id), one.page_content, snapshot(one.metadata)) for one in documents]
     except TypeError:
         return None
     settings = tuple((name, _setting(value)) for name, value in vars(splitter).items())
-    return _Very(splitter), settings, tuple(found)
+    return _Very(splitter), settings, tuple(document_keys)
 
 
 def _setting(value: Any) -> Hashable:
@@ -180,10 +180,10 @@ class _Very:
 
 
 def _documents(documents_or_text: Any) -> list[Document]:
-    found = [documents_or_text] if isinstance(documents_or_text, str | Document) else documents_or_text
-    if not isinstance(found, Sequence) or not all(isinstance(item, str | Document) for item in found):
+    items = [documents_or_text] if isinstance(documents_or_text, str | Document) else documents_or_text
+    if not isinstance(items, Sequence) or not all(isinstance(item, str | Document) for item in items):
         raise RegistrationError(
             f"the indexer got {type(documents_or_text).__name__}, not documents.",
             hint="give it a Document, a text, or a list",
         )
-    return [Document(page_content=item) if isinstance(item, str) else item for item in found]
+    return [Document(page_content=item) if isinstance(item, str) else item for item in items]

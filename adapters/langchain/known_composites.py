@@ -47,14 +47,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def name_of(node: Any) -> str:
-    """Of a known class that nobody changed; empty for any other object."""
+    """Return the full name of a composite's class, if nobody changed it; empty for any other object."""
     kind = type(node)
     name = f"{kind.__module__}.{kind.__qualname__}"
     return name if name in FIELDS and not is_accelerated(node) and not find_override(node, kind) else ""
 
 
 def parts_of(node: Any) -> list[Any]:
-    """What a known composite calls; nothing for any other object, or one that also calls a function of the user's."""
+    """Return what a known composite calls; nothing if it also calls a function of the user's, or is not known."""
     name = name_of(node)
     if name in (EXTRACTOR, FILTER) and not asks_as_usual(node):
         return []
@@ -75,6 +75,6 @@ def calls_of(node: Any) -> list[Any]:
 
 
 def asks_as_usual(node: Any) -> bool:
-    """Whether an extractor or filter makes its question by the framework's own function."""
+    """Return True if an extractor or filter makes its question by the framework's own function."""
     modules = (EXTRACTOR.rpartition(".")[0], FILTER.rpartition(".")[0])
     return any(is_framework_function(node.get_input, module, "default_get_input") for module in modules)

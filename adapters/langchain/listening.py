@@ -66,7 +66,7 @@ current_agent: ContextVar[AgentListener | None] = ContextVar("teola_agent", defa
 
 
 def listening(call: ModelCall) -> Hearing | None:
-    """Who listens to a call that is made here; None for nobody."""
+    """Return the listener to a call that is made here; None for nobody."""
     agent = current_agent.get()
     if agent is None:
         return None
@@ -84,11 +84,11 @@ class Hearing:
     def __init__(self, listener: AnswerListener, names: Collection[str]) -> None:
         self._listener: AnswerListener | None = listener
         self._reader = CallReader(names)
-        self._told = 0
+        self._next_number = 0
 
     def piece(self, text: str) -> None:
         for call in self._reader.feed(text):
-            number, self._told = self._told, self._told + 1
+            number, self._next_number = self._next_number, self._next_number + 1
             self._tell(lambda listener, n=number, call=call: listener.called(n, call))  # type: ignore[misc]
 
     def answered(self, message: AIMessage) -> None:
@@ -114,7 +114,7 @@ class Answer:
         self._handle, self._hearing = handle, hearing
 
     def result(self) -> list[Any]:
-        """As `CallHandle.result`."""
+        """Return the values, as `CallHandle.result` does."""
         hearing = self._hearing
         if hearing is None:
             return self._handle.result()

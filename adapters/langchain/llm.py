@@ -49,7 +49,7 @@ class BatchesByQuery:
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        """Of several queries, or on several terms: one by one, so that each belongs to its own."""
+        """Call one by one for several queries, or on several terms, so that each belongs to its own."""
         one: Any = self
         if not _are_of_one_query(get_config_list(config, len(inputs))):
             return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
@@ -142,19 +142,19 @@ class TeolaLLM(BatchesByQuery, ConfigScopedModel, EngineModel, BaseLLM):
         sampling = self.sampling(stop, kwargs)
         requests = [Generate(Prompt(text=prompt), sampling) for prompt in prompts]
         run, terms = call_context(self.pool, run_manager)
-        made: CallHandle = self.pool.call(_PREFILLING, self.engine, requests, stream=stream, run=run, terms=terms)
-        return made
+        handle: CallHandle = self.pool.call(_PREFILLING, self.engine, requests, stream=stream, run=run, terms=terms)
+        return handle
 
     def _result(self, values: Sequence[Generation]) -> LLMResult:
-        found = [[TextGeneration(text=v.text, generation_info=replies.info(v, self.model_name))] for v in values]
-        return LLMResult(generations=found)  # type: ignore[arg-type]
+        generations = [[TextGeneration(text=v.text, generation_info=replies.info(v, self.model_name))] for v in values]
+        return LLMResult(generations=generations)  # type: ignore[arg-type]
 
     def _last(self, generation: Generation, streamed: str) -> GenerationChunk:
         text = replies.rest(generation, streamed)
         return GenerationChunk(text=text, generation_info=replies.info(generation, self.model_name))
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
-        """None also with a response cache: a call made ahead would go around it."""
+        """Return None also with a response cache: a prefetch would go around it."""
         if self.cache or (self.cache is None and get_llm_cache() is not None):
             return None
         try:
@@ -178,7 +178,7 @@ class TeolaLLM(BatchesByQuery, ConfigScopedModel, EngineModel, BaseLLM):
 
 
 def _are_of_one_query(configs: Sequence[RunnableConfig]) -> bool:
-    """Whether all calls with these configs belong to one query, or to none, on the same terms."""
+    """Return True if all calls with these configs belong to one query, or to none, on the same terms."""
     first = _belonging(configs[0]) if configs else None
     return all(_belonging(config) == first for config in configs[1:])
 

@@ -23,7 +23,7 @@ LEAST_ROWS = 16
 
 
 class Store(Protocol):
-    """What is written to."""
+    """The store that is written to."""
 
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Any]) -> CallHandle: ...
 
@@ -31,7 +31,7 @@ class Store(Protocol):
 
 
 class PipelinedWrite:
-    """Of one step: `chunks`, each of an id of its own, into `store`."""
+    """A write of one step: `chunks`, each of an id of its own, into `store`."""
 
     def __init__(self, store: Store, embedding: TeolaEmbeddings, chunks: Sequence[Chunk]) -> None:
         self._store, self._embedding = store, embedding
@@ -43,8 +43,8 @@ class PipelinedWrite:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def known(self) -> Future[Any]:
-        """The chunks of these ids that are there. With any, write all at once."""
+    def stored_chunks(self) -> Future[Any]:
+        """Return the chunks of these ids that the store has. If there are any, write all at once."""
         return self._store.administer("get", [chunk.id for part in self._parts for chunk in part])
 
     def _embed(self) -> None:

@@ -47,7 +47,9 @@ def pool_of(node: Any) -> EnginePool | None:
         return None if issubclass(type(node), ProviderPool) else node  # type: ignore[no-any-return]
     if not is_pool_backed(node):
         return None
-    held = inspect.getattr_static(type(node), "pool", None)
-    ours = isinstance(held, property) and str(getattr(held.fget, "__module__", "")).startswith("teola_plugin.")
+    class_attribute = inspect.getattr_static(type(node), "pool", None)
+    ours = isinstance(class_attribute, property) and str(getattr(class_attribute.fget, "__module__", "")).startswith(
+        "teola_plugin."
+    )
     pool = node.pool if ours else getattr(node, "__dict__", {}).get("pool")
     return pool if isinstance(pool, EnginePool) else None

@@ -67,45 +67,47 @@ def sites_of(chain: Node, *, mapped: bool, threads: ThreadSafety = NOBODY) -> di
 
     `mapped`: also those that are called once for each item of a list. `threads`: what takes several calls at once.
     """
-    return dict(_Walk(mapped, threads).sites(chain, "chain", {}, {}))
+    return dict(_SiteCollector(mapped, threads).sites(chain, "chain", {}, {}))
 
 
-class _Walk:
+class _SiteCollector:
     def __init__(self, mapped: bool, threads: ThreadSafety) -> None:
         self._mapped, self._threads = mapped, threads
 
     def sites(
-        self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, each: bool = False
+        self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, is_mapped: bool = False
     ) -> Iterator[tuple[str, CallSite]]:
-        """`each`: it stands inside of a `.map()`."""
+        """`is_mapped`: it stands inside of a `.map()`."""
         if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
-            yield from self._leaf(node, path, kwargs, config, each)
+            yield from self._leaf(node, path, kwargs, config, is_mapped)
         elif isinstance(node, RunnableBinding):
             is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
             if not (is_late or streams(handlers_in(node.config.get("callbacks")))):
                 callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
                 inner = merge_configs(callbacks_apart, config)
-                yield from self.sites(node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, each=each)
+                yield from self.sites(
+                    node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, is_mapped=is_mapped
+                )
         elif self._mapped or type(node) is not RunnableEach:
             maps = type(node) is RunnableEach
             below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
             for i, (where, part) in enumerate(parts(node)):
                 first = maps or (isinstance(node, RunnableSequence) and i == 0)
-                yield from self.sites(part, path + where, kwargs if first else {}, below, each=each or maps)
+                yield from self.sites(part, path + where, kwargs if first else {}, below, is_mapped=is_mapped or maps)
 
     def _leaf(
-        self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, each: bool
+        self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, is_mapped: bool
     ) -> Iterator[tuple[str, CallSite]]:
-        if eligible(node) and not (each and not batches_by_calls(node)):
-            yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=each)
-        asked = retriever_per_query(node) if self._mapped and not kwargs else None
-        if asked is not None and eligible(asked):
+        if eligible(node) and not (is_mapped and not batches_by_calls(node)):
+            yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=is_mapped)
+        retriever = retriever_per_query(node) if self._mapped and not kwargs else None
+        if retriever is not None and eligible(retriever):
             where = f"{path}.retriever"
-            yield where, CallSite(where, asked, {}, config, self._limit(asked), mapped=True, within=path)
+            yield where, CallSite(where, retriever, {}, config, self._limit(retriever), mapped=True, within=path)
 
     def _limit(self, node: Node) -> ConcurrencyLimit | None:
-        said = self._threads.told_of(node) or self._threads.told_of(getattr(node, "vectorstore", None))
-        return None if said or concurrent(node) else limit_of(node)
+        is_named_safe = self._threads.told_of(node) or self._threads.told_of(getattr(node, "vectorstore", None))
+        return None if is_named_safe or concurrent(node) else limit_of(node)
 
 
 def eligible(node: Any) -> bool:
@@ -116,10 +118,10 @@ def eligible(node: Any) -> bool:
     if is_pool_backed(node) or getattr(node, "rate_limiter", None) is not None:
         return False
     cls: Any = type(node)
-    return may_be_early(node) and is_the_frameworks_above(cls)
+    return may_be_prefetched(node) and is_the_frameworks_above(cls)
 
 
-def may_be_early(node: Any) -> bool:
+def may_be_prefetched(node: Any) -> bool:
     """Return True for an object without handlers, printing or a cache of its own, whose calls depend on no order."""
     if isinstance(node, _STATEFUL) or _ABOVE_SEAM & vars(node).keys():
         return False
@@ -144,15 +146,15 @@ def batches_by_calls(node: Node) -> bool:
 
 def concurrent(node: Any) -> bool:
     """Return True for an object with async code of its own, which is made for several calls at once."""
-    if any(_own(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
+    if any(_is_overridden(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
         return True
-    return isinstance(node, VectorStoreRetriever) and _own(type(node.vectorstore), "asimilarity_search")
+    return isinstance(node, VectorStoreRetriever) and _is_overridden(type(node.vectorstore), "asimilarity_search")
 
 
 def take_as_long(one: Any, other: Any) -> bool:
     """Return True for two equal objects that wait for others to do the work: their calls last as long, side by side."""
     store = getattr(one, "vectorstore", None)
-    waits = concurrent(one) or _own(type(getattr(store, "embeddings", None)), "aembed_query")
+    waits = concurrent(one) or _is_overridden(type(getattr(store, "embeddings", None)), "aembed_query")
     return waits and _equal(one, other)
 
 
@@ -163,7 +165,7 @@ def _equal(one: Any, other: Any) -> bool:
         return False
 
 
-def _own(cls: type[Any], name: str) -> bool:
+def _is_overridden(cls: type[Any], name: str) -> bool:
     """Return True if a class has a method from elsewhere than the framework."""
     return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
 
@@ -182,23 +184,23 @@ class AlwaysReached:
         self._looked_up = {ref for ref in traced.required_keys if not ref.external}
 
     def __call__(self, p: Primitive, passed: frozenset[str]) -> bool:
-        waited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
-        known = {ref for one in waited for ref in one.refs}
+        awaited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
+        known_values = {ref for one in awaited for ref in one.refs}
         steps = [self._source[name] for name in passed]
-        return self._looked_up <= known and not any(self._may_end(step, known) for step in steps)
+        return self._looked_up <= known_values and not any(self._may_end(step, known_values) for step in steps)
 
-    def _may_end(self, step: Primitive, known: set[Ref]) -> bool:
+    def _may_end(self, step: Primitive, known_values: set[Ref]) -> bool:
         if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *held(step))):
             return True
         if step.holds_fragment and any(ref.external and ref.path for one in held(step) for ref in one.refs):
             return True  # keys of an item
-        return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known)
+        return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known_values)
 
     def _may_lack(self, step: Primitive, ref: Ref) -> bool:
         """Return True if a step reads a key that may not be there, or fills a prompt with what user code made."""
-        made = self._source[ref.producer]
-        users = is_impure(made) or is_fallible(self._calls.get(made.call))
-        return bool(ref.path) or (users and step.kind is PrimitiveKind.PREFILLING)
+        producer = self._source[ref.producer]
+        is_user_code = is_impure(producer) or is_fallible(self._calls.get(producer.call))
+        return bool(ref.path) or (is_user_code and step.kind is PrimitiveKind.PREFILLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +231,10 @@ def _leads(value: Any, path: Path, to: type[Any] = object) -> bool:
     """Return True if a path leads to a value of a type."""
     for key in path:
         if type(value) is dict:
-            there = key in value
+            has_key = key in value
         else:
-            there = type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value)
-        if not there:
+            has_key = type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value)
+        if not has_key:
             return False
         value = value[key]
     return isinstance(value, to)
@@ -244,13 +246,15 @@ _CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
 _WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
 
 
-def gained(
-    optimised: Optimised, alike: Callable[[str, str], bool], reached: Callable[[Primitive, frozenset[str]], bool]
+def sites_that_gain(
+    optimised: Optimised,
+    take_equal_time: Callable[[str, str], bool],
+    is_reached: Callable[[Primitive, frozenset[str]], bool],
 ) -> frozenset[str]:
-    """Sites of wrapped leaves that no longer stand behind something they do not need, and that takes time.
+    """Return the sites of wrapped leaves that no longer wait for something they do not need, and that takes time.
 
-    `alike`: whether the leaves at two sites take as long. `reached`: whether the plain object comes to a call whatever
-    the given primitives, which it stands behind, make of it.
+    `take_equal_time`: whether the leaves at two sites take as long. `is_reached`: whether the original comes to a call
+    whatever the given primitives, which stand before it, make of it.
     """
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
@@ -260,13 +264,14 @@ def gained(
         _site(p)
         for p in calls
         if any(takes_time(source[name]) for name in freed(p.id, source, graph))
-        and reached(p, freed(p.id, source, graph))
-        and not any(alike(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
+        and is_reached(p, freed(p.id, source, graph))
+        and not any(take_equal_time(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
 
 
-def asked_before(optimised: Optimised) -> dict[str, frozenset[str]]:
-    """Of each site, those that it no longer stands behind, and whose input is known at once: making it may fail."""
+def inputs_required_first(optimised: Optimised) -> dict[str, frozenset[str]]:
+    """Return, by site, those whose input has to be known first: the site no longer waits for them, and making that
+    input, which is possible at once, may fail."""
     source, graph = optimised.source, optimised.graph
     if source is None:
         return {}
@@ -282,8 +287,8 @@ def unread_sites(graph: Graph) -> frozenset[str]:
     return frozenset(_site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id not in read)
 
 
-def predicted(graph: Graph) -> frozenset[str]:
-    """Sites of wrapped leaves that are called for the items of a list while an engine is still writing it."""
+def predicted_sites(graph: Graph) -> frozenset[str]:
+    """Return the sites of wrapped leaves that are called for items of a list that an engine is still writing."""
     writing = [d for d in graph if d.kind in _WRITING and d.engine != PROVIDER]
     grown = {name for d in writing for name in d.attributes.stream_items}
     cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
@@ -296,47 +301,51 @@ def _site(p: Primitive) -> str:
 
 
 def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bool:
-    """Whether nobody has `p` sooner for its early start: a search that runs beside it in the plain object still waits
-    for all that `p` waited for, and whoever needs `p` needs both."""
+    """Return True if nobody has `p` sooner for its early start.
+
+    A search that runs beside it in the original still waits for all that `p` waited for, and whoever needs `p` needs
+    both."""
     if {p.kind, q.kind} != {PrimitiveKind.SEARCHING} or p is q:
         return False
-    beside = p.id not in source.ancestors[q.id] and q.id not in source.ancestors[p.id]
+    are_independent = p.id not in source.ancestors[q.id] and q.id not in source.ancestors[p.id]
     users = [r for r in graph if takes_time(r) and p.id in graph.ancestors[r.id]]
-    needed = all(q.id in graph.ancestors[r.id] for r in users)
-    return beside and needed and freed(p.id, source, graph) <= graph.ancestors[q.id]
+    is_needed_by_all = all(q.id in graph.ancestors[r.id] for r in users)
+    return are_independent and is_needed_by_all and freed(p.id, source, graph) <= graph.ancestors[q.id]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPlan:
-    """What is prefetched beside an original whose models and retrievers can start before their place."""
+    """A plan of what is prefetched beside an original whose models and retrievers can start sooner."""
 
     traced: TraceResult
     pool: EnginePool
     sites: Mapping[str, CallSite]
-    early: frozenset[str]
-    """Sites whose calls may be made ahead; the others are waited for."""
+    prefetched_sites: frozenset[str]
+    """Sites whose calls are prefetched; the planner waits for the original's calls at the others."""
     batches: bool
     """Whether a batch makes one call an input at every site, as is usual."""
     reads: Reads
     """What the chain reads of its input: without one of them it ends before its end."""
     careful: bool
     """Whether only certain calls are prefetched."""
-    behind: Mapping[str, frozenset[str]]
-    """Site -> the sites that must have been asked for before a call is made ahead there."""
+    required_inputs: Mapping[str, frozenset[str]]
+    """Site -> the sites whose input must be known before a call is prefetched there."""
     unread: frozenset[str]
     """Sites whose results no other request depends on."""
 
     @property
     def own_calls(self) -> OwnCalls:
-        """For `explain()`."""
+        """Return what `explain()` says of the user's own objects."""
         waits = {
             key: site.target for key, site in self.sites.items() if site.limit is not None and site.limit.limit == 1
         }
-        return OwnCalls(self.early - {site.key for site in self._left_alone}, waits)
+        return OwnCalls(self.prefetched_sites - {site.key for site in self._left_alone}, waits)
 
     @property
     def _left_alone(self) -> list[CallSite]:
-        return [site for key, site in self.sites.items() if key in self.early and site.keeps_its_place.is_set()]
+        return [
+            site for key, site in self.sites.items() if key in self.prefetched_sites and site.keeps_its_place.is_set()
+        ]
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -351,17 +360,17 @@ class PrefetchPlan:
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
     ) -> QueryCalls | None:
         """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
-        most = config.get("max_concurrency")
-        models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in self.early)
+        max_concurrency = config.get("max_concurrency")
+        models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in self.prefetched_sites)
         form = form_of_entry(config, entry, models=models)
-        if most == 1 or form is None or not self.reads.are_in(input) or not wrap_new_classes():
+        if max_concurrency == 1 or form is None or not self.reads.are_in(input) or not wrap_new_classes():
             return None
-        limit = limit or (ConcurrencyLimit(most) if most else None)
+        limit = limit or (ConcurrencyLimit(max_concurrency) if max_concurrency else None)
         return QueryCalls(
             config,
             self.sites,
-            self.early,
-            self.behind,
+            self.prefetched_sites,
+            self.required_inputs,
             self.unread,
             limit,
             form,
@@ -396,44 +405,48 @@ def plan_prefetching(
     `mapped`: leaves that are called once for each item of a list are among those that it is about. `threads`: what the
     user said to take several calls at once.
     """
-    found = {} if speculate == "off" else sites_of(chain, mapped=mapped, threads=threads)
-    if not found or (pool is not None and PROVIDER in pool.engine_names):
+    sites_by_path = {} if speculate == "off" else sites_of(chain, mapped=mapped, threads=threads)
+    if not sites_by_path or (pool is not None and PROVIDER in pool.engine_names):
         return None
     careful = speculate != "all"
-    traced = _traced(chain, found, careful=careful)
+    traced = _traced(chain, sites_by_path, careful=careful)
     pool = pool or shared_pool()
-    chosen = pool.passes if passes is None else passes
+    chosen_passes = pool.passes if passes is None else passes
     try:
-        planned = pool.plan(traced.template, {}, passes=chosen, speculate=speculate)
+        planned = pool.plan(traced.template, {}, passes=chosen_passes, speculate=speculate)
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     intercept()
-    early = gained(
+    prefetched_sites = sites_that_gain(
         planned,
-        lambda one, other: take_as_long(found[one].target, found[other].target),
+        lambda one, other: take_as_long(sites_by_path[one].target, sites_by_path[other].target),
         AlwaysReached(planned, traced) if careful else lambda p, passed: True,
-    ) | predicted(planned.graph)
-    if not early:
+    ) | predicted_sites(planned.graph)
+    if not prefetched_sites:
         return None
-    reads, behind = (Reads.of(traced), asked_before(planned)) if careful else (Reads(), {})
-    sites = {key: found[key] for key in _lowered_sites(traced.template)}
+    reads, required_inputs = (Reads.of(traced), inputs_required_first(planned)) if careful else (Reads(), {})
+    sites = {key: sites_by_path[key] for key in _lowered_sites(traced.template)}
     batches = all(batches_by_calls(site.target) for site in sites.values())
-    return PrefetchPlan(traced, pool, sites, early, batches, reads, careful, behind, unread_sites(planned.graph))
+    return PrefetchPlan(
+        traced, pool, sites, prefetched_sites, batches, reads, careful, required_inputs, unread_sites(planned.graph)
+    )
 
 
-def maps_own(chain: Node) -> bool:
-    """Whether anything of the user's own is called once for each item of a list."""
+def has_mapped_leaves(chain: Node) -> bool:
+    """Return True if anything of the user's own is called once for each item of a list."""
     return any(site.mapped for site in sites_of(chain, mapped=True).values())
 
 
-def lowered(node: Node, *, mapped: bool) -> bool:
-    """Whether all of it is lowered; with `mapped`, the user's own leaves too."""
-    found = sites_of(node, mapped=True) if mapped else {}
-    return all(row.level == "lowered" for row in _traced(node, found).report)
+def is_lowered(node: Node, *, mapped: bool) -> bool:
+    """Return True if all of a chain is lowered; with `mapped`, the user's own leaves too."""
+    sites_by_path = sites_of(node, mapped=True) if mapped else {}
+    return all(row.level == "lowered" for row in _traced(node, sites_by_path).report)
 
 
-def _traced(chain: Node, found: Mapping[str, CallSite], *, careful: bool = True) -> TraceResult:
-    return trace(chain, (lambda node, kwargs, path: _leaf(found, node, kwargs, path, careful)) if found else None)
+def _traced(chain: Node, sites_by_path: Mapping[str, CallSite], *, careful: bool = True) -> TraceResult:
+    return trace(
+        chain, (lambda node, kwargs, path: _leaf(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None
+    )
 
 
 def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
@@ -447,11 +460,13 @@ def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
 
 
 def _leaf(
-    found: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
+    sites_by_path: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
 ) -> WrappedLeaf | None:
-    site = found.get(path)
+    site = sites_by_path.get(path)
     if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
-        hidden = (s for s in found.values() if s.within and path.startswith(f"{s.within}.") and s.target is node)
+        hidden = (
+            s for s in sites_by_path.values() if s.within and path.startswith(f"{s.within}.") and s.target is node
+        )
         site = next(hidden, None)
     if site is None or site.target is not node or dict(kwargs) != site.kwargs:
         return None

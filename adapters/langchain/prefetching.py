@@ -132,7 +132,7 @@ class EntryPoint(NamedTuple):
 
 
 class EntryForm(NamedTuple):
-    """How the entry point of a query makes its models answer."""
+    """The form in which an entry point makes models answer."""
 
     streams: bool
     """True for `stream` and `astream` of a chain, whose models stream unless they stand inside `.map()`."""
@@ -169,7 +169,7 @@ class QueryCalls:
         config: RunnableConfig,
         sites: Mapping[str, CallSite],
         prefetched: frozenset[str],
-        behind: Mapping[str, frozenset[str]],
+        required_inputs: Mapping[str, frozenset[str]],
         unread: frozenset[str],
         limit: ConcurrencyLimit | None,
         form: EntryForm,
@@ -178,16 +178,15 @@ class QueryCalls:
         learns: bool,
     ) -> None:
         """`prefetched`: keys of the sites whose calls may be made before the original comes to them; the planner waits
-        for calls at the others. `behind`: by site, those whose input must be known before. `unread`: those whose
-        results the planner has no use for. `on_loop`: prefetches are
-        tasks of the running loop, as the original's calls are; otherwise threads. `learns`: a site whose prefetch was
-        for nothing is left alone from then on."""
+        for calls at the others. `required_inputs`: by site, those whose input must be known before. `unread`: those
+        whose results the planner has no use for. `on_loop`: prefetches are tasks of the running loop, as the original's
+        calls are; otherwise threads. `learns`: a site whose prefetch was for nothing is left alone from then on."""
         self.sites = sites
         self._inherited = _inherited(config)
         self.table = ProviderCallTable(self._limits_of, self._note_call, self._asks_for)
         self.classes = frozenset(type(site.target) for site in sites.values())
         self.original = CallScope(self.table, Party.PLAIN, copied)
-        self._prefetched, self._behind, self._unread = prefetched, behind, unread
+        self._prefetched, self._required_inputs, self._unread = prefetched, required_inputs, unread
         self._limit, self._form = limit, form
         self._loop = asyncio.get_running_loop() if on_loop else None
         self._learns = learns
@@ -272,7 +271,9 @@ class QueryCalls:
         with self._lock:
             if self._run is None:
                 return
-            ready = [one for one in self._waiting if self._behind.get(one.site.key, frozenset()) <= self._reached]
+            ready = [
+                one for one in self._waiting if self._required_inputs.get(one.site.key, frozenset()) <= self._reached
+            ]
             self._waiting = [one for one in self._waiting if one not in ready]
         for prefetch in ready:
             self._start(prefetch)

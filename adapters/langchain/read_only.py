@@ -38,6 +38,6 @@ def read_only(tool: T) -> T:
 
 
 def is_read_only(tool: Any) -> bool:
-    """Whether its author has declared it so."""
+    """Return True if the author of a tool has declared it read-only."""
     metadata = getattr(tool, "metadata", None)
     return isinstance(metadata, dict) and metadata.get(_MARK) is True

@@ -42,12 +42,12 @@ def to_chunks(
     if not len(texts) == len(metadatas) == len(ids):
         counts = f"{len(texts)} texts, {len(metadatas)} metadatas, {len(ids)} ids"
         raise RegistrationError(f"the numbers differ: {counts}.", hint="give one metadata and one id per text")
-    return tuple(_chunk(*given) for given in zip(texts, metadatas, ids, strict=True))
+    return tuple(_chunk(*row) for row in zip(texts, metadatas, ids, strict=True))
 
 
 def _chunk(text: str, metadata: Mapping[str, Any], id: str | None) -> Chunk:
-    kept = {key: _kept(key, value) for key, value in metadata.items()}
-    return Chunk(id or content_id(text, kept), text, kept)
+    kept_metadata = {key: _scalar_or_text(key, value) for key, value in metadata.items()}
+    return Chunk(id or content_id(text, kept_metadata), text, kept_metadata)
 
 
 def latest(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -55,7 +55,7 @@ def latest(chunks: Iterable[Chunk]) -> list[Chunk]:
     return list({chunk.id: chunk for chunk in chunks}.values())
 
 
-def _kept(key: Any, value: Any) -> Any:
+def _scalar_or_text(key: Any, value: Any) -> Any:
     """The value as the store gives it back: equal, and a copy."""
     try:
         copy = json.loads(json.dumps(value, allow_nan=False))

@@ -90,7 +90,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, with what the user bound to engines in its place."""
     _prefetch_plan: PrefetchPlan | None = PrivateAttr(default=None)
-    _again: partial[Any] | None = PrivateAttr(default=None)
+    _accelerate_copy: partial[Any] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _snapshot: FieldSnapshot | None = PrivateAttr(default=None)
     """Fields of the original that the plan depends on; None if every field is read from the original itself."""
@@ -132,7 +132,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     def copied_by(self, accelerate_again: partial[Any]) -> None:
         """Copy and pickle the original from now on, and accelerate each copy with `accelerate_again`."""
-        self._again = accelerate_again
+        self._accelerate_copy = accelerate_again
 
     def renewed_by(self, renew: Callable[[AcceleratedRunnable], AcceleratedRunnable], snapshot: FieldSnapshot) -> None:
         """Plan with `renew` again once a field in `snapshot` is another."""
@@ -162,12 +162,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         self._last, self._shadow = other._last, other._shadow
 
     def shadowed(self, share: float) -> None:
-        """From now on a share of the calls is compared. Raises `RegistrationError` for a chain that writes."""
+        """Compare a share of the calls from now on. Raises `RegistrationError` for a chain that writes."""
         check_repeatable(self.bound, self._traced.template)
         self._shadow = shadow_of(share)
 
     def tells_of(self, serving: Serving | None) -> None:
-        """From now on `explain()` says what `serve=` has done."""
+        """Have `explain()` say what `serve=` has done."""
         self._serving = serving
 
     def prefetches_of_composites(self, rules: CompositeRules) -> None:
@@ -176,12 +176,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
         """A copy of the original, accelerated on the same terms; pools are shared."""
-        bound, again = copy.deepcopy((self.bound, self._again), memo)
-        return self.model_copy() if again is None else again(bound)
+        bound, accelerate_copy = copy.deepcopy((self.bound, self._accelerate_copy), memo)
+        return self.model_copy() if accelerate_copy is None else accelerate_copy(bound)
 
     def __reduce__(self) -> Any:
-        """As the original is pickled. Raises `RegistrationError` for one with a pool, which stays where it is."""
-        return super().__reduce__() if self._again is None else (self._again, (self.bound,))
+        """Pickle as the original does. Raises `RegistrationError` for one with a pool, which stays where it is."""
+        return super().__reduce__() if self._accelerate_copy is None else (self._accelerate_copy, (self.bound,))
 
     # ------------------------------------------------------------ seeing it
 
@@ -207,12 +207,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     @property
     def chain(self) -> Runnable[Any, Any]:
-        """What runs: the original, or a copy in which some of its parts are served or planned by themselves."""
+        """Return what runs: the original, or a copy in which some of its parts are served or planned by themselves."""
         return self._chain
 
     @property
     def gains(self) -> bool:
-        """Whether anything of it can start before its place, whatever the input."""
+        """Return True if anything of it can start before its place, whatever the input."""
         if self._prefetch_plan is not None:
             return True
         try:
@@ -225,7 +225,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return runs_ahead(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
 
     def explain(self, input: Any = None, *, details: bool = False) -> str:
-        """What was understood, what begins before its place, what to expect: three lines. Nothing runs.
+        """Return what was understood, what is prefetched and what to expect, in three lines. Nothing runs.
 
         `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
         """
@@ -256,7 +256,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     @property
     def serving(self) -> Serving | None:
-        """What `serve=` has bound, and what it left alone; None without it."""
+        """Return what `serve=` has bound, and what it left alone; None without it."""
         return self._serving
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
@@ -265,7 +265,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     @property
     def shadow(self) -> ShadowReport:
-        """How the calls that were made once more by the original compared; see `accelerate(..., shadow=)`."""
+        """Return how the calls that the original made once more compared; see `accelerate(..., shadow=)`."""
         return ShadowReport() if self._shadow is None else self._shadow.report
 
     # ------------------------------------------------------------ one call
@@ -278,12 +278,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         entry: EntryPoint | None = None,
         limit: ConcurrencyLimit | None = None,
         *,
-        alone: bool = False,
+        is_whole_call: bool = False,
         streamed: bool = True,
     ) -> StartedCall:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
-        `entry`: for entry points that may prefetch calls of the user's own models and retrievers. `alone`: all of the
+        `entry`: for entry points that may prefetch calls of the user's own models and retrievers. `is_whole_call`: all of the
         call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers.
         Raises `RegistrationError` for terms that make no sense.
         """
@@ -293,7 +293,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if self._pool is not None or plan is not None:
             try:
                 form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
-                started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, alone)
+                started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, is_whole_call)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
@@ -306,7 +306,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return None if config and config.get("max_concurrency") is not None else self._composites
 
     def _with_own(self, config: RunnableConfig | None) -> RunnableConfig:
-        """With the config that is bound to this object, as the framework's bindings merge theirs."""
+        """Return a config merged with the one bound to this object, as the framework's bindings merge theirs."""
         merged = merge_configs(self.config, config)
         return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
@@ -326,7 +326,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         plan: PrefetchPlan | None,
         entry: EntryPoint | None,
         limit: ConcurrencyLimit | None,
-        alone: bool,
+        is_whole_call: bool,
     ) -> StartedCall | None:
         table = None
         if plan is not None and entry is not None:
@@ -344,7 +344,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if entry is not None and not entry.streams and plan is None and not run.claims:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
         watched = traced.watched if run.claims else {}
-        if alone and not watched and all(node.level == "lowered" for node in traced.report):
+        if is_whole_call and not watched and all(node.level == "lowered" for node in traced.report):
             return started  # no code of the user's runs, which might leave the context for a thread of its own
         try:
             handler = SessionHandler(run, watched)
@@ -400,7 +400,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, EntryPoint(on_loop=False), alone=True, streamed=False)
+        started = self._start(input, config, kwargs, EntryPoint(on_loop=False), is_whole_call=True, streamed=False)
         with started.running():
             return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
@@ -411,7 +411,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        started = self._start(input, config, kwargs, EntryPoint(on_loop=True), alone=True, streamed=False)
+        started = self._start(input, config, kwargs, EntryPoint(on_loop=True), is_whole_call=True, streamed=False)
         with started.running():
             async with interrupting(started.deadline):
                 return await started.chain.ainvoke(input, started.config, **self._arguments(started, kwargs))
@@ -443,7 +443,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
                 yield chunk
 
     def _original(self, config: RunnableConfig | None, terms: Asked | None = None) -> StartedCall:
-        """Nothing is known that could run ahead, as where the input comes in pieces."""
+        """Start the original alone: nothing can be prefetched, as where the input comes in pieces."""
         merged = ensure_config(config)
         runs = active_runs(merged.get("callbacks"))
         return self._unplanned(config, asked_in(merged) if terms is None else terms, runs)
@@ -454,7 +454,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self._events(input, config, **kwargs)
 
     async def _events(self, input: Any, config: RunnableConfig | None, **kwargs: Any) -> AsyncIterator[Any]:
-        """Nothing begins before the first event is asked for."""
+        """Yield events. Nothing begins before the first one is asked for."""
         entry = EntryPoint(on_loop=True, streams=True, listeners=event_listeners())
         started = self._start(input, config, {}, entry)
         arguments = self._arguments(started, kwargs)
@@ -477,7 +477,7 @@ def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 class _Terms(NamedTuple):
-    """What a call asks for, the queries that it is made in, and the form in which its models answer."""
+    """The terms that a call asks for, the queries that it is made in, and the form in which its models answer."""
 
     asked: Asked
     runs: list[Any]

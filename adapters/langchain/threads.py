@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain import known_composites as classes
-from teola_plugin.adapters.langchain.prefetch_plan import eligible, lowered, may_be_early, sites_of
+from teola_plugin.adapters.langchain.prefetch_plan import eligible, is_lowered, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
 from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of
@@ -21,12 +21,12 @@ from teola_plugin.tracer.leaf import GenerationLeaf, RerankingLeaf, RetrievalLea
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """By what is known of single objects."""
+    """A rule for parts of chains, by what is known of single objects."""
 
     safety: ThreadSafety
 
     def allow(self, part: Any) -> bool:
-        """Whether several threads may call the part at once. Runs no user code.
+        """Return True if several threads may call the part at once. Runs no user code.
 
         Not what has handlers of its own, or prints: who hears of a call must not hear of it early. What asks engines of
         a pool may, unless it writes: the graph makes its requests ahead only where it knows the composite.
@@ -39,14 +39,14 @@ class Threads:
 
     def model(self, node: Any) -> bool:
         if is_pool_backed(node):
-            return may_be_early(node) and isinstance(leaf_of(node, {}), GenerationLeaf)
+            return may_be_prefetched(node) and isinstance(leaf_of(node, {}), GenerationLeaf)
         return eligible(node) and self.safety.allows(node, HTTP_CLIENTS)
 
     def embeddings(self, node: Any) -> bool:
         return is_pool_backed(node) or self.safety.allows(node, HTTP_CLIENTS)
 
     def _retriever(self, node: Any) -> bool:
-        if not may_be_early(node):
+        if not may_be_prefetched(node):
             return False
         if self.safety.told_of(node):
             return True
@@ -67,7 +67,7 @@ class Threads:
         return is_plain and type(store) is TeolaVectorStore and self.embeddings(store.embeddings)
 
     def unnamed(self, part: Any) -> tuple[Any, ...]:
-        """What `concurrent=` would have to name for `allow(part)`; empty where it holds already, or cannot."""
+        """Return what `concurrent=` would have to name for `allow(part)`; nothing where it holds already, or cannot."""
         blocking = () if self.allow(part) else tuple(self._blocking(part))
         return blocking if blocking and Threads(ThreadSafety((*self.safety.told, *blocking))).allow(part) else ()
 
@@ -90,7 +90,7 @@ class Threads:
         )
 
     def _part(self, part: Any) -> bool:
-        """Of a retriever: another, a chain, or what is done with documents."""
+        """Return True for a part of a retriever that threads may share: a retriever, a chain, or a compressor."""
         if isinstance(part, Runnable):
             return self.allow(part)
         if isinstance(leaf_of(part, {}), RerankingLeaf):
@@ -99,12 +99,12 @@ class Threads:
         return self.safety.told_of(part) or (bool(parts) and all(self._part(one) for one in parts))
 
     def _chain(self, node: Any) -> bool:
-        """LCEL: all of it is understood, so it has no code of the user's that might do anything."""
+        """Return True for a chain that is understood as a whole, so that no user code in it might do anything."""
         own_objects = (site.target for site in sites_of(node, mapped=True).values())
         leaves = [*own_objects, *(one for _, one in find_pool_backed(node, ""))]
         if not leaves:
             return False
-        return all(self._leaf(leaf) for leaf in leaves) and lowered(node, mapped=True)
+        return all(self._leaf(leaf) for leaf in leaves) and is_lowered(node, mapped=True)
 
     def _leaf(self, node: Any) -> bool:
         if isinstance(node, BaseRetriever | BaseLanguageModel):

@@ -52,7 +52,7 @@ class ToldUsage(BaseCallbackHandler):
         current_model_run.set(run)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        run = self._over(run_id)
+        run = self._end_run(run_id)
         tokens = _reported_tokens(response)
         if run is None or run.counted or tokens is None:
             return
@@ -61,9 +61,9 @@ class ToldUsage(BaseCallbackHandler):
             run.around.mark()
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._over(run_id)
+        self._end_run(run_id)
 
-    def _over(self, run_id: UUID) -> ModelRun | None:
+    def _end_run(self, run_id: UUID) -> ModelRun | None:
         with self._lock:
             run = self._runs.pop(run_id, None)
             if run is not None:
@@ -72,7 +72,7 @@ class ToldUsage(BaseCallbackHandler):
 
 
 def _reported_tokens(response: LLMResult) -> Tokens | None:
-    """Of the first choice: providers tell the tokens of all choices in each."""
+    """Return the tokens that the first choice reports: providers report those of all choices in each."""
     first = next((one for choices in response.generations for one in choices), None)
     message = first.message if isinstance(first, ChatGeneration) else None
     usage = message.usage_metadata if isinstance(message, AIMessage) else None

@@ -20,7 +20,7 @@ Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 class Tools(ToolText):
-    """What a call is told of."""
+    """The tools that a call may use."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ def described(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
     return {"tools": definitions, **({"tool_choice": tool_choice} if tool_choice else {})}
 
 
-def taken(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
+def without_tools(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None]:
     """Return the arguments of a call without those of tools, and the tools, if there are any that may be called.
 
     Raise `RegistrationError` for malformed tools, and a choice that cannot be met.

@@ -66,7 +66,7 @@ class TeolaVectorStore(VectorStore):
         return self._embedding
 
     def embed_with(self, embedding: Embeddings) -> None:
-        """From now on texts and queries are embedded by this one."""
+        """Embed texts and queries by this one from now on."""
         self._embedding = embedding
 
     # ------------------------------------------------------------ writing
@@ -106,7 +106,7 @@ class TeolaVectorStore(VectorStore):
     def write(self, chunks: Sequence[Chunk]) -> None:
         """Embed chunks and store them. The vectors come here only where they must."""
         write = self._pipelined(chunks)
-        if write is not None and not write.known().result():
+        if write is not None and not write.stored_chunks().result():
             write.write()
             return
         texts = [chunk.text for chunk in chunks]
@@ -121,7 +121,7 @@ class TeolaVectorStore(VectorStore):
     async def awrite(self, chunks: Sequence[Chunk]) -> None:
         """`write` in a loop."""
         write = self._pipelined(chunks)
-        if write is not None and not await _waited(write.known()):
+        if write is not None and not await _waited(write.stored_chunks()):
             await write.awrite()
             return
         texts = [chunk.text for chunk in chunks]
@@ -137,21 +137,21 @@ class TeolaVectorStore(VectorStore):
 
     def _own_embeddings(self) -> TeolaEmbeddings | None:
         """The embeddings, if their engine is in the same pool, and nobody has overridden what they do."""
-        own = self._embedding
-        if not isinstance(own, TeolaEmbeddings) or own.pool is not self.pool:
+        own_embeddings = self._embedding
+        if not isinstance(own_embeddings, TeolaEmbeddings) or own_embeddings.pool is not self.pool:
             return None
-        return own if isinstance(leaf_of(own, {}), EmbeddingLeaf) else None
+        return own_embeddings if isinstance(leaf_of(own_embeddings, {}), EmbeddingLeaf) else None
 
     def _pipelined(self, chunks: Sequence[Chunk]) -> PipelinedWrite | None:
-        """How they are written where a graph runs ahead; None where they are written all at once."""
-        (run, _), own = call_context(self.pool), None if self.pool.shared else self._own_embeddings()
-        if run is None or not run.claims or own is None or len(chunks) <= LEAST_ROWS:
+        """Return how chunks are written where a graph runs ahead; None where they are written all at once."""
+        (run, _), own_embeddings = call_context(self.pool), None if self.pool.shared else self._own_embeddings()
+        if run is None or not run.claims or own_embeddings is None or len(chunks) <= LEAST_ROWS:
             return None
-        return PipelinedWrite(self, own, chunks)
+        return PipelinedWrite(self, own_embeddings, chunks)
 
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
-        rows = [IngestRow(self.collection, c, _sent(v)) for c, v in zip(chunks, vectors, strict=True)]
+        rows = [IngestRow(self.collection, c, _vector_payload(v)) for c, v in zip(chunks, vectors, strict=True)]
         return self._call(PrimitiveKind.INGESTION, rows)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
@@ -203,7 +203,10 @@ class TeolaVectorStore(VectorStore):
     def max_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
-        """Of the `fetch_k` nearest, `k` that differ from each other. Hits carry no vectors: they are embedded again."""
+        """Return `k` of the `fetch_k` nearest that differ from each other.
+
+        Hits carry no vectors: they are embedded again.
+        """
         vector = self._embedding.embed_query(query)
         return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, **kwargs)
 
@@ -247,8 +250,8 @@ class TeolaVectorStore(VectorStore):
 
     def administer(self, method: str, *args: Any) -> Future[Any]:
         """One of the store's own operations (`get`, `count`, `delete`, `delete_collection`) on this collection."""
-        made: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
-        return made
+        future: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
+        return future
 
     # ------------------------------------------------------------ making
 
@@ -287,9 +290,9 @@ class TeolaVectorStore(VectorStore):
         parameters = inspect.signature(cls).parameters
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         of_class = {name: value for name, value in kwargs.items() if takes_all or name in parameters}
-        others = {name: value for name, value in kwargs.items() if name not in of_class}
-        _refuse_row_choices(others, "from_texts", ["metadatas", "ids", *parameters])
-        return cls(embedding=embedding, **of_class), others
+        unknown_arguments = {name: value for name, value in kwargs.items() if name not in of_class}
+        _refuse_row_choices(unknown_arguments, "from_texts", ["metadatas", "ids", *parameters])
+        return cls(embedding=embedding, **of_class), unknown_arguments
 
     def as_retriever(self, **kwargs: Any) -> TeolaRetriever:
         tags = super().as_retriever(tags=kwargs.pop("tags", None)).tags
@@ -301,7 +304,7 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
 
     @property
     def pool(self) -> Any:
-        """That of its store."""
+        """Return the pool of its store."""
         return getattr(self.vectorstore, "pool", None)
 
     def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
@@ -328,14 +331,14 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
         if store.embeddings.pool is not store.pool:
             return None
         try:
-            wanted = to_filter(options.get("filter"))
+            conditions = to_filter(options.get("filter"))
         except RegistrationError:
             return None
         k = options.get("k", 4)
-        return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, wanted, to_documents)
+        return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, conditions, to_documents)
 
 
-def _sent(vector: Sequence[float] | RemoteValue) -> Any:
+def _vector_payload(vector: Sequence[float] | RemoteValue) -> Any:
     if isinstance(vector, RemoteValue):
         return vector
     return tuple(vector if isinstance(vector, list | tuple) else to_list(vector))
@@ -351,34 +354,34 @@ def _columns(documents: Sequence[Document], kwargs: Mapping[str, Any]) -> dict[s
     }
 
 
-def _refuse(kwargs: Mapping[str, Any], method: str, known: list[str]) -> None:
+def _refuse(kwargs: Mapping[str, Any], method: str, supported: list[str]) -> None:
     for name in kwargs:
-        raise unknown_name(f"argument of {method}", name, known)
+        raise unknown_name(f"argument of {method}", name, supported)
 
 
-def _refuse_row_choices(kwargs: Mapping[str, Any], method: str, known: list[str]) -> None:
+def _refuse_row_choices(kwargs: Mapping[str, Any], method: str, supported: list[str]) -> None:
     """Raise `RegistrationError` for arguments that choose rows, and for those that look like a misspelt known one."""
     for name in kwargs:
-        if name in _CHOOSE_ROWS or difflib.get_close_matches(name, known, cutoff=0.8):
-            raise unknown_name(f"argument of {method}", name, known)
+        if name in _CHOOSE_ROWS or difflib.get_close_matches(name, supported, cutoff=0.8):
+            raise unknown_name(f"argument of {method}", name, supported)
 
 
 def _scored(hits: Sequence[Hit]) -> Scored:
     return list(zip(to_documents(hits), [hit.score for hit in hits], strict=True))
 
 
-def _unscored(found: Scored) -> list[Document]:
-    return [document for document, _ in found]
+def _unscored(scored: Scored) -> list[Document]:
+    return [document for document, _ in scored]
 
 
 def _diverse(
-    query: list[float], found: list[Document], vectors: list[list[float]], k: int, lambda_mult: float
+    query: list[float], documents: list[Document], vectors: list[list[float]], k: int, lambda_mult: float
 ) -> list[Document]:
     import numpy as np
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-    chosen = maximal_marginal_relevance(np.array(query), vectors, lambda_mult, k) if found else []
-    return [found[i] for i in chosen]
+    indices = maximal_marginal_relevance(np.array(query), vectors, lambda_mult, k) if documents else []
+    return [documents[i] for i in indices]
 
 
 def _waited(future: Future[Any]) -> asyncio.Future[Any]:

@@ -51,7 +51,7 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
     like = like if like is not None and like.pool is pool else None
     if pool is not None:
         acceleration.tools = agent_tools(graph, Planner(pool, passes, speculate))
-    bound_runnables = bound(runnables, options.bind, pool, strict=options.strict, beside=edges)
+    bound_runnables = bound(runnables, options.bind, pool, strict=options.strict, holders=edges)
     if speculate != "off":
         intercept_composite_methods()
         acceleration.composites = CompositeRules(bound_runnables, Threads(options.threads))

@@ -33,16 +33,17 @@ Node = Runnable[Any, Any]
 
 
 def bound(
-    chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None, *, strict: bool = True, beside: Any = ()
+    chain: Any, bind: Sequence[tuple[Any, str]], pool: EnginePool | None, *, strict: bool = True, holders: Any = ()
 ) -> Any:
-    """The chain (or a list of them) with the named objects replaced by ones on the pool; the very object if none is.
+    """Return the chain (or a list of them) with the named objects replaced by ones on the pool; the very object if none
+    is.
 
     A `ChatOpenAI` on an `OpenAIServer` engine keeps its own code and is carried by the engine. Another chat model
     becomes a `ChatTeola`, a text model a `TeolaLLM`, with the same name, tags and sampling parameters (those the model
     leaves to its provider are the engine's defaults: greedy, 256 tokens); messages then carry the engine's
     `response_metadata`. Embeddings and cross encoders are replaced wherever they sit in retrievers and compressors;
     see `stores` for the stores. Raises `RegistrationError` for what cannot be served faithfully, for what functions in
-    the chain, or in `beside`, hold as well, and, if `strict`, for what does not occur.
+    the chain, or in `holders`, hold as well, and, if `strict`, for what does not occur.
     """
     if bind and pool is None:
         raise RegistrationError(
@@ -54,7 +55,7 @@ def bound(
         bound_chain = replaced(chain, _replacement(obj, engine, pool))
         if bound_chain is chain and strict:
             raise _absent(obj)
-        if bound_chain is not chain and (keeper := kept_by((bound_chain, beside), obj, CLOSED)):
+        if bound_chain is not chain and (keeper := kept_by((bound_chain, holders), obj, CLOSED)):
             raise in_part(obj, keeper)
         chain = bound_chain
     return chain
@@ -65,7 +66,7 @@ CLOSED = (VectorStore, BaseCallbackHandler)
 
 
 def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """A copy of one object, of a subclass of its class, served as `bind=` serves it; see `EnginePool.bound`.
+    """Return a copy of one object, of a subclass of its class, served as `bind=` serves it; see `EnginePool.bound`.
 
     Raises `RegistrationError` for what cannot be served faithfully.
     """
@@ -81,7 +82,7 @@ def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:
 
 
 def _replacement(obj: Any, engine: str, pool: EnginePool) -> Make:
-    """What replaces `obj`. Raises `RegistrationError` for what no engine can do."""
+    """Return what replaces `obj`. Raises `RegistrationError` for what no engine can do."""
     if is_cross_encoder(obj):
         return _replace_only(obj, lambda kwargs: cross_encoder_on(obj, engine, pool))
     if isinstance(obj, Embeddings):

@@ -27,13 +27,13 @@ _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpu
 
 
 def _class(modules: Iterable[str], name: str, obj: Any) -> type[Any] | None:
-    """The class of that name that `obj` is an instance of; without importing what nobody has imported."""
+    """Return the class of that name that `obj` is an instance of; None without one. Imports no module."""
     classes = (getattr(sys.modules.get(module), name, None) for module in modules)
     return next((cls for cls in classes if cls is not None and isinstance(obj, cls)), None)
 
 
 def is_own_decoder(obj: Any) -> bool:
-    """Whether it decodes by Hugging Face's means: no engine answers in its words."""
+    """Return True if an object decodes by Hugging Face's means: no engine answers in its words."""
     modules = ("langchain_huggingface", "langchain_community.llms", "langchain_community.chat_models")
     return any(_class(modules, name, obj) for name in _MODELS)
 
@@ -42,18 +42,18 @@ def is_own_decoder(obj: Any) -> bool:
 
 
 class _OneLineEmbeddings(TeolaEmbeddings):
-    """As the object that it stands for, which embeds line breaks as spaces."""
+    """Embeddings that turn line breaks into spaces first, as the object that they stand for does."""
 
     @staticmethod
     def sent(text: str) -> str:
-        """What is embedded for a text."""
+        """Return what is embedded for a text."""
         return text.replace("\n", " ")
 
     def _call(self, texts: Iterable[str], role: Any, *, keep_remote: bool = False) -> Any:
         return super()._call([self.sent(text) for text in texts], role, keep_remote=keep_remote)
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:
-        """For readers that know of `sent`."""
+        """Return the leaf, for tracers that call `sent` first."""
         return super().__teola_leaf__(kwargs)
 
 
@@ -62,7 +62,7 @@ def is_embeddings(obj: Any) -> bool:
 
 
 def prompts_of(obj: Any, client: Any) -> dict[str, str]:
-    """What is put before texts, by the engine's role. `client`: the `SentenceTransformer` of the object."""
+    """Return what is put before texts, by the engine's role. `client`: the `SentenceTransformer` of the object."""
     return {role: _prompt_before_texts(client, encoding) for role, encoding in _encodings(obj).items()}
 
 
@@ -77,7 +77,7 @@ def _prompt_before_texts(client: Any, encoding: Mapping[str, Any]) -> str:
 
 
 def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
-    """Embeddings that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
+    """Return embeddings that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
     cls = _class(_EMBEDDINGS, "HuggingFaceEmbeddings", obj)
     if cls is None:
         return TeolaEmbeddings(pool=pool, engine=engine)
@@ -136,7 +136,10 @@ def is_cross_encoder(obj: Any) -> bool:
 
 
 def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncoder:
-    """Scores that an engine makes in place of `obj`. Raises `RegistrationError` where they would differ."""
+    """Return a cross encoder whose scores an engine makes in place of `obj`.
+
+    Raises `RegistrationError` where they would differ.
+    """
     cls = _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj)
     assert cls is not None
     if other := find_override(obj, cls):

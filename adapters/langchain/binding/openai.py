@@ -45,7 +45,7 @@ _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 
 
 def is_openai_chat(obj: Any) -> bool:
-    """Whether it talks to its server through the `openai` package, as `ChatOpenAI` and what is made of it do."""
+    """Return True for a chat model that talks to its server through the `openai` package, as `ChatOpenAI` does."""
     import sys
 
     base = getattr(sys.modules.get("langchain_openai.chat_models.base"), "BaseChatOpenAI", None)
@@ -53,7 +53,10 @@ def is_openai_chat(obj: Any) -> bool:
 
 
 def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """The object as it is, carried by the engine. Raises `RegistrationError` where the two talk to different places."""
+    """Return the object as it is, carried by the engine.
+
+    Raises `RegistrationError` where the two talk to different places.
+    """
     server: Any = pool.engine(engine)
     _check(obj, server)
     base = _OnCachingServer if server.prefix_caching else _OnServer
@@ -66,7 +69,7 @@ _CARRIED: WeakSet[Any] = WeakSet()
 
 
 def _carried(obj: Any, served_by: ServedBy) -> dict[str, Any]:
-    """Clients as the object's are, whose requests the engine carries."""
+    """Return clients like the object's, whose requests the engine carries."""
     clients: dict[str, Any] = {}
     if obj.root_client is not None:
         sync = EngineTransport.client(http_client(obj.root_client), *served_by)
@@ -94,7 +97,7 @@ def _check(obj: Any, server: Any) -> None:
 
 
 class _OnServer(ConfigScopedModel):
-    """Before the object's class in the order of methods: calls find their query, wherever they run."""
+    """A mixin before the object's class in the order of methods: calls find their query, wherever they run."""
 
     __teola_served_by__: ClassVar[ServedBy]
 
@@ -133,10 +136,10 @@ class _OnServer(ConfigScopedModel):
 
 
 class _OnCachingServer(_OnServer):
-    """On a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
+    """A model on a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
-        """None with a cache or a rate limiter, which a call made ahead would go around, for the Responses API, and
+        """Return None with a cache or a rate limiter, which a prefetch would go around, for the Responses API, and
         where the key comes from a function of the user's."""
         model: Any = self
         cached = model.cache or (model.cache is None and get_llm_cache() is not None)
@@ -163,7 +166,10 @@ def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
 
 
 def _captured_request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
-    """The request that a call would make, caught before it is sent. Runs nothing but the object's own formatting."""
+    """Return the request that a call would make, caught before it is sent.
+
+    Runs nothing but the object's own formatting.
+    """
     messages: list[BaseMessage] = prompt_value(model, value).to_messages()
     arguments = dict(kwargs)
     with capturing():
@@ -175,7 +181,7 @@ def _captured_request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Gene
 
 
 def _message(model: Any, generation: Generation) -> Any:
-    """What the object makes of an answer, as `invoke` returns it."""
+    """Return what the object makes of an answer, as `invoke` does."""
     assert isinstance(generation, WireGeneration)
     result = chat_result(model, json.loads(generation.response), joined_headers(whole_headers(generation.headers)))
     message = result.generations[0].message

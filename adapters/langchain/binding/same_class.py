@@ -33,7 +33,9 @@ _ENTRIES = ("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "
 
 
 def in_class_of(obj: Any, worker: Any, served_by: ServedBy) -> Any:
-    """A copy of `obj`, of a subclass of its class, whose work `worker` does: what `bind=` puts in the place of `obj`.
+    """Return a copy of `obj`, of a subclass of its class, whose work `worker` does.
+
+    `bind=` puts it in the place of `obj`.
 
     `worker` itself where it is of that class. Raises `RegistrationError` for an object that cannot be copied.
     """
@@ -57,7 +59,7 @@ def in_class_of(obj: Any, worker: Any, served_by: ServedBy) -> Any:
 
 
 class _OnEngine:
-    """Stands before the object's own class in the order of methods."""
+    """A mixin before the object's own class in the order of methods."""
 
     __teola_served_by__: ClassVar[ServedBy]
 
@@ -70,7 +72,7 @@ class _OnEngine:
 
 
 class _Model(_OnEngine, ConfigScopedModel):
-    """What chat models and text models have in common."""
+    """A model on an engine: what chat models and text models have in common."""
 
     __teola_known__: ClassVar[type]
     """LangChain's class, whose calls end in `_generate` and `_stream`."""
@@ -118,7 +120,7 @@ class _Model(_OnEngine, ConfigScopedModel):
 
     # Each class says `__teola_leaf__` itself: one that overrides anything of who says it is not trusted.
     def _leaf(self, kwargs: Mapping[str, Any]) -> Leaf | None:
-        """None where its class does more in a call than LangChain does: what the engine is asked for is not known."""
+        """Return None where its class does more in a call than LangChain does: its request is not known then."""
         framework_class = self.__teola_known__
         original_class = next(
             cls for cls in type(self).__mro__ if issubclass(cls, framework_class) and not issubclass(cls, _OnEngine)
@@ -138,17 +140,20 @@ class _ChatModel(_Model):
 
     @staticmethod
     def settings(model: Any) -> dict[str, Any]:
-        """As of a `ChatTeola`: with tools an answer has to be read before it is known what it is."""
+        """Return the settings of a `ChatTeola`: with tools an answer has to be read before it is known what it is."""
         fields_of(model)
         return {"disable_streaming": model.disable_streaming or "tool_calling"}
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any) -> Any:
-        """As `ChatTeola.bind_tools`, whose words `tool_choice` has. What only a provider's API knows is left out."""
+        """Bind tools as `ChatTeola.bind_tools` does, in whose words `tool_choice` is.
+
+        Arguments of provider APIs are left out.
+        """
         other_arguments = {name: value for name, value in kwargs.items() if name not in ARGUMENTS}
         return self.bind(**described(tools, tool_choice), **other_arguments)  # type: ignore[attr-defined]
 
     def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> Any:
-        """As `ChatTeola.with_structured_output`: the engine writes only what the schema allows."""
+        """Bind a schema as `ChatTeola.with_structured_output` does: the engine writes only what it allows."""
         model: Any = self
         return structured_output(model, schema, include_raw=include_raw, **kwargs)
 
@@ -164,7 +169,7 @@ class _TextModel(BatchesByQuery, _Model):
 
 
 class _Worked(_OnEngine):
-    """Work is done by an object that is made once."""
+    """An object whose work is done by another one, made once."""
 
     @property
     def _worker(self) -> Any:

@@ -24,28 +24,30 @@ from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 
 
-def with_serving(chain: Any, options: Options, beside: Any = ()) -> tuple[Options, Serving | None]:
-    """The options with what `serve=` binds, and what it has done; nothing without it.
+def with_serving(chain: Any, options: Options, holders: Any = ()) -> tuple[Options, Serving | None]:
+    """Return the options with what `serve=` binds, and a record of what it has done; None without `serve=`.
 
-    `chain` may be a list of Runnables; `beside`: what else may hold their models, and is not looked into by `bind=`.
+    `chain` may be a list of Runnables; `holders`: what else may hold their models, and is not looked into by `bind=`.
     """
     if options.serve is None:
         return options, None
     bound_ids = {id(obj) for obj, _ in options.bind}
     models = [one for one in models_in(chain) if id(one) not in bound_ids]
-    attempt = lambda obj, engine, pool: bound(chain, [(obj, engine)], pool, beside=beside)  # noqa: E731
+    attempt = lambda obj, engine, pool: bound(chain, [(obj, engine)], pool, holders=holders)  # noqa: E731
     want = partial(engine_for, starts_engines=options.serve == "own")
     serving = serve(models, want, attempt, options.serve, options.pool)
     seen = bound_ids | {id(one) for one in models}
-    unserved = (one for one in _in_functions((chain, beside)) if id(one) not in seen and not isinstance(want(one), str))
-    left = tuple(LeftAlone(one, _why_unbound(chain, beside, one)) for one in unserved)
+    unserved = (
+        one for one in _in_functions((chain, holders)) if id(one) not in seen and not isinstance(want(one), str)
+    )
+    left = tuple(LeftAlone(one, _why_unbound(chain, holders, one)) for one in unserved)
     return replace(options, pool=serving.pool, bind=options.bind + serving.bind), replace(
         serving, left=serving.left + left
     )
 
 
 def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
-    """The engine that a model asks for, or why it gets none."""
+    """Return the engine that a model asks for, or why it gets none."""
     if is_openai_chat(obj):
         key = getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
         return server_of(str(obj.root_async_client.base_url), obj.model_name, key, own=starts_engines)
@@ -60,7 +62,7 @@ def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
 
 
 def models_in(chain: Any) -> Iterable[Any]:
-    """Models, embeddings and cross encoders where `bind=` looks for them, each once."""
+    """Return the models, embeddings and cross encoders where `bind=` looks for them, each once."""
     models: dict[int, Any] = {}
 
     def note(node: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -83,11 +85,11 @@ def _is_model(node: Any) -> bool:
 
 
 def _in_functions(root: Any) -> Iterator[Any]:
-    """Models that are held where `bind=` does not look."""
+    """Return the models that functions hold, where `bind=` does not look."""
     reach = lambda node: () if issubclass(type(node), CLOSED) else held(node)  # noqa: E731
     return (one for one in below(root, reach, most=MOST) if _is_model(one))
 
 
-def _why_unbound(chain: Any, beside: Any, obj: Any) -> str:
-    keeper = kept_by((chain, beside), obj, CLOSED) or "something"
+def _why_unbound(chain: Any, holders: Any, obj: Any) -> str:
+    keeper = kept_by((chain, holders), obj, CLOSED) or "something"
     return f"it is held by {keeper}: pool.bound(model, engine) is for that"

@@ -50,7 +50,10 @@ def _splits(store: VectorStore, search_type: str) -> bool:
 
 
 def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> VectorStoreRetriever:
-    """The retriever, with its queries embedded by an engine. Raises `RegistrationError` where that may differ."""
+    """Return the retriever, with its queries embedded by an engine.
+
+    Raises `RegistrationError` where that may differ.
+    """
     store = node.vectorstore
     if isinstance(node, TeolaRetriever) and isinstance(store, TeolaVectorStore):
         return node.model_copy(update={"vectorstore": store_on(store, embeddings)})
@@ -66,7 +69,7 @@ def retriever_on(node: VectorStoreRetriever, embeddings: TeolaEmbeddings) -> Vec
 
 
 def store_on(store: VectorStore, embeddings: TeolaEmbeddings) -> VectorStore:
-    """A store that others search, with its embeddings on an engine: only ours, which keeps no data in its object."""
+    """Return a store that others search, its embeddings on an engine. Only ours, which keeps no data in its object."""
     if not isinstance(store, TeolaVectorStore):
         raise _cannot_bind(f"a {type(store).__name__} that is searched by something else than its own retriever")
     copied = copy.copy(store)
@@ -109,7 +112,7 @@ class PoolEmbeddedRetriever(ConfigScoped, VectorStoreRetriever):
         return await search(vector, **arguments)  # type: ignore[no-any-return]
 
     def _get_ls_params(self, **kwargs: Any) -> Any:
-        """As the retriever that it stands for."""
+        """Return the tracing parameters of the retriever that it stands for."""
         return {**super()._get_ls_params(**kwargs), "ls_retriever_name": "vectorstore"}
 
 

@@ -22,7 +22,7 @@ _LOOKED_INTO = (Runnable, BaseDocumentCompressor, BaseDocumentTransformer, Embed
 
 
 def replaced(node: Any, make: Make, kwargs: Mapping[str, Any] | None = None) -> Any:
-    """A copy of whatever is around replaced objects; the very same object where nothing is.
+    """Return a copy of whatever is around replaced objects; the very same object where nothing is replaced.
 
     Fields of Pydantic objects of the framework are looked into, and lists, tuples and dicts there. Functions,
     vector stores, compiled graphs and what a model is made of are not.
@@ -57,7 +57,7 @@ def _with_fields(node: Any, make: Make, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _handed_on(node: Any, name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments with which a part is called, as far as they are bound."""
+    """Return the arguments with which a part is called, as far as they are bound."""
     if isinstance(node, RunnableBindingBase) and name == "bound":
         return {**node.kwargs, **kwargs}
     return kwargs if isinstance(node, RunnableSequence) and name == "first" else {}

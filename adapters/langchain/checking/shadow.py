@@ -26,7 +26,7 @@ __all__ = ["OriginalCall", "Shadow", "ShadowReport", "check_repeatable", "shadow
 
 
 def shadow_of(share: float) -> Shadow:
-    """Of a Runnable. Raises `RegistrationError` for what is no share."""
+    """Return the shadow of a Runnable. Raises `RegistrationError` for what is no share."""
     return Shadow(share, snapshot)
 
 

@@ -34,7 +34,7 @@ Node = Runnable[Any, Any]
 
 
 class Accelerate(Protocol):
-    """What happens to the parts."""
+    """A function that accelerates the parts of a composite."""
 
     def __call__(self, node: Node, /) -> Node:
         """The same part, accelerated if that is of any use."""
@@ -45,7 +45,7 @@ class Accelerate(Protocol):
         ...
 
     def maps(self, node: RunnableEach[Any, Any], /) -> bool:
-        """Whether the graph knows all that is done with an item, so that it needs no plan of its own."""
+        """Return True if the graph knows all that is done with an item, so that it needs no plan of its own."""
         ...
 
 
@@ -143,16 +143,16 @@ class _Remembered:
 
     def __init__(self, accelerate: Accelerate) -> None:
         self._accelerate = accelerate
-        self._known: list[tuple[Node, Node]] = []
+        self._pairs: list[tuple[Node, Node]] = []
 
     def __call__(self, value: Any) -> Any:
         if not isinstance(value, Runnable):
             return value
-        for original, accelerated in list(self._known):
+        for original, accelerated in list(self._pairs):
             if original is value:
                 return accelerated
         accelerated = self._accelerate(value)
-        self._known = [*self._known[1 - KEPT :], (value, accelerated)]
+        self._pairs = [*self._pairs[1 - KEPT :], (value, accelerated)]
         return accelerated
 
 

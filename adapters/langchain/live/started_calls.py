@@ -58,9 +58,9 @@ class StartedCall(NamedTuple):
             self.deadline.check()
 
     def items(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """What a stream of the chain gives. The query ends with it, read to its end or not."""
+        """Yield what a stream of the chain gives. The query ends with it, read to its end or not."""
         query_run = None if self.run is None else self.run.whole
-        with self._kept():
+        with self._until_end():
             for item in _ruled(self.composites, streamed_in(query_run, self.terms, make())):
                 if self.deadline is not None:
                     self.deadline.check()
@@ -71,7 +71,7 @@ class StartedCall(NamedTuple):
     async def aitems(self, make: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
         """`items` in a loop."""
         query_run = None if self.run is None else self.run.whole
-        with self._kept():
+        with self._until_end():
             async with aclosing(_aruled(self.composites, astreamed_in(query_run, self.terms, make()))) as items:
                 while True:
                     async with interrupting(self.deadline):
@@ -81,8 +81,8 @@ class StartedCall(NamedTuple):
                     yield item  # type: ignore[misc]
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """For generators: the query ends with them, or when they are freed."""
+    def _until_end(self) -> Iterator[None]:
+        """Return a context for generators: the query ends with them, or when they are freed."""
         if self.run is None:
             yield
             return
@@ -140,7 +140,7 @@ class StartedBatch(NamedTuple):
 
     @classmethod
     def of(cls, started: Sequence[StartedCall]) -> StartedBatch | None:
-        """None, with nothing left running, unless every input has started."""
+        """Return the batch; None, with nothing left running, unless every input has started."""
         runs = [one.run for one in started if one.run is not None]
         if len(runs) < len(started):
             for one in started:
@@ -171,7 +171,7 @@ class streaming:
 
 
 def shared_limit(configs: Sequence[RunnableConfig]) -> ConcurrencyLimit | None:
-    """What `max_concurrency` leaves to the early work of all inputs of a batch together."""
+    """Return the limit that `max_concurrency` sets for the prefetches of all inputs of a batch together."""
     limits = [limit for one in configs if (limit := one.get("max_concurrency"))]
     return ConcurrencyLimit(min(limits)) if limits else None
 

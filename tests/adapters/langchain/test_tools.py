@@ -205,14 +205,14 @@ def feed(animal: Literal["lamb", "cow"], often: bool) -> str:
 @pytest.mark.vllm
 def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> None:
     """The model is random; what it may write is not."""
-    from teola_plugin.adapters.langchain.tools import described, taken
+    from teola_plugin.adapters.langchain.tools import described, without_tools
     from teola_plugin.graph import PrimitiveKind
     from teola_plugin.requests.payloads import Generate, Prompt, Sampling
     from teola_plugin.requests.payloads import Message as Said
     from teola_plugin.requests.request import Request
     from teola_plugin.requests.results import Done
 
-    _, tools = taken(described([feed, Fact], "feed"))
+    _, tools = without_tools(described([feed, Fact], "feed"))
     assert tools is not None
     asked = Generate(
         Prompt((Said("user", "Feed the lamb."),), tools=tools.shown), Sampling(max_tokens=64, json_schema=tools.schema)

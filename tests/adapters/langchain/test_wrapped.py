@@ -304,7 +304,7 @@ def test_a_leaf_that_gains_nothing_is_called_by_the_plain_object() -> None:
     ledger.look = lambda: threading.current_thread().name == "teola-prefetch"
     fast = accelerate(three_assigns(ledger))
     fast.invoke(QUESTION)
-    assert len(fast._prefetch_plan.sites) == 3 and len(fast._prefetch_plan.early) == 2
+    assert len(fast._prefetch_plan.sites) == 3 and len(fast._prefetch_plan.prefetched_sites) == 2
     assert sorted(ledger.variables) == [False, True, True]
 
 
