@@ -283,9 +283,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     ) -> StartedCall:
         """Start the live query; without one when there is nothing to run ahead, or planning failed: the original.
 
-        `entry`: for entry points that may prefetch calls of the user's own models and retrievers. `is_whole_call`: all of the
-        call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers.
-        Raises `RegistrationError` for terms that make no sense.
+        `entry`: for entry points that may prefetch calls of the user's own models and retrievers. `is_whole_call`: all
+        of the call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers. Raises
+        `RegistrationError` for terms that make no sense.
         """
         plan = None if entry is None or kwargs else self._prefetch_plan
         merged = ensure_config(self._with_own(config) if self.config else config)
