@@ -137,7 +137,7 @@ class TargetKey:
 
 
 def configuration(target: Any) -> Hashable:
-    """Return the attributes of a model or retriever that decide its results: declared fields and private attributes.
+    """Return the attributes of a model or retriever that decide its results: fields, also extra ones, and private ones.
 
     Not read from `__dict__`, which holds cached values, too, that come and go. An object that is no pydantic model has
     no declared fields: its configuration equals that of the same object only.
@@ -146,7 +146,8 @@ def configuration(target: Any) -> Hashable:
     if not hasattr(cls, "model_fields"):
         return _SameObject(target)
     values = {name: getattr(target, name) for name in _deciding_fields(cls)}
-    values |= getattr(target, "__pydantic_private__", None) or {}
+    for name in ("__pydantic_extra__", "__pydantic_private__"):
+        values |= getattr(target, name, None) or {}
     return freeze({name: one for name, one in values.items() if not _is_derived(name, one)})
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
-from pydantic import BaseModel, PrivateAttr, SecretStr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr
 
 from teola_plugin.adapters.snapshots import exactly, snapshot
 from teola_plugin.request_keys import TargetKey, UnknownValue, freeze
@@ -102,6 +102,15 @@ def test_private_attributes_belong_to_the_configuration() -> None:
     one._answers.append("one")
     assert TargetKey(one) == TargetKey(one)
     assert TargetKey(one) != TargetKey(other)
+
+
+class Extra(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+def test_fields_that_the_class_does_not_declare_belong_to_the_configuration() -> None:
+    assert TargetKey(Extra(region="north")) == TargetKey(Extra(region="north"))
+    assert TargetKey(Extra(region="north")) != TargetKey(Extra(region="south"))
 
 
 def test_an_object_without_declared_fields_equals_itself_only() -> None:
