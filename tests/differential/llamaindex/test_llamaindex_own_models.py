@@ -26,7 +26,7 @@ from llama_index.core.utilities.token_counting import TokenCounter
 
 from benchmarks.llamaindex.engines import ASKED, accumulate, naive_rag, router_multi, shown
 from benchmarks.llamaindex.kits import Kit
-from teola_plugin import accelerate
+from teola_plugin import accelerate, uninstall
 from teola_plugin.adapters.llamaindex import prefetching
 from tests.support.llamaindex_own import ChattyLLM, Diary, DiaryHandler, Watched, diary_of, watched
 
@@ -149,6 +149,39 @@ def test_an_exception_is_the_callers_own_and_what_was_not_begun_is_not(own: Watc
             accelerate(engine, concurrent=told(own)).query(ASKED)
         settled()
         assert len(own.prompts) <= most
+
+
+def test_a_prefetch_that_fails_in_a_way_that_may_pass_is_made_again_by_the_original(own: Watched) -> None:
+    engine = accumulate(own.kit)
+    own.fresh()
+    before = shown(engine.query(ASKED))
+    noted, failed = own.kit.ledger.asked, list[str]()
+
+    def asked(prompt: str) -> None:
+        noted(prompt)
+        if not failed and threading.current_thread().name == "teola-prefetch":
+            failed.append(prompt)
+            raise ConnectionError("reset by the peer")
+
+    own.kit.ledger.asked = asked  # type: ignore[method-assign]
+    fast = accelerate(engine, concurrent=told(own))
+    own.fresh(wanted=2)
+    assert shown(fast.query(ASKED)) == before
+    assert own.prompts.count(failed[0]) == 2
+    assert len(own.prompts) == 5
+
+
+def test_after_uninstall_the_object_runs_as_its_original_until_the_next_accelerate(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=told(own))
+    uninstall()
+    own.fresh()
+    fast.query(ASKED)
+    assert own.together() == 1
+    assert own.threads == {threading.current_thread().name}
+    accelerate(accumulate(own.kit), concurrent=told(own))
+    own.fresh(wanted=4)
+    fast.query(ASKED)
+    assert own.together() == 4
 
 
 def test_early_calls_see_the_callers_context(own: Watched) -> None:
