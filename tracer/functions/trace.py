@@ -16,6 +16,7 @@ from teola_plugin.tracer.functions.interpreter import (
     BlockExit,
     CallFrame,
     FunctionInterpreter,
+    OutOfFuel,
     Rules,
     SharedContext,
     enter_function,
@@ -104,8 +105,8 @@ def summarize_function(
 
 
 def _warn(func: Any, error: Exception) -> None:
-    """Log an error of ours, once for each cause. Sources that are not understood are no errors."""
-    if isinstance(error, NotUnderstood):
+    """Log an error of ours, once for each cause. A source that is not understood, too long or too deep is none."""
+    if isinstance(error, (NotUnderstood, OutOfFuel, RecursionError)):
         return
     name = getattr(func, "__qualname__", type(func).__name__)
     _warned(

@@ -360,12 +360,13 @@ def test_reading_ends_soon(func: Callable[..., Any]) -> None:
     ],
     ids=["long sum", "parentheses", "attributes", "many lines", "many calls"],
 )
-def test_long_functions(tmp_path: Path, text: str) -> None:
+def test_long_functions(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     nodes = module(tmp_path, f"def node(state):\n    {text}\n")
     summarized(nodes.node)
     start = time.thread_time()
     summarized(nodes.node)
     assert time.thread_time() - start < 1.0
+    assert "is a bug of teola-plugin" not in caplog.text
 
 
 def test_functions_of_the_standard_library_and_frameworks_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
