@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.adapters.langchain.checking.comparison import failure
+from teola_plugin.adapters.langchain.shadow import failure
 from teola_plugin.adapters.named_objects import Target, load
 from teola_plugin.cli.compare import measure, plot, show
 from teola_plugin.cli.compare.entries import entries_of

@@ -20,7 +20,7 @@ from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCal
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
 from teola_plugin.adapters.langchain.binding.serve import with_serving
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
-from teola_plugin.adapters.langchain.live.parts import with_parts
+from teola_plugin.adapters.langchain.parts import with_parts
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, has_mapped_leaves, is_lowered, plan_prefetching
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable

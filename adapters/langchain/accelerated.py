@@ -17,8 +17,8 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, RunnableSequence
 
 from teola_plugin.adapters.early_work import joinable, log_fallback
-from teola_plugin.adapters.langchain.live.started_calls import StartedCall
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
+from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
 from teola_plugin.adapters.terms import context_of
 from teola_plugin.errors import TeolaError

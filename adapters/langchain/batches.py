@@ -10,14 +10,14 @@ from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
 from teola_plugin.adapters.langchain.current_query import asked_in
-from teola_plugin.adapters.langchain.live.started_calls import (
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
+from teola_plugin.adapters.langchain.started_calls import (
     StartedBatch,
     StartedCall,
     shared_limit,
     streaming,
     under_rules,
 )
-from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.runtime.call_limits import ConcurrencyLimit

@@ -2,31 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listening
-from teola_plugin.adapters.langchain.messages import to_prompt
-from teola_plugin.adapters.langchain.structured import structured_output
 from teola_plugin.adapters.langchain.tools import Tool, Tools, described, without_tools
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
+from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind, on_loop
-from teola_plugin.requests.payloads import Generate, Generation, Sampling
+from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
+
+_ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
+    (SystemMessage, "system"),
+    (HumanMessage, "user"),
+    (AIMessage, "assistant"),
+    (ToolMessage, "tool"),
+    (FunctionMessage, "tool"),
+)
+_CHAT_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_NOT_FOR_THE_MODEL = frozenset({"reasoning", "thinking", "redacted_thinking"})
+"""Blocks of other models' answers that are left out when the answer is sent back."""
+_TOOL_CALLS = frozenset({"tool_use", "tool_call", "function_call"})
+"""Blocks that `AIMessage.tool_calls` repeats."""
+
+
+def to_prompt(messages: Sequence[BaseMessage]) -> Prompt:
+    """The prompt of a conversation. Raises `RegistrationError` for what a text engine cannot take (images, ...)."""
+    if not messages:
+        raise RegistrationError("ChatTeola was given no messages.", hint="pass at least one message or a string")
+    return Prompt(messages=tuple(Message(_role(m), _text(m)) for m in messages))
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        role = _CHAT_ROLES.get(message.role.lower())
+    else:
+        role = next((role for kind, role in _ROLES if isinstance(message, kind)), None)
+    if role is None:
+        role = getattr(message, "role", message.type)
+        raise RegistrationError(
+            f"ChatTeola cannot send a message of role {role!r}.", hint="use system, human, ai or tool messages"
+        )
+    return role
+
+
+def _text(message: BaseMessage) -> str:
+    content: str | Sequence[Any] = message.content
+    blocks: Iterable[Any] = [content] if isinstance(content, str) else content
+    text = "".join(_block_text(block, message) for block in blocks)
+    if isinstance(message, AIMessage) and message.tool_calls:
+        calls = [json.dumps({"name": c["name"], "arguments": c["args"]}) for c in message.tool_calls]
+        text = "\n".join([text, *calls] if text else calls)
+    return text
+
+
+def _block_text(block: Any, message: BaseMessage) -> str:
+    if isinstance(block, str):
+        return block
+    kind = block.get("type", "")
+    if kind == "text":
+        return str(block["text"])
+    if isinstance(message, AIMessage) and (kind in _NOT_FOR_THE_MODEL or kind in _TOOL_CALLS):
+        return ""
+    raise RegistrationError(
+        f"ChatTeola takes text only, but a {message.type} message holds a part of type {kind!r}.",
+        hint="send its text, or call a multimodal model for this step; it may stand in the same chain",
+    )
+
+
+_METHODS = ("json_schema", "function_calling", "json_mode")
+"""All are the same here: the engine can only write what the schema allows."""
+
+
+def structured_output(
+    model: BaseChatModel,
+    schema: dict[str, Any] | type,
+    *,
+    include_raw: bool = False,
+    method: str = "json_schema",
+    strict: bool | None = None,
+    **unknown: Any,
+) -> Runnable[LanguageModelInput, Any]:
+    """`model` bound to `schema`, then its parser. Raises `RegistrationError` for another method or argument."""
+    for name in unknown:
+        raise unknown_name("argument of with_structured_output", name, ["include_raw", "method", "strict"])
+    if method not in _METHODS:
+        raise unknown_name("method of with_structured_output", method, list(_METHODS))
+    format_shown = {"kwargs": {"method": "json_schema", "strict": strict}, "schema": _schema_for_models(schema)}
+    bound = model.bind(json_schema=json_schema_of(schema), ls_structured_output_format=format_shown)
+    parser = _parser(schema)
+    return _with_raw(bound, parser) if include_raw else bound | parser
+
+
+def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
+    """A JSON schema as it is; that of a pydantic class; anything else as LangChain describes it."""
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        describe = getattr(schema, "model_json_schema", None) or schema.schema  # type: ignore[attr-defined]
+        return describe()  # type: ignore[no-any-return]
+    plain = isinstance(schema, dict) and "parameters" not in schema and "function" not in schema
+    return schema if plain else convert_to_json_schema(schema)  # type: ignore[return-value]
+
+
+def _schema_for_models(schema: dict[str, Any] | type) -> dict[str, Any]:
+    """The schema as LangChain's tracers expect it; one that has no title cannot be written that way."""
+    return (
+        json_schema_of(schema) if isinstance(schema, dict) and "title" not in schema else convert_to_json_schema(schema)
+    )
+
+
+def _parser(schema: dict[str, Any] | type) -> BaseOutputParser[Any]:
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        return PydanticOutputParser(pydantic_object=schema)
+    return JsonOutputParser()
+
+
+def _with_raw(model: Runnable[Any, Any], parser: BaseOutputParser[Any]) -> Runnable[LanguageModelInput, Any]:
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun

@@ -26,7 +26,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.early_words import listed
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.langchain import known_composites as known
+from teola_plugin.adapters.langchain import composites
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.current_query import active_run
 from teola_plugin.adapters.langchain.prefetching import (
@@ -112,7 +112,7 @@ def _all(node: Any) -> Iterator[Any]:
 
 
 def _parts(node: Any) -> list[Any]:
-    return known.parts_of(node) if known.name_of(node) else [part for _, part in parts(node)]
+    return composites.parts_of(node) if composites.name_of(node) else [part for _, part in parts(node)]
 
 
 def _distinct(calls: Iterable[PartCall]) -> Iterator[PartCall]:
@@ -211,7 +211,7 @@ def _of_retrievers(node: Any, query: str, run_manager: Any, **_: Any) -> tuple[l
 
 
 def _of_documents(node: Any, documents: Sequence[Any], query: str, callbacks: Any = None) -> tuple[list[PartCall], Any]:
-    if not known.asks_as_usual(node):
+    if not composites.asks_as_usual(node):
         return [], callbacks
     return [PartCall(node.llm_chain, node.get_input(query, one), {}) for one in documents], callbacks
 
@@ -233,10 +233,10 @@ def _of_prompts(
 
 
 EXPECTED: Mapping[str, Mapping[str, Callable[..., tuple[list[PartCall], Any]]]] = {
-    known.MULTI_QUERY: {"retrieve_documents": _of_queries},
-    known.ENSEMBLE: {"rank_fusion": _of_retrievers},
-    known.MERGER: {"merge_documents": _of_retrievers},
-    known.EXTRACTOR: {"compress_documents": _of_documents},
+    composites.MULTI_QUERY: {"retrieve_documents": _of_queries},
+    composites.ENSEMBLE: {"rank_fusion": _of_retrievers},
+    composites.MERGER: {"merge_documents": _of_retrievers},
+    composites.EXTRACTOR: {"compress_documents": _of_documents},
     "langchain_core.language_models.chat_models.BaseChatModel": {"generate": _of_messages},
     "langchain_core.language_models.llms.LLM": {"_generate": _of_prompts, "_agenerate": _of_prompts},
 }
@@ -249,7 +249,7 @@ def _calls_of(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool
         return None
     try:
         calls, callbacks = expected(node, *args, **kwargs)
-        if len(calls) < 2 or not (isinstance(node, BaseLanguageModel) or known.name_of(node)):
+        if len(calls) < 2 or not (isinstance(node, BaseLanguageModel) or composites.name_of(node)):
             return None
         prefetched_calls = rules.prefetched(node, calls, callbacks, on_loop=on_loop)
         return CompositeCalls(prefetched_calls, callbacks, on_loop=on_loop) if prefetched_calls else None
@@ -297,18 +297,20 @@ def intercept_composite_methods() -> None:
 
 def described(chain: Any, rules: CompositeRules) -> tuple[str, ...]:
     """Return a phrase for each kind of composite in a chain whose calls are prefetched."""
-    names = [type(node).__name__ for node in _composites(chain) if any(map(rules.allows, known.calls_of(node)))]
+    names = [type(node).__name__ for node in _composites(chain) if any(map(rules.allows, composites.calls_of(node)))]
     return tuple(f"the calls that {name} makes one after the other, side by side" for name in dict.fromkeys(names))
 
 
 def advice(chain: Any, threads: Threads) -> tuple[str, ...]:
     """Return what to name in `concurrent=`, so that sync calls of composites need not wait for each other."""
-    composites: dict[str, dict[str, None]] = {}
+    classes_by_part: dict[str, dict[str, None]] = {}
     for node in _composites(chain):
-        names = [type(one).__name__ for part in known.calls_of(node) for one in threads.unnamed(part)]
+        names = [type(one).__name__ for part in composites.calls_of(node) for one in threads.unnamed(part)]
         if names:
-            composites.setdefault(listed(list(dict.fromkeys(names))), {})[type(node).__name__] = None
-    return tuple(_NAME_THEM.format(names=names, classes=listed(list(composites[names]))) for names in composites)
+            classes_by_part.setdefault(listed(list(dict.fromkeys(names))), {})[type(node).__name__] = None
+    return tuple(
+        _NAME_THEM.format(names=names, classes=listed(list(classes_by_part[names]))) for names in classes_by_part
+    )
 
 
 _NAME_THEM = (
@@ -318,4 +320,4 @@ _NAME_THEM = (
 
 
 def _composites(node: Any) -> Iterator[Any]:
-    return (one for one in _all(node) if known.name_of(one))
+    return (one for one in _all(node) if composites.name_of(one))

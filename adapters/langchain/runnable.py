@@ -20,18 +20,17 @@ from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.early_work import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.batches import Batches
-from teola_plugin.adapters.langchain.checking.shadow import (
+from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
+from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
+from teola_plugin.adapters.langchain.shadow import (
     OriginalCall,
     Shadow,
     ShadowReport,
     check_repeatable,
     shadow_of,
 )
-from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
-from teola_plugin.adapters.langchain.live.session import SessionHandler, joined_config
-from teola_plugin.adapters.langchain.live.started_calls import StartedCall
-from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
-from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
+from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, without_tail
 from teola_plugin.adapters.serving.serving import Serving, served_section

@@ -11,7 +11,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from teola_plugin.adapters.langchain import known_composites as classes
+from teola_plugin.adapters.langchain import composites
 from teola_plugin.adapters.langchain.prefetch_plan import eligible, is_lowered, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
@@ -56,7 +56,7 @@ class Threads:
             return self.safety.told_of(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
         if is_pool_backed(node):
             return self._searches_engines(node)
-        parts = classes.parts_of(node)
+        parts = composites.parts_of(node)
         return bool(parts) and all(self._part(one) for one in parts)
 
     def _searches_engines(self, node: Any) -> bool:
@@ -76,7 +76,7 @@ class Threads:
             yield part.vectorstore.embeddings
         elif isinstance(part, VectorStoreRetriever):
             yield part.vectorstore
-        elif below := classes.parts_of(part):
+        elif below := composites.parts_of(part):
             yield from (one for child in below if not self._part(child) for one in self._blocking(child))
         elif isinstance(part, Runnable) and not isinstance(part, BaseRetriever | BaseLanguageModel):
             leaves = (site.target for site in sites_of(part, mapped=True).values())
@@ -95,7 +95,7 @@ class Threads:
             return self.allow(part)
         if isinstance(leaf_of(part, {}), RerankingLeaf):
             return True
-        parts = classes.parts_of(part)
+        parts = composites.parts_of(part)
         return self.safety.told_of(part) or (bool(parts) and all(self._part(one) for one in parts))
 
     def _chain(self, node: Any) -> bool:

@@ -6,9 +6,11 @@ import asyncio
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
@@ -16,7 +18,6 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from teola_plugin.adapters.calls import check_engine, joined, to_list
 from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.adapters.langchain.pipelined_write import LEAST_ROWS, PipelinedWrite
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
@@ -27,10 +28,92 @@ from teola_plugin.runtime.works.remote_values import RemoteValue
 from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+MOST_PARTS = 8
+"""Parts of a list whose storing overlaps with its embedding, at most; each costs a transaction."""
+LEAST_ROWS = 16
+"""Rows of a part, at least."""
 
-    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+
+class Store(Protocol):
+    """The store that is written to."""
+
+    def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Any]) -> CallHandle: ...
+
+    def administer(self, method: str, *args: Any) -> Future[Any]: ...
+
+
+class PipelinedWrite:
+    """A write of one step: `chunks`, each of an id of its own, into `store`."""
+
+    def __init__(self, store: Store, embedding: TeolaEmbeddings, chunks: Sequence[Chunk]) -> None:
+        self._store, self._embedding = store, embedding
+        size = max(LEAST_ROWS, -(-len(chunks) // MOST_PARTS))
+        self._parts = [chunks[at : at + size] for at in range(0, len(chunks), size)]
+        self._vectors: list[CallHandle] = []
+        self._writes: list[tuple[Sequence[Chunk], CallHandle]] = []
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def stored_chunks(self) -> Future[Any]:
+        """Return the chunks of these ids that the store has. If there are any, write all at once."""
+        return self._store.administer("get", [chunk.id for part in self._parts for chunk in part])
+
+    def _embed(self) -> None:
+        self._vectors = [self._embedding.begin_documents([chunk.text for chunk in part]) for part in self._parts]
+
+    def _store_part(self, number: int, vectors: Sequence[Any]) -> None:
+        part = self._parts[number]
+        self._writes.append((part, self._store.ingest(part, vectors)))
+
+    def _written(self) -> list[str]:
+        return [chunk.id for part, _ in self._writes for chunk in part]
+
+    def write(self) -> None:
+        """Embed and store all of them. Raises what the engines raise."""
+        self._embed()
+        try:
+            for number, vectors in enumerate(self._vectors):
+                self._store_part(number, vectors.result())
+            for _, rows in self._writes:
+                rows.result()
+        except BaseException:
+            self._stop()
+            for _, rows in self._writes:
+                _wait_for(rows)
+            if ids := self._written():
+                self._store.administer("delete", ids).result()
+            raise
+
+    async def awrite(self) -> None:
+        """`write` in a loop."""
+        self._embed()
+        try:
+            for number, vectors in enumerate(self._vectors):
+                self._store_part(number, await vectors)
+            for _, rows in self._writes:
+                await rows
+        except BaseException:
+            self._stop()
+            await asyncio.shield(asyncio.ensure_future(self._take_back()))
+            raise
+
+    async def _take_back(self) -> None:
+        await asyncio.gather(*(rows for _, rows in self._writes), return_exceptions=True)
+        if ids := self._written():
+            await asyncio.wrap_future(self._store.administer("delete", ids))
+
+    def _stop(self) -> None:
+        for vectors in self._vectors:
+            vectors.cancel()
+
+
+def _wait_for(rows: CallHandle) -> None:
+    try:
+        rows.result()
+    except Exception:  # told by another one already
+        return
+
 
 Scored = list[tuple[Document, float]]
 _OF_OTHER_SEARCHES = frozenset({"fetch_k", "lambda_mult", "score_threshold"})

@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
-from teola_plugin.adapters.langchain.live.started_calls import StartedCall
+from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call

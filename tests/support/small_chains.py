@@ -10,7 +10,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 
-from teola_plugin.adapters.langchain.checking.shadow import ShadowReport
+from teola_plugin.adapters.langchain.shadow import ShadowReport
 
 QUESTION = {"question": "what is a lambda?"}
 WAYS = ("invoke", "ainvoke")

@@ -12,10 +12,9 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.held import MOST, below, held
-from teola_plugin.adapters.langchain.binding.bind import CLOSED, bound
+from teola_plugin.adapters.langchain.binding.bind import CLOSED, bound, replaced
 from teola_plugin.adapters.langchain.binding.huggingface import is_cross_encoder, is_embeddings, prompts_of
 from teola_plugin.adapters.langchain.binding.openai import is_openai_chat
-from teola_plugin.adapters.langchain.binding.walk import replaced
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.serving.serving import LeftAlone, Serving, serve
 from teola_plugin.adapters.serving.specs import Wanted, embedder_of, none_for, reranker_of, server_of

@@ -58,7 +58,7 @@ def entries_of(obj: Any, name: str) -> Entries:
 
 
 def _of_runnable(obj: Any) -> Entries:
-    from teola_plugin.adapters.langchain.checking.comparison import snapshot
+    from teola_plugin.adapters.langchain.shadow import snapshot
 
     config = _configs(obj)
     return Entries(

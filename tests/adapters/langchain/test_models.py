@@ -19,8 +19,8 @@ from support.small_chains import ask, counted
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.adapters.langchain.checking.shadow import ShadowReport
 from teola_plugin.adapters.langchain.llm import TeolaLLM
+from teola_plugin.adapters.langchain.shadow import ShadowReport
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 

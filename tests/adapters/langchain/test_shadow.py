@@ -28,10 +28,9 @@ from support.small_chains import QUESTION, WAYS, ask, call, counted, two_steps
 
 from teola_plugin import EnginePool, QueryTimeout, RegistrationError, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.adapters.langchain.checking.comparison import difference, snapshot
-from teola_plugin.adapters.langchain.checking.shadow import Shadow, ShadowReport
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
+from teola_plugin.adapters.langchain.shadow import Shadow, ShadowReport, difference, snapshot
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 
 # ------------------------------------------------------------ comparing

@@ -24,7 +24,7 @@ from support.own_leaves import Chat, Ledger, Text
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
-from teola_plugin.adapters.langchain.live.started_calls import under_rules
+from teola_plugin.adapters.langchain.started_calls import under_rules
 from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
 

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextvars import Context, copy_context
 from typing import Any
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
+from teola_plugin.adapters.checking import comparison
+from teola_plugin.adapters.checking.comparison import Fields, difference, failure
 from teola_plugin.adapters.checking.shadow import Shadow, ShadowReport
-from teola_plugin.adapters.langchain.checking.comparison import snapshot
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.prefetching import untraced
 from teola_plugin.errors import RegistrationError
@@ -21,6 +23,31 @@ from teola_plugin.graph import WorkflowTemplate
 from teola_plugin.runtime.call_limits import inside_early
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims import langchain as shims
+
+__all__ = ["difference", "failure", "snapshot"]
+
+
+def snapshot(value: Any, depth: int = 60) -> Any:
+    """Plain data that stands for the value; later changes of the value do not reach it.
+
+    Of a message, what differs from call to call is left out: ids, token counts, what the provider says of the response.
+    """
+    return comparison.snapshot(value, depth, _fields_of_known_class)
+
+
+def _fields_of_known_class(value: Any) -> Fields | None:
+    return _message(value) if isinstance(value, BaseMessage) else None
+
+
+def _message(message: BaseMessage) -> Fields:
+    yield "content", message.content
+    yield "name", message.name
+    for name in ("status", "artifact"):
+        yield name, getattr(message, name, None)
+    for name in ("tool_calls", "invalid_tool_calls"):
+        calls = getattr(message, name, ())
+        yield name, [{"name": call.get("name"), "args": call.get("args")} for call in calls]
+
 
 __all__ = ["OriginalCall", "Shadow", "ShadowReport", "check_repeatable", "shadow_of"]
 

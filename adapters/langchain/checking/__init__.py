@@ -1,1 +1,0 @@
-"""`shadow=`: some answers are compared with what the original says."""
