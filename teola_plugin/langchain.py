@@ -8,13 +8,11 @@ from teola_plugin.lazy_names import lazy
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.chat import ChatTeola
-    from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-    from teola_plugin.adapters.langchain.engine_tools import on_engine, tool_engine
+    from teola_plugin.adapters.langchain.engine_tools import on_engine, read_only, tool_engine
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
-    from teola_plugin.adapters.langchain.read_only import read_only
-    from teola_plugin.adapters.langchain.rerank import TeolaRerank
+    from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder, TeolaRerank
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
     from teola_plugin.adapters.langchain.web_search import TeolaWebSearch
     from teola_plugin.adapters.langgraph.middleware import EngineMiddleware

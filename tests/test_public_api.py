@@ -41,7 +41,7 @@ def test_star_import() -> None:
 
 PUBLIC = {
     "teola_plugin.adapters.langchain.chat": ["ChatTeola"],
-    "teola_plugin.adapters.langchain.cross_encoder": ["TeolaCrossEncoder"],
+    "teola_plugin.adapters.langchain.rerank": ["TeolaCrossEncoder"],
     "teola_plugin.adapters.langchain.embeddings": ["TeolaEmbeddings"],
     "teola_plugin.adapters.langchain.indexing": ["TeolaIndexer"],
     "teola_plugin.adapters.langchain.vectorstore": ["TeolaVectorStore"],

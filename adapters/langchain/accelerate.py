@@ -19,12 +19,11 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCalls, accelerated_object, calls_of
 from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
 from teola_plugin.adapters.langchain.binding.serve import with_serving
-from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langchain.parts import with_parts
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, has_mapped_leaves, is_lowered, plan_prefetching
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.errors import RegistrationError, TraceError

@@ -10,8 +10,7 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.bind import bound
 from teola_plugin.adapters.langchain.binding.serve import with_serving
-from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
-from teola_plugin.adapters.langchain.threads import Threads
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder
 from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool

@@ -14,7 +14,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
-from teola_plugin.adapters.langchain.read_only import is_read_only
+from teola_plugin.adapters.langchain.engine_tools import is_read_only
 from teola_plugin.adapters.langgraph.agents.reach import reach
 from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner, ToolWork, needs_place, tool_work
 from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolHistory, is_streamed

@@ -39,9 +39,8 @@ from langchain_text_splitters import CharacterTextSplitter
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain import runnable
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.adapters.langchain.cross_encoder import TeolaCrossEncoder
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.adapters.langchain.rerank import TeolaRerank
+from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder, TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore

@@ -21,9 +21,9 @@ from support.own_leaves import Chat, Notes
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.langchain.composite_calls import Threads
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
-from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.adapters.langchain.web_search import TeolaWebSearch
 from teola_plugin.adapters.thread_safety import ThreadSafety

@@ -39,8 +39,7 @@ from support.own_composites import (
 from support.own_leaves import Chat, Ledger, Notes, SyncChat
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.composite_calls import CompositeRules
-from teola_plugin.adapters.langchain.threads import Threads
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.daemon_threads import DaemonThreads
 

@@ -23,9 +23,8 @@ from support.own_composites import (
 from support.own_leaves import Chat, Ledger, Text
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.composite_calls import CompositeRules, intercept_composite_methods
+from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langchain.started_calls import under_rules
-from teola_plugin.adapters.langchain.threads import Threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
 
 # ------------------------------------------------------------ models
