@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ChatTeola": "langchain.chat",
     "EngineMiddleware": "langgraph.middleware",
-    "TeolaCrossEncoder": "langchain.cross_encoder",
+    "TeolaCrossEncoder": "langchain.rerank",
     "TeolaEmbeddings": "langchain.embeddings",
     "TeolaIndexer": "langchain.indexing",
     "TeolaLLM": "langchain.llm",
@@ -28,7 +28,7 @@ _HOMES = {
     "TeolaVectorStore": "langchain.vectorstore",
     "TeolaWebSearch": "langchain.web_search",
     "on_engine": "langchain.engine_tools",
-    "read_only": "langchain.read_only",
+    "read_only": "langchain.engine_tools",
     "tool_engine": "langchain.engine_tools",
 }
 
