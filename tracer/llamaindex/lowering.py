@@ -128,7 +128,7 @@ class Lowering:
     may_stream: bool = False
     """True if the original may stream the answers of the LLM calls that are added."""
     own_models: OwnModels | None = None
-    """Models and stores of the user's own that the graph may call; None if it may only use the pool's."""
+    """Models and stores of the user's own that the graph calls; None for a graph that only uses the pool's."""
     runs_in_loop: bool = False
     """True if the original makes the calls of a list concurrently, in an event loop of its own."""
 
@@ -136,13 +136,11 @@ class Lowering:
         return replace(self, draft=self.draft.body())
 
     def require_llm(self, llm: Any) -> Any:
-        """Return an LLM whose calls may be in the graph: one on the pool, or of the user's own.
+        """Return an LLM whose calls may be in the graph: one on the pool, or in a graph of own models one of those.
 
         Raises `NotUnderstood` for others.
         """
-        if is_pool_llm(llm) or self.own_models is None:
-            return pool_llm(llm)
-        return self.own_models.require_llm(llm)
+        return pool_llm(llm) if self.own_models is None else self.own_models.require_llm(llm)
 
     @contextmanager
     def in_loop_of(self, part: object) -> Iterator[None]:
@@ -254,7 +252,7 @@ class Lowering:
         `items` names the format in which the text spells the list that `run` returns, `expected` is its length;
         `forms`: see `Attributes`. `in_sync_code`: the original uses sync methods here, even in an event loop.
         """
-        if not is_pool_llm(llm):
+        if self.own_models is not None:
             return add_own_llm_call(self, base_name, llm, run, inputs, value, in_sync_code=in_sync_code)
         names, blanks = tuple(inputs), blanks or {}
         name = self.unique_name(base_name, *DERIVED, "parsed")
@@ -332,14 +330,9 @@ def _calls_llm(c: Component) -> bool:
     return c.role is Role.GENERATION or (c.body is not None and any(_calls_llm(inner) for inner in c.body.components))
 
 
-def is_pool_llm(llm: Any) -> bool:
-    """Return True for an LLM on an engine of a pool."""
-    return hasattr(llm, "payload_of_template")
-
-
 def pool_llm(llm: Any) -> Any:
     """Return the LLM if it is pool-backed and LlamaIndex's code alone decides its calls. Raises `NotUnderstood`."""
-    if not is_pool_llm(llm):
+    if not hasattr(llm, "payload_of_template"):
         raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
     if llm.output_parser is not None:
         raise NotUnderstood("its LLM parses what it writes")

@@ -37,7 +37,7 @@ from teola_plugin.shims.llamaindex.queries import (
     selected_indices,
 )
 from teola_plugin.tracer.llamaindex.classes import copy_prompt, rule_for
-from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value, pool_llm
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value
 from teola_plugin.tracer.symbols import NotUnderstood
 
 # ------------------------------------------------------------ query transforms
@@ -151,7 +151,7 @@ def _read_function_selector(
     parts = lowering.read_parts(FunctionCallingProgramParts, program)
     if not parts.writes_selections:
         raise NotUnderstood("its program writes something else than a selection")
-    llm, prompt = pool_llm(parts.llm), copy_prompt(parts.prompt)
+    llm, prompt = lowering.require_llm(parts.llm), copy_prompt(parts.prompt)
     if not hasattr(type(llm), "__teola_writes_calls__"):
         raise NotUnderstood(f"what a {type(llm).__name__} calls is not known before all of it is written")
     if llm.system_prompt is not None:

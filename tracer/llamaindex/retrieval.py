@@ -58,7 +58,7 @@ from teola_plugin.tracer.llamaindex.classes import (
     report_level,
     rule_for,
 )
-from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value, is_pool_llm
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value
 from teola_plugin.tracer.llamaindex.model_calls import (
     add_own_llm_call,
     capture_payload,
@@ -111,7 +111,7 @@ def _lower_vector_retriever(
     nodes: Value = None
     with lowering.reporting(path, retriever) as reasons:
         parts = lowering.read_parts(VectorIndexRetrieverParts, retriever)
-        if not hasattr(parts.embed_model, "vector_of"):
+        if lowering.own_models is not None or not hasattr(parts.embed_model, "vector_of"):
             return lower_retriever_of_own_models(lowering, retriever, query, name)
         model = _require_embedding_model(lowering, retriever, parts, query)
         try:
@@ -396,11 +396,10 @@ def lower_postprocessors(
         with lowering.reporting(step_path, step):
             if input_nodes is None:
                 raise NotUnderstood("what it reads is not known ahead")
-            lower = (
-                _lower_pool_rerank
-                if hasattr(type(step), "select") and hasattr(step, "pool")
-                else rule_for(step, _POSTPROCESSOR_RULES)
-            )
+            is_on_pool = hasattr(type(step), "select") and hasattr(step, "pool")
+            if is_on_pool and lowering.own_models is not None:
+                raise NotUnderstood("its reranker is on the pool")
+            lower = _lower_pool_rerank if is_on_pool else rule_for(step, _POSTPROCESSOR_RULES)
             nodes = lower(lowering, step, query, input_nodes)
     return nodes
 
@@ -444,7 +443,7 @@ def _lower_llm_rerank(lowering: Lowering, step: LLMRerank, query: Ref, nodes: Re
         def run(llm: Any, values: Values) -> Any:
             return postprocess(clone(reranker, **parts.as_attributes(llm=llm)), copy_nodes(nodes), query)
 
-        if is_pool_llm(model):
+        if lowering.own_models is None:
             return replay_generations(model, run, {}, generations)
         return replay(model, lambda llm: run(llm, {}), list(generations))
 
@@ -452,7 +451,7 @@ def _lower_llm_rerank(lowering: Lowering, step: LLMRerank, query: Ref, nodes: Re
     groups = lowering.draft.call(f"{name}.batches", lambda nodes: batches(reranker, nodes), lowering.scope, nodes=nodes)
     body = lowering.new_body()
     inputs = {"query": QUERY, "batch": Ref(ITEM)}
-    if is_pool_llm(model):
+    if lowering.own_models is None:
         choice_name = body.unique_name(f"{name}.choice", *DERIVED)
         choice = body.add_component(
             choice_name,

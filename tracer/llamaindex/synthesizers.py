@@ -41,7 +41,7 @@ from teola_plugin.shims.llamaindex.synthesizers import (
     separator,
 )
 from teola_plugin.tracer.llamaindex.classes import copy_prompt, find_override, rule_for
-from teola_plugin.tracer.llamaindex.lowering import Lowering, Value, is_pool_llm
+from teola_plugin.tracer.llamaindex.lowering import Lowering, Value
 from teola_plugin.tracer.symbols import NotUnderstood
 
 Rule = TypeVar("Rule")
@@ -219,7 +219,7 @@ def _require_llm(lowering: Lowering, parts: SynthesizerParts) -> Any:
     if parts.output_cls is not None:
         raise NotUnderstood("its answer has a schema")
     llm = lowering.require_llm(parts.llm)
-    if not is_pool_llm(llm):
+    if lowering.own_models is not None:
         if parts.streaming:
             raise NotUnderstood("it answers in pieces")
         if not has_thread_safe_tokenizer(parts.prompt_helper):
