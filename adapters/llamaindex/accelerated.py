@@ -1,7 +1,7 @@
 """Accelerated LlamaIndex objects: instances of a subclass of the original's class that share the original's state.
 
-The subclass replaces the entry points (`query`, `aretrieve`, `chat`, ...), which call the original's beside a live
-query. Everything else is inherited: methods, properties and fields are the original's own, and setting a field sets it
+The subclass replaces the entry points (`query`, `aretrieve`, `chat`, ...), which call the original's while a live query
+runs. Everything else is inherited: methods, properties and fields are the original's own, and setting a field sets it
 on the original as well.
 """
 
@@ -54,7 +54,7 @@ class FallbackProperty:
 
 
 class OriginalAttribute:
-    """The attribute of all accelerated objects whose class, and which themselves, have none of that name."""
+    """The attribute `original` of an accelerated object, unless the object or its class has one of that name."""
 
     @FallbackProperty
     def original(self) -> Any:
@@ -63,7 +63,7 @@ class OriginalAttribute:
 
 
 class PlannedAttributes(OriginalAttribute):
-    """Attributes of accelerated objects that are planned, where their class and they have none of that name."""
+    """Attributes of accelerated objects that are planned, unless the object or its class has one of that name."""
 
     if TYPE_CHECKING:
         __teola_entry__: ClassVar[str]
@@ -78,42 +78,42 @@ class PlannedAttributes(OriginalAttribute):
         deadline_s: float | None = None,
         weight: float | None = None,
     ) -> Any:
-        """The same object, with other terms for its queries; what is not given stays as it is.
+        """Return the same object with other terms for its queries; a term that is None stays as it is.
 
-        `app`: the name under which they are scheduled and traced. `tenant`: whose prefixes they may share (a cache
-        salt). `deadline_s`: seconds after which a query fails with `QueryTimeout`. `weight`: their share among the
-        queries of the pool, 1.0 is ordinary. Plans are shared, so that there may be one for every call.
-        Raises `RegistrationError` for what is no number.
+        `app`: the name under which the queries are scheduled and traced. `tenant`: whose cached prefixes they
+        may share (a cache salt). `deadline_s`: seconds after which a query fails with `QueryTimeout`. `weight`: their
+        share among the queries of the pool, 1.0 is ordinary. Plans are shared, so you may make such an object for
+        every call. Raises `RegistrationError` for a `deadline_s` or `weight` that is not a number.
         """
         Asked.of({"deadline_s": deadline_s, "weight": weight}, tenant="", deadline_s="deadline_s", weight="weight")
-        given = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
+        changes = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
         session = session_of(self)
-        terms = replace(session.terms, **{name: value for name, value in given.items() if value is not None})
-        return accelerated(session.under(terms))
+        terms = replace(session.terms, **{name: value for name, value in changes.items() if value is not None})
+        return accelerated(session.with_terms(terms))
 
     @FallbackProperty
     def report(self) -> TraceReport:
-        """What is lowered, joined or called as it always was, and why."""
+        """The report of which parts are lowered, joined or called by the original, and why."""
         report: TraceReport = session_of(self).entry(self.__teola_entry__).traced.report
         return report
 
     def plan(self, input: Any = None) -> Optimised | None:
-        """The e-graph of a query, and the passes that made it; None where the original just runs."""
+        """Return the e-graph of a query and the passes that made it; None where the original just runs."""
         query = None if input is None else query_input(input)
         optimised: Optimised | None = session_of(self).plan(self.__teola_entry__, query)
         return optimised
 
     def explain(self, input: Any = None, *, details: bool = False) -> str:
-        """What was understood, what begins before its place, what to expect: three lines. Nothing runs.
+        """Return three lines: what was understood, which calls start sooner, what gain to expect. Nothing runs.
 
-        `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
+        `details`: add sections on each part, the p-graph, the e-graph, the passes that fired and advice.
         """
         return self.__teola_explained__(input).text(details=details)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
-        """The trace of the last call that was started on this object; None before the first one.
+        """Return the trace of the last call that was started on this object; None before the first one.
 
-        Without a pool also None where nothing of that call began ahead.
+        Without a pool, return None too if that call prefetched nothing.
         """
         session = session_of(self)
         last = session.last
@@ -122,7 +122,7 @@ class PlannedAttributes(OriginalAttribute):
 
     @FallbackProperty
     def shadow(self) -> ShadowReport:
-        """How the calls that were made once more by the original compared; see `accelerate(..., shadow=)`."""
+        """The comparison with calls that the original made once more; see `accelerate(..., shadow=)`."""
         shadow = session_of(self).shadow
         return ShadowReport() if shadow is None else shadow.report
 
@@ -134,16 +134,16 @@ class Accelerated:
     __teola_entry__: ClassVar[str] = "query"
     """The entry that `report`, `plan` and `explain` are about."""
     __teola_entries__: ClassVar[tuple[str, ...]] = ()
-    """The entry points: methods that begin a query, and tell nobody of it but by the original's own method."""
+    """The entry points: methods that start a query; events and spans come from the original's own method alone."""
     __teola_attributes__: ClassVar[type] = PlannedAttributes
     __teola_kind__: ClassVar[type]
     """The original's class."""
 
     @property
     def __teola_session__(self) -> Any:
-        """Return what makes the calls, planned anew if parts of the original were set since.
+        """Return the session, made again if parts of the original were set since.
 
-        Return None for an instance that its class's constructor has made: it runs as the original's class does.
+        Return None for an instance that the class's constructor made: it runs as the original's class does.
         """
         session = _slot(self)
         if session is None or session.is_current():
@@ -166,7 +166,7 @@ class Accelerated:
         return accelerate_copy(original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the original and the terms. Raises `RegistrationError` if a pool is among them: it stays here."""
+        """Pickle the original and the terms. Raises `RegistrationError` if there is a pool, which stays here."""
         session = _slot(self)
         return (_itself, (_plain(self),)) if session is None else (session.accelerate_copy, (session.original,))
 
@@ -174,7 +174,7 @@ class Accelerated:
         return self.__reduce_ex__(2)
 
     def __teola_of__(self) -> tuple[Any, EnginePool | None]:
-        """The original, and the pool that plans it."""
+        """Return the original and the pool that plans it."""
         session = session_of(self)
         return session.original, session.pool
 
@@ -191,15 +191,15 @@ class AcceleratedQueryEngine(QueryHooks, Accelerated):
 
     __teola_entries__ = ("query", "aquery", "retrieve", "aretrieve", "synthesize", "asynthesize")
 
-    def __teola_query__(self, query: Any, plain: Callable[[Any], Any]) -> Any:
-        """Begin a query below the entries, for engines that retry; the entries above call the original's."""
+    def __teola_query__(self, query: Any, invoke: Callable[[Any], Any]) -> Any:
+        """Start a query below the entries, for engines that retry; the entries above call the original's methods."""
         session = self.__teola_session__
-        return plain(self) if session is None else session.call("query", query_input(query), plain)
+        return invoke(self) if session is None else session.call("query", query_input(query), invoke)
 
-    async def __teola_aquery__(self, query: Any, plain: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def __teola_aquery__(self, query: Any, invoke: Callable[[Any], Awaitable[Any]]) -> Any:
         """`__teola_query__` in a loop."""
         session = self.__teola_session__
-        return await (plain(self) if session is None else session.acall("query", query_input(query), plain))
+        return await (invoke(self) if session is None else session.acall("query", query_input(query), invoke))
 
 
 class AcceleratedRetriever(Accelerated):
@@ -217,13 +217,13 @@ class AcceleratedSynthesizer(Accelerated):
 
 
 class AcceleratedChatEngine(Accelerated):
-    """A `BaseChatEngine`. Its engine or retriever runs ahead; the conversation is its own."""
+    """A `BaseChatEngine`. Its engine or retriever is accelerated; the conversation is the original's."""
 
     __teola_entries__ = ("chat", "achat", "stream_chat", "astream_chat")
 
 
 class AcceleratedWorkflow(RuntimeHooks, Accelerated):
-    """A `Workflow`, or an agent. Its steps, handlers and contexts are its own."""
+    """A `Workflow` or an agent. Its steps, handlers and contexts are the original's."""
 
     __teola_entry__ = "run"
     __teola_entries__ = ("run",)
@@ -249,7 +249,7 @@ KINDS: tuple[tuple[type, type[Accelerated]], ...] = (
 def accelerated(session: Any, mixin: type[Accelerated] | None = None) -> Any:
     """Create an instance of a subclass of the original's class whose entry points are those of `session`.
 
-    Raises `TraceError` for an object of no class that is known.
+    Raise `TraceError` for an object of an unknown class.
     """
     original = session.original
     mixin = mixin or next((mixin for base, mixin in KINDS if isinstance(original, base)), None)
@@ -267,7 +267,7 @@ def original_of(obj: Any) -> Any:
 
 
 class EqualsOriginal(ABCMeta):
-    """The class of classes that are found where a dictionary has the original's class as a key."""
+    """A metaclass whose classes equal the original's class, so that dictionaries with that key find them."""
 
     def __eq__(cls, other: object) -> bool:
         return cls is other or vars(cls).get("__teola_kind__", cls) is other
@@ -278,7 +278,7 @@ class EqualsOriginal(ABCMeta):
 
 
 def session_of(obj: Any) -> Any:
-    """Return what makes the calls of an accelerated object. Raises `AttributeError` if its class has made it."""
+    """Return the session of an accelerated object. Raise `AttributeError` for an object that its class made."""
     session = obj.__teola_session__
     if session is None:
         raise AttributeError(f"this {type(obj).__name__} was made by its class: accelerate() it for this")
@@ -286,14 +286,14 @@ def session_of(obj: Any) -> Any:
 
 
 def _refusal(obj: Any) -> TraceError:
-    what = f"{type(obj).__module__}.{type(obj).__qualname__}"
+    class_name = f"{type(obj).__module__}.{type(obj).__qualname__}"
     if type(obj).__name__ == "QueryPipeline":
         return TraceError(
-            f"cannot accelerate a {what}: LlamaIndex has removed query pipelines in 0.13.",
+            f"cannot accelerate a {class_name}: LlamaIndex has removed query pipelines in 0.13.",
             hint="write it as a query engine (RetrieverQueryEngine, TransformQueryEngine, ...), and accelerate that",
         )
     return TraceError(
-        f"cannot accelerate a {what}.",
+        f"cannot accelerate a {class_name}.",
         hint="accelerate query engines, retrievers, synthesizers, chat engines, workflows or agents",
     )
 
@@ -303,7 +303,7 @@ def _refusal(obj: Any) -> TraceError:
 
 def _subclass(base: Any, mixin: type[Accelerated]) -> Any:
     """Create the subclass of one class, with entry points that have the signatures of that class."""
-    if issubclass(base, mixin):  # of an instance that such a class's constructor has made
+    if issubclass(base, mixin):  # the class of an instance that the constructor of such a class made
         return base
 
     def members() -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _subclass(base: Any, mixin: type[Accelerated]) -> Any:
 
 
 def _attributes(base: Any, mixin: type[Accelerated]) -> dict[str, Any]:
-    """Return what the class gets of `__teola_attributes__`: what it has no method, attribute or field for."""
+    """Return the members of `__teola_attributes__` for which the class has no method, attribute or field."""
     fields = base.model_fields if issubclass(base, BaseModel) else {}
     attributes = {name: member for cls in mixin.__teola_attributes__.__mro__[:-1] for name, member in vars(cls).items()}
     members = {
@@ -332,10 +332,10 @@ def _attributes(base: Any, mixin: type[Accelerated]) -> dict[str, Any]:
 
 
 def entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Create a method that calls the session's.
+    """Create an entry point that calls the session's method.
 
-    It calls the original's in an instance that its class has made, and in one on which the method was replaced
-    (`mock.patch.object`): what replaces it stands in the original's attributes, too.
+    It calls the original's method for an instance that its class made, and for one on which the method was replaced
+    (`mock.patch.object`): the replacement is in the original's attributes, too.
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -352,7 +352,7 @@ def entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slot(instance: Any) -> Any:
-    """Return what makes the calls of an instance, without looking whether it is up to date."""
+    """Return the session of an instance, without a check that it is up to date; None if the class made the instance."""
     try:
         return object.__getattribute__(instance, _SLOT)
     except AttributeError:
@@ -360,7 +360,7 @@ def _slot(instance: Any) -> Any:
 
 
 def _slot_holder(instance: Any) -> Any:
-    """Return the original of an instance; itself if its class has made it."""
+    """Return the original of an instance; the instance itself if its class made it."""
     session = _slot(instance)
     return instance if session is None else session.original
 

@@ -1,7 +1,8 @@
-"""Texts that are embedded in batches, all of which are under way at once.
+"""Embedding of many texts: the requests of all batches are sent at the start.
 
 LlamaIndex embeds many texts batch after batch, each with its events and a step of the progress bar. That stays as it
-is; but the engine is told of all batches at the start, fuses them as it likes, and never waits for the caller.
+is; but the engine gets the requests of all batches at the start. It fuses them as it likes and need not wait for the
+caller.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 Role = Literal["query", "document"]
 
 
-class _Batches:
-    """The batches of one call: what the engine was told, until the framework's own code asks for it."""
+class _PrefetchedBatches:
+    """The prefetched batches of one call, each until the framework's own code claims it."""
 
-    def __init__(self, model: BatchesAhead, texts: Sequence[str], write: PipelinedWrite | None) -> None:
+    def __init__(self, model: BatchPrefetching, texts: Sequence[str], write: PipelinedWrite | None) -> None:
         size = model.embed_batch_size
         self._write = write
         self._calls: dict[tuple[str, ...], deque[tuple[int, CallHandle]]] = defaultdict(deque)
@@ -36,26 +37,27 @@ class _Batches:
             batch = tuple(texts[start : start + size])
             self._calls[batch].append((start, model.call(batch, "document")))
 
-    def take(self, texts: Sequence[str]) -> tuple[int, CallHandle] | None:
+    def claim(self, texts: Sequence[str]) -> tuple[int, CallHandle] | None:
         calls = self._calls.get(tuple(texts))
         return calls.popleft() if calls else None
 
-    def came(self, start: int, vectors: Sequence[Sequence[float]]) -> None:
+    def pass_on(self, start: int, vectors: Sequence[Sequence[float]]) -> None:
+        """Hand the vectors of a batch to the write that runs beside the embedding, if there is one."""
         if self._write is not None:
             self._write.put(start, vectors)
 
     def close(self) -> None:
-        """Give up what nobody asked for."""
+        """Cancel the batches that nobody claimed."""
         for calls in self._calls.values():
             for _, handle in calls:
                 handle.cancel()
 
 
-_current: ContextVar[_Batches | None] = ContextVar("teola_batches", default=None)
+_prefetched: ContextVar[_PrefetchedBatches | None] = ContextVar("teola_batches", default=None)
 
 
-class BatchesAhead:
-    """Stands before a `BaseEmbedding` class in the order of methods. No spans of its own: it is no such class."""
+class BatchPrefetching:
+    """A mixin before a `BaseEmbedding` class that prefetches batches. It is no `BaseEmbedding`, so it adds no spans."""
 
     if TYPE_CHECKING:
         embed_batch_size: int
@@ -63,36 +65,40 @@ class BatchesAhead:
         def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle: ...
 
     def payload(self, text: str, role: Role) -> EmbedText:
-        """What the engine is asked for: `query` for `get_query_embedding`, `document` for `get_text_embedding`."""
+        """Return the engine's request for a text; `role` is `query` in `get_query_embedding`, else `document`."""
         return EmbedText(text, role)
 
     def vector_of(self, value: Vector) -> list[float]:
-        """What the methods return for the engine's value."""
+        """Return the engine's vector as LlamaIndex's methods return it."""
         return to_list(value)
 
     def call(self, texts: Sequence[str], role: Role) -> CallHandle:
+        """Start the embedding of texts."""
         return self.request(PrimitiveKind.EMBEDDING, [self.payload(text, role) for text in texts])
 
     def vectors(self, texts: Sequence[str], role: Role) -> list[list[float]]:
-        """One per text, in order."""
-        batches, (start, handle) = self._begun(texts, role)
-        found = [self.vector_of(value) for value in handle.result()]
+        """Return one vector per text, in order."""
+        batches, (start, handle) = self._claim_or_call(texts, role)
+        vectors = [self.vector_of(value) for value in handle.result()]
         if batches is not None:
-            batches.came(start, found)
-        return found
+            batches.pass_on(start, vectors)
+        return vectors
 
     async def avectors(self, texts: Sequence[str], role: Role) -> list[list[float]]:
         """`vectors` in a loop."""
-        batches, (start, handle) = self._begun(texts, role)
-        found = [self.vector_of(value) for value in await handle]
+        batches, (start, handle) = self._claim_or_call(texts, role)
+        vectors = [self.vector_of(value) for value in await handle]
         if batches is not None:
-            batches.came(start, found)
-        return found
+            batches.pass_on(start, vectors)
+        return vectors
 
-    def _begun(self, texts: Sequence[str], role: Role) -> tuple[_Batches | None, tuple[int, CallHandle]]:
-        batches = _current.get() if role == "document" else None
-        taken = batches.take(texts) if batches is not None else None
-        return (batches, taken) if taken is not None else (None, (0, self.call(texts, role)))
+    def _claim_or_call(
+        self, texts: Sequence[str], role: Role
+    ) -> tuple[_PrefetchedBatches | None, tuple[int, CallHandle]]:
+        """Return the batches, and the number of the first text and the call; without batches for a call that is new."""
+        batches = _prefetched.get() if role == "document" else None
+        claimed = batches.claim(texts) if batches is not None else None
+        return (batches, claimed) if claimed is not None else (None, (0, self.call(texts, role)))
 
     # ------------------------------------------------------------ LlamaIndex's interface
 
@@ -102,7 +108,7 @@ class BatchesAhead:
         write = current_write.get()
         if write is not None and not write.expect(texts):
             write = None
-        with self._ahead(texts, write):
+        with self._prefetching(texts, write):
             return super().get_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def aget_text_embedding_batch(
@@ -111,33 +117,33 @@ class BatchesAhead:
         write = current_write.get()
         if write is not None and not await write.aexpect(texts):
             write = None
-        with self._ahead(texts, write):
+        with self._prefetching(texts, write):
             return await super().aget_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        _tell(nodes)
+        _announce_nodes(nodes)
         return super().__call__(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        _tell(nodes)
+        _announce_nodes(nodes)
         return await super().acall(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     @contextmanager
-    def _ahead(self, texts: Sequence[str], write: PipelinedWrite | None) -> Iterator[None]:
-        """With a cache or a rate limiter the framework decides what is asked for, and when."""
+    def _prefetching(self, texts: Sequence[str], write: PipelinedWrite | None) -> Iterator[None]:
+        """Prefetch the batches in the body, unless a cache or a rate limiter decides which calls are made."""
         if is_paced(self) or not texts:
             yield
             return
-        batches = _Batches(self, texts, write)
-        token = _current.set(batches)
+        batches = _PrefetchedBatches(self, texts, write)
+        token = _prefetched.set(batches)
         try:
             yield
         finally:
-            _current.reset(token)
+            _prefetched.reset(token)
             batches.close()
 
 
-def _tell(nodes: Sequence[BaseNode]) -> None:
+def _announce_nodes(nodes: Sequence[BaseNode]) -> None:
     write = current_write.get()
     if write is not None:
         write.nodes = list(nodes)

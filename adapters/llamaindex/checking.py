@@ -33,8 +33,8 @@ from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.llamaindex.classes import reachable_objects
 
 _STREAMS = (StreamingResponse, AsyncStreamingResponse, Generator, AsyncGenerator)
-_ASKED = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
-_KEEPS: tuple[tuple[type, str], ...] = (
+_SHADOWED = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
+_SIDE_EFFECTS: tuple[tuple[type, str], ...] = (
     (Workflow, "a workflow's steps may do anything"),
     (BaseChatEngine, "a chat engine keeps its history"),
     (BaseMemory, "it keeps a memory"),
@@ -42,69 +42,70 @@ _KEEPS: tuple[tuple[type, str], ...] = (
     (BaseIndex, "it writes into its stores"),
     (FunctionTool, "it calls a function of yours as a tool"),
 )
-"""What must not run twice, and why."""
-_EXECUTES = ("sql", "pandas", "polars")
-"""In the names of modules whose engines run what a model has written."""
+"""Classes of objects that must not run twice, and the reason."""
+_CODE_ENGINES = ("sql", "pandas", "polars")
+"""Words in the names of modules whose engines run code that a model has written."""
 
 
 def shadow_of(share: float, original: Any) -> Shadow:
-    """Of an engine, a retriever or a synthesizer.
+    """Create the comparison of a share of the calls of an engine, a retriever or a synthesizer.
 
-    Raises `RegistrationError` for what is no share, for an object that is known to have side effects, and where a
-    second run could not be kept from the user's handlers.
+    Raise `RegistrationError` for a number that is no share, for an object that may have side effects, and if the
+    user's handlers could not be kept from hearing of a second run.
     """
-    made = Shadow(share, snapshot)
-    why = _side_effect(original)
-    if why:
+    shadow = Shadow(share, snapshot)
+    reason = _side_effect(original)
+    if reason:
         raise RegistrationError(
-            f"shadow= would run the {type(original).__name__} a second time, and {why}.",
+            f"shadow= would run the {type(original).__name__} a second time, and {reason}.",
             hint="use shadow= only for query engines, retrievers and synthesizers without side effects",
         )
     install_silencing()
-    return made
+    return shadow
 
 
 def _side_effect(original: Any) -> str:
+    """Return the reason why an object must not run twice; empty for none."""
     for one in (original, *reachable_objects(original)):
         if isinstance(one, BaseIndex) and one is not original:
             continue  # retrievers hold the index that they read
-        for kind, why in _KEEPS:
+        for kind, reason in _SIDE_EFFECTS:
             if isinstance(one, kind):
-                return why
-        if isinstance(one, BaseQueryEngine) and any(word in type(one).__module__ for word in _EXECUTES):
+                return reason
+        if isinstance(one, BaseQueryEngine) and any(word in type(one).__module__ for word in _CODE_ENGINES):
             return f"a {type(one).__name__} runs what its model has written"
-    return "" if isinstance(original, _ASKED) else "what it does is not known"
+    return "" if isinstance(original, _SHADOWED) else "what it does is not known"
 
 
 # ------------------------------------------------------------ answers
 
 
 def snapshot(value: Any) -> Any:
-    """Plain data that stands for an answer; later changes of it do not reach it."""
+    """Return plain data that stands for an answer; later changes of the answer do not reach it."""
     if isinstance(value, _STREAMS):
         raise TypeError("a streamed answer is read once, by its caller")
-    return comparison.snapshot(value, known=_known)
+    return comparison.snapshot(value, known=_fields)
 
 
-def _known(value: Any) -> Fields | None:
+def _fields(value: Any) -> Fields | None:
     if isinstance(value, BaseNode):
-        return _node(value)
+        return _node_fields(value)
     if isinstance(value, Response):
-        return _response(value)
+        return _response_fields(value)
     return None
 
 
-def _node(node: BaseNode) -> Fields:
-    """Without ids and hashes, its own and those of its relations."""
+def _node_fields(node: BaseNode) -> Fields:
+    """Yield the fields that are compared: those of the node without ids and hashes, its own and its relations'."""
     left_out = {"id_", "embedding", "relationships", "index_id"}
     yield from ((name, getattr(node, name, None)) for name in type(node).model_fields if name not in left_out)
 
 
-def _response(response: Response) -> Fields:
+def _response_fields(response: Response) -> Fields:
     yield "response", response.response
     yield "source_nodes", response.source_nodes
     metadata = response.metadata or {}
-    ids = {found.node.node_id: f"of source node {place}" for place, found in enumerate(response.source_nodes)}
+    ids = {scored.node.node_id: f"of source node {index}" for index, scored in enumerate(response.source_nodes)}
     yield "metadata", {ids.get(key, key): value for key, value in metadata.items()}
 
 
@@ -112,13 +113,13 @@ def _response(response: Response) -> Fields:
 
 
 class OriginalCall:
-    """A call of the original, see `adapters/checking/shadow.py`."""
+    """A call that the original makes once more, see `adapters/checking/shadow.py`."""
 
     def __init__(self, original: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._original, self._name = original, name
-        self._args = tuple(map(_kept, args))
-        self._kwargs = {key: _kept(value) for key, value in kwargs.items()}
-        self.context: Context = _quiet_context()
+        self._args = tuple(map(_copy_argument, args))
+        self._kwargs = {key: _copy_argument(value) for key, value in kwargs.items()}
+        self.context: Context = _silent_context()
 
     def call(self) -> Any:
         return getattr(self._original, self._name)(*self._args, **self._kwargs)
@@ -127,15 +128,15 @@ class OriginalCall:
         return await getattr(self._original, self._name)(*self._args, **self._kwargs)
 
 
-def _kept(value: Any) -> Any:
-    """A copy of what LlamaIndex writes into: queries get vectors, nodes get scores."""
+def _copy_argument(value: Any) -> Any:
+    """Return a copy of an argument that LlamaIndex writes into: queries get vectors, nodes get scores."""
     if isinstance(value, QueryBundle):
         return copy.copy(value)
     return [copy.deepcopy(one) for one in value] if isinstance(value, list) else value
 
 
-def _quiet_context() -> Context:
-    """The caller's context variables, where no handler hears."""
+def _silent_context() -> Context:
+    """Return a copy of the caller's context in which no handler is called."""
 
     def quiet() -> None:
         current_run.set(None)

@@ -1,9 +1,9 @@
-"""Lists of calls that ingestion makes one after the other, though it knows with what: those calls are prefetched.
+"""Prefetching of lists of calls that ingestion makes one after the other, though it knows their arguments.
 
 `get_text_embedding_batch` embeds batch after batch in sync code, and `TitleExtractor` asks for the title of one node
-after the other. LlamaIndex's own code runs unchanged, with its events and its progress bar, and its calls find at the
-provider methods what was prefetched. It makes the first call itself, and each that has not begun when it comes there;
-so on success there are as many calls as ever.
+after the other. LlamaIndex's own code runs unchanged, with its events and its progress bar, and its provider methods
+find the prefetched results. It makes the first call itself, and each call that has not started when it gets there; so
+on success there are as many calls as in the original.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _title_workers: ContextVar[int] = ContextVar("teola_title_workers", default=1)
 
 @contextlib.contextmanager
 def prefetching(threads: ThreadSafety) -> Iterator[None]:
-    """Prefetch in the body what composites call one after the other."""
+    """Prefetch, in the body, the calls that composites make one after the other."""
     intercept_methods(BaseEmbedding, {"get_text_embedding_batch": _around_batches})
     intercept_methods(
         TitleExtractor, {"extract_titles": _around_documents, "get_title_candidates": _around_title_candidates}
@@ -119,8 +119,8 @@ class CompositeCalls:
             return self._waiting.popleft(), scope
 
     def _work(self) -> None:
-        while (begun := self._next()) is not None:
-            call, scope = begun
+        while (claimed := self._next()) is not None:
+            call, scope = claimed
             try:
                 self._context.copy().run(lambda call=call, scope=scope: list(scope.items(call)))  # type: ignore[misc]
             except BaseException:  # the original gets it where it claims the call, and goes no further
@@ -128,8 +128,8 @@ class CompositeCalls:
 
     async def _awork(self) -> None:
         original_scope.set(None)
-        while (begun := self._next()) is not None:
-            call, scope = begun
+        while (claimed := self._next()) is not None:
+            call, scope = claimed
             try:
                 _ = [one async for one in scope.aitems(call)]
             except asyncio.CancelledError:
@@ -213,14 +213,14 @@ def _title_calls(extractor: Any, nodes: Sequence[Any]) -> CompositeCalls | None:
 
 
 def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
-    """Return what the extractor's own code asks its LLM for, as a copy of it finds out that calls nobody."""
+    """Return the call that an extractor makes of its LLM; a copy of the extractor with a recording LLM finds it."""
     llm = extractor.llm
 
-    def run(asked: Any) -> Any:
+    def run(recorder: Any) -> Any:
         async def apredict(*args: Any, **kwargs: Any) -> Any:
-            return asked.predict(*args, **kwargs)
+            return recorder.predict(*args, **kwargs)
 
-        dry = extractor.model_copy(update={"llm": clone(asked, apredict=apredict)})
+        dry = extractor.model_copy(update={"llm": clone(recorder, apredict=apredict)})
         return run_without_waiting(body_of(TitleExtractor, "get_title_candidates")(dry, [node]))
 
     method, args, kwargs = provider_call_of(llm, run, is_async=True)

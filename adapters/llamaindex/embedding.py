@@ -7,16 +7,16 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.llamaindex.batches import BatchesAhead
+from teola_plugin.adapters.llamaindex.batches import BatchPrefetching
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 
 
-class TeolaEmbedding(PoolBacked, BatchesAhead, BaseEmbedding):
+class TeolaEmbedding(PoolBacked, BatchPrefetching, BaseEmbedding):
     """LlamaIndex embeddings on the pool's engine `engine`: `TeolaEmbedding(pool=pool)`.
 
     Queries and texts keep their roles, since some models prefix them differently. Vectors are lists of floats of the
-    model's width. Of many texts the engine is told all batches at once; events and the progress bar show them one by
-    one, `embed_batch_size` texts each. Engine errors pass through as they are.
+    model's width. The requests of all batches are sent at once; events and the progress bar show the batches one by
+    one, `embed_batch_size` texts each. Engine errors pass through unchanged.
     """
 
     engine: str = "embedder"

@@ -1,7 +1,7 @@
-"""Filters of a LlamaIndex query: conditions for the engine where it can evaluate them, else tests of the rows it finds.
+"""Filters of a LlamaIndex query: conditions that the engine evaluates, and tests of the rows that it finds.
 
 The engine compares values for equality, as JSON does. Everything else (ranges, texts, `or`, ...) is decided by
-LlamaIndex's own filter function on the rows found, as `SimpleVectorStore` does; so more rows are requested than wanted.
+LlamaIndex's own filter function on these rows, as `SimpleVectorStore` does; so more rows are requested than needed.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ class RowFilter:
     """A filter of rows, in two parts that both hold for each row that it admits."""
 
     conditions: EngineFilter = ()
-    """For the engine."""
+    """Conditions that the engine evaluates."""
     predicate: Callable[[Stored], bool] | None = None
-    """For the rows that the engine finds; None where the engine does it all."""
+    """A test of the rows that the engine finds; None if the engine evaluates everything."""
 
     def admits(self, row: Stored) -> bool:
-        """Return True for a row that meets both parts, whether the engine was told the conditions or not."""
+        """Return True for a row that meets both parts, even if the engine has not evaluated its part."""
         return build_metadata_test(self.conditions)(row.metadata) and (self.predicate is None or self.predicate(row))
 
     def matching(self, rows: Sequence[Row]) -> list[Row]:
-        """Of rows that the engine found, those that may stay."""
+        """Return those of the rows found by the engine that meet the test."""
         return [row for row in rows if self.predicate is None or self.predicate(row)]
 
 
 def filter_of(query: VectorStoreQuery, *, anywhere: bool = False) -> RowFilter:
-    """`anywhere`: the query's `node_ids` restrict nothing.
+    """Return the filter of a query. `anywhere`: ignore the query's `node_ids`.
 
-    An index hands its retrievers the ids of all nodes that it lists; with a store that keeps texts it lists those that
-    point elsewhere alone, and means all.
+    An index gives its retrievers the ids of all nodes that it lists. With a store that keeps texts it lists only nodes
+    that point elsewhere, although it means all nodes.
     """
     return row_filter(query.filters, node_ids=None if anywhere else query.node_ids, doc_ids=query.doc_ids)
 
 
 def of_document(ref_doc_id: str) -> RowFilter:
-    """The rows of a document."""
+    """Return the filter of the rows of a document."""
     return row_filter(None, doc_ids=[ref_doc_id])
 
 
@@ -145,11 +145,11 @@ def _build_single_test(one: MetadataFilter | MetadataFilters) -> MetadataTest:
             f"the filter of {one.key!r} compares by {one.operator.value!r} with {one.value!r}, which is no list.",
             hint=f"write value=[{one.value!r}], or use another operator",
         )
-    alone = MetadataFilters(filters=[one])
+    single_filter = MetadataFilters(filters=[one])
 
     def matches(metadata: Mapping[str, Any]) -> bool:
         try:
-            return bool(build_metadata_filter_fn(lambda _: metadata, alone)(""))
+            return bool(build_metadata_filter_fn(lambda _: metadata, single_filter)(""))
         except TypeError:
             return False
 

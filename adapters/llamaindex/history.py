@@ -1,4 +1,4 @@
-"""A conversation told as pairs -> LlamaIndex's messages."""
+"""LlamaIndex's messages for a conversation that is a list of pairs."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _ROLES = {"developer": MessageRole.SYSTEM}
 
 
 def chat_messages(pairs: Iterable[tuple[str, str]]) -> list[ChatMessage]:
-    """Of (role as OpenAI names it, text)."""
+    """Return the messages for pairs (role as OpenAI names it, text)."""
     return [ChatMessage(role=_ROLES.get(role) or MessageRole(role), content=text) for role, text in pairs]

@@ -1,7 +1,7 @@
 """Ingestion and index building that store rows while later ones are being embedded.
 
-Everything is done by LlamaIndex's own code; see `pipelined_write` for what runs beside it. Where the pieces are not
-known (another vector store, something after the embedding, worker processes) the original's way is the only one.
+LlamaIndex's own code does everything; see `pipelined_write` for the writes that run beside it. An object with unknown
+pieces (another vector store, a step after the embedding, worker processes) runs as the original does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from teola_plugin.adapters.llamaindex.accelerated import (
     accelerated,
     original_of,
 )
-from teola_plugin.adapters.llamaindex.batches import BatchesAhead
+from teola_plugin.adapters.llamaindex.batches import BatchPrefetching
 from teola_plugin.adapters.llamaindex.composite_calls import prefetching
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, apipelining, pipelining
 from teola_plugin.adapters.llamaindex.session import ServedObject
@@ -41,37 +41,37 @@ from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
 class WritingSession(ServedObject):
-    """The calls of a pipeline or an index, whose models are asked side by side where they take that."""
+    """The session of a pipeline or an index, whose models are called in parallel if they allow it."""
 
-    def __init__(self, original: Any, served: Any, options: Options) -> None:
-        super().__init__(original, served, options.pool)
+    def __init__(self, original: Any, target: Any, options: Options) -> None:
+        super().__init__(original, target, options.pool)
         self.app = options.app or NO_APP
         self._options = options
 
-    def continues(self, other: WritingSession) -> None:
-        """Stay copied on the terms of a session that this one replaces."""
+    def take_over_from(self, other: WritingSession) -> None:
+        """Keep the terms on which copies are accelerated from the session that this one replaces."""
         self.accelerate_copy = other.accelerate_copy
 
     def prefetching(self) -> AbstractContextManager[None]:
-        """Prefetch in the body what the user's own models are called for one after the other."""
+        """Prefetch, in the body, the calls that the original makes to the user's own models one after the other."""
         return nullcontext() if self._options.speculate == "off" else prefetching(self._options.threads)
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the method `name` of what runs."""
+        """Call the method `name` of the target."""
         if name == "run":
             return self._run(args, kwargs)
-        return self._arun(args, kwargs) if name == "arun" else getattr(self.served, name)(*args, **kwargs)
+        return self._arun(args, kwargs) if name == "arun" else getattr(self.target, name)(*args, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
-        pipeline = self.served
-        write = _pipelined(pipeline, args, kwargs)
-        with self.prefetching(), _named(self.app), nullcontext() if write is None else pipelining(write):
+        pipeline = self.target
+        write = _plan_write(pipeline, args, kwargs)
+        with self.prefetching(), _under_app_name(self.app), nullcontext() if write is None else pipelining(write):
             return pipeline.run(*args, **kwargs)  # type: ignore[no-any-return]
 
     async def _arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
-        pipeline = self.served
-        write = _pipelined(pipeline, args, kwargs)
-        with self.prefetching(), _named(self.app):
+        pipeline = self.target
+        write = _plan_write(pipeline, args, kwargs)
+        with self.prefetching(), _under_app_name(self.app):
             if write is None:
                 return await pipeline.arun(*args, **kwargs)  # type: ignore[no-any-return]
             async with apipelining(write):
@@ -85,11 +85,15 @@ class AcceleratedPipeline(Accelerated):
     __teola_attributes__ = OriginalAttribute
 
 
-def _pipelined(pipeline: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
-    """Return what stores nodes early; None unless what is embedded is what is stored, and both happen here."""
-    elsewhere = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
+def _plan_write(pipeline: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> PipelinedWrite | None:
+    """Return the write that runs beside the embedding; None unless the embedded nodes are stored, in this process."""
+    uses_processes = (kwargs.get("num_workers") or 0) > 1 or len(args) > 6
     last = pipeline.transformations[-1] if pipeline.transformations else None
-    return None if elsewhere or not _overlaps(last, pipeline.vector_store) else PipelinedWrite(pipeline.vector_store)
+    return (
+        None
+        if uses_processes or not _can_overlap(last, pipeline.vector_store)
+        else PipelinedWrite(pipeline.vector_store)
+    )
 
 
 _PLAIN = Options()
@@ -97,12 +101,12 @@ _PLAIN = Options()
 
 def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN) -> Any:
     """Accelerate a pipeline: the same rows, ids and nodes, sooner."""
-    return accelerated(writing(original_of(pipeline), pipeline, options), AcceleratedPipeline)
+    return accelerated(writing_session(original_of(pipeline), pipeline, options), AcceleratedPipeline)
 
 
-def writing(original: Any, served: Any, options: Options) -> WritingSession:
-    """Create what makes the calls of a pipeline or an index."""
-    session = WritingSession(original, original_of(served), options)
+def writing_session(original: Any, target: Any, options: Options) -> WritingSession:
+    """Create the session of a pipeline or an index."""
+    session = WritingSession(original, original_of(target), options)
     session.accelerate_copy = partial(accelerated_writing, options=options)
     return session
 
@@ -114,8 +118,8 @@ def accelerated_writing(obj: Any, options: Options = _PLAIN) -> Any:
 
 
 @contextmanager
-def _named(app: str) -> Iterator[None]:
-    """Calls in the body that belong to no query are made under the app's name."""
+def _under_app_name(app: str) -> Iterator[None]:
+    """Make the calls in the body under the app's name if they belong to no query."""
     if app == NO_APP or current_run.get() is not None:
         yield
         return
@@ -127,12 +131,12 @@ def _named(app: str) -> Iterator[None]:
 
 
 class BuildsIndex(IndexHooks):
-    """Stands before the index's own class in the order of methods."""
+    """A mixin before the index's own class, whose nodes are stored while later ones are being embedded."""
 
     def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None:
         index, app, prefetching_here = self._teola_index()
-        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping(index)
-        with prefetching_here, _named(app):
+        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
+        with prefetching_here, _under_app_name(app):
             if parts is None:
                 return add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
@@ -141,8 +145,8 @@ class BuildsIndex(IndexHooks):
 
     async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None:
         index, app, prefetching_here = self._teola_index()
-        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping(index)
-        with prefetching_here, _named(app):
+        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
+        with prefetching_here, _under_app_name(app):
             if parts is None:
                 return await add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
@@ -154,31 +158,31 @@ class BuildsIndex(IndexHooks):
         session = getattr(self, "__teola_session__", None)
         if session is None:
             return self, NO_APP, nullcontext()
-        return session.served, session.app, session.prefetching()
+        return session.target, session.app, session.prefetching()
 
 
 class AcceleratedIndex(BuildsIndex, Accelerated, metaclass=EqualsOriginal):
-    """A `VectorStoreIndex`. What reads it asks the model that an engine serves, if there is one.
+    """A `VectorStoreIndex`. Its retrievers and engines use the model that an engine serves, if there is one.
 
-    LlamaIndex has dictionaries of what each class of index can do, such as `Playground`'s.
+    It equals the original's class, as LlamaIndex has dictionaries by class of index, such as `Playground`'s.
     """
 
     __teola_entries__ = ("as_retriever", "as_query_engine", "as_chat_engine")
     __teola_attributes__ = OriginalAttribute
 
 
-def _overlapping(index: object) -> VectorStoreIndexParts | None:
-    """What an index is made of, where storing beside embedding is understood and gains."""
+def _overlapping_parts(index: object) -> VectorStoreIndexParts | None:
+    """Return the parts of an index that can store rows while it embeds others; None for another index."""
     try:
         parts = VectorStoreIndexParts.of(index)
-    except Unreadable:  # another version: its own way is the only one
+    except Unreadable:  # an unknown version: it runs as the original does
         return None
-    return parts if _overlaps(parts.embed_model, parts.vector_store) else None
+    return parts if _can_overlap(parts.embed_model, parts.vector_store) else None
 
 
-def _overlaps(model: Any, store: Any) -> bool:
-    """Whether storing beside embedding is understood, and gains: on the same cores the two would take turns."""
-    if type(store) is not TeolaVectorStore or not isinstance(model, BatchesAhead):
+def _can_overlap(model: Any, store: Any) -> bool:
+    """Return True if rows can be stored while others are embedded, and not on the same cores: that gains nothing."""
+    if type(store) is not TeolaVectorStore or not isinstance(model, BatchPrefetching):
         return False
     embedder: Any = model.pool.engine(model.engine)  # type: ignore[attr-defined]
     database: Any = store.pool.engine(store.engine)
@@ -194,13 +198,13 @@ class TeolaVectorStoreIndex(BuildsIndex, VectorStoreIndex):
         storage = StorageContext.from_defaults(vector_store=TeolaVectorStore(pool=pool, collection="docs"))
         index = TeolaVectorStoreIndex(nodes, embed_model=TeolaEmbedding(pool=pool), storage_context=storage)
 
-    Also by `from_documents`, `insert_nodes` and their async forms. With other stores or models it is the plain class.
+    So do `from_documents`, `insert_nodes` and their async forms. With other stores or models it is the original class.
     """
 
 
 def accelerated_index(index: VectorStoreIndex, options: Options = _PLAIN) -> Any:
     """Accelerate an index: the same rows and nodes, sooner, for inserting into it."""
-    return accelerated(writing(original_of(index), index, options), AcceleratedIndex)
+    return accelerated(writing_session(original_of(index), index, options), AcceleratedIndex)
 
 
 hide_from_stack_levels(globals())

@@ -24,7 +24,7 @@ from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.llamaindex import replies
 from teola_plugin.adapters.llamaindex.messages import to_prompt
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
-from teola_plugin.adapters.llamaindex.tools import CallsTools, Tools, Written, taken
+from teola_plugin.adapters.llamaindex.tools import CallsTools, StreamedText, Tools, split_tools
 from teola_plugin.adapters.sampling import EngineModel
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -33,8 +33,8 @@ from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.shims.llamaindex.models import messages_of, parse_output, text_of
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
-Whole = Callable[[Generation, Written], Response]
-"""(generation, what was streamed of it) -> the response that ends a stream."""
+LastResponse = Callable[[Generation, StreamedText], Response]
+"""(generation, the text of it that was streamed) -> the response that ends a stream."""
 
 
 class TeolaLLM(PoolBacked, EngineModel, CallsTools):
@@ -46,17 +46,17 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
 
     Keyword arguments of a call: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop`, `ignore_eos`,
     `json_schema` (dict or JSON text) and `response_format` as OpenAI spells it; `extra_headers` of a chat go nowhere.
-    Others raise `RegistrationError`, as do messages that hold more than text. Engine errors pass through as they are.
+    Others raise `RegistrationError`, as do messages that hold more than text. Engine errors pass through unchanged.
 
-    With `is_function_calling_model=True` it calls tools (`chat_with_tools`, `FunctionAgent`, ...). They are told to the
-    model by its chat template; of a streamed answer that may be a call, only what is certainly text comes in pieces.
+    With `is_function_calling_model=True` it calls tools (`chat_with_tools`, `FunctionAgent`, ...). Its chat
+    template shows them to the model; of a streamed answer that may be a call, only what is certainly text is delivered.
     """
 
     engine: str = "llm"
     is_chat_model: bool = True
-    """Whether the engine is sent messages, which it writes by its chat template; else plain text."""
+    """True if the engine gets messages, which its chat template renders; False if it gets plain text."""
     context_window: int | None = None
-    """Tokens of prompt and answer together; None takes the engine's own limit, if it tells one."""
+    """Tokens of prompt and answer together; None for the engine's own limit, if it has one."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
 
@@ -75,146 +75,146 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
             model_name=self.model_name,
         )
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ requests
 
     def payload_of_prompt(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Generate:
-        """What `complete` asks the engine for."""
+        """Return the engine's request of `complete`."""
         text = prompt if formatted or self.completion_to_prompt is None else self.completion_to_prompt(prompt)
-        asked = Prompt(messages=(Message("user", text),)) if self.is_chat_model else Prompt(text=text)
-        return Generate(asked, self.sampling(None, kwargs))
+        engine_prompt = Prompt(messages=(Message("user", text),)) if self.is_chat_model else Prompt(text=text)
+        return Generate(engine_prompt, self.sampling(None, kwargs))
 
     def payload_of_messages(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generate:
-        """What `chat` asks the engine for."""
-        rest, tools = taken(kwargs)
-        return self._asked(messages, rest, tools)
+        """Return the engine's request of `chat`."""
+        rest, tools = split_tools(kwargs)
+        return self._chat_request(messages, rest, tools)
 
-    def _asked(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any], tools: Tools | None) -> Generate:
+    def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any], tools: Tools | None) -> Generate:
         if self.is_chat_model:
-            asked = Generate(to_prompt(messages), self.sampling(None, kwargs))
-            return asked if tools is None else tools.asked(asked)
+            request = Generate(to_prompt(messages), self.sampling(None, kwargs))
+            return request if tools is None else tools.added_to(request)
         if tools is not None:
             raise RegistrationError(
                 "a TeolaLLM that sends plain text cannot tell its model of tools.", hint="is_chat_model=True"
             )
-        assert self.messages_to_prompt is not None  # LlamaIndex's validators see to it
+        assert self.messages_to_prompt is not None  # LlamaIndex's validators set it
         return self.payload_of_prompt(self.messages_to_prompt(messages), formatted=True, **kwargs)
 
     def payload_of_template(self, template: BasePromptTemplate, /, **prompt_args: Any) -> Generate:
-        """What `predict` (and `stream`, `apredict`, ...) asks the engine for."""
+        """Return the engine's request of `predict` (and `stream`, `apredict`, ...)."""
         if self.is_chat_model:
             return self.payload_of_messages(messages_of(self, template, prompt_args))
         return self.payload_of_prompt(text_of(self, template, prompt_args), formatted=True)
 
-    # ------------------------------------------------------------ what comes back
+    # ------------------------------------------------------------ responses
 
     def completion_of(self, generation: Generation) -> CompletionResponse:
-        """What `complete` returns for a generation."""
+        """Return the response of `complete` for a generation."""
         return replies.to_completion(generation, self.model_name)
 
     def chat_of(self, generation: Generation, **kwargs: Any) -> ChatResponse:
-        """What `chat` returns for a generation. `kwargs`: of the chat, which may tell of tools."""
-        return self._answered(generation, taken(kwargs)[1])
+        """Return the response of `chat` for a generation. `kwargs`: those of the chat, tools among them."""
+        return self._chat_response(generation, split_tools(kwargs)[1])
 
     def text_of(self, generation: Generation) -> str:
-        """What `predict` returns for a generation."""
+        """Return the result of `predict` for a generation."""
         return parse_output(self, generation.text)
 
     # ------------------------------------------------------------ LlamaIndex's interface
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        rest, tools = taken(kwargs)
-        [generation] = self._call(self._asked(messages, rest, tools)).result()
-        return self._answered(generation, tools)
+        rest, tools = split_tools(kwargs)
+        [generation] = self._start(self._chat_request(messages, rest, tools)).result()
+        return self._chat_response(generation, tools)
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        [generation] = self._call(self.payload_of_prompt(prompt, formatted, **kwargs)).result()
+        [generation] = self._start(self.payload_of_prompt(prompt, formatted, **kwargs)).result()
         return self.completion_of(generation)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        rest, tools = taken(kwargs)
-        [generation] = await self._call(self._asked(messages, rest, tools))
-        return self._answered(generation, tools)
+        rest, tools = split_tools(kwargs)
+        [generation] = await self._start(self._chat_request(messages, rest, tools))
+        return self._chat_response(generation, tools)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        [generation] = await self._call(self.payload_of_prompt(prompt, formatted, **kwargs))
+        [generation] = await self._start(self.payload_of_prompt(prompt, formatted, **kwargs))
         return self.completion_of(generation)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        rest, tools = taken(kwargs)
-        handle = self._call(self._asked(messages, rest, tools), stream=True)
-        return self._streamed(handle, _chat_piece, self._whole_chat(tools), tools)
+        rest, tools = split_tools(kwargs)
+        handle = self._start(self._chat_request(messages, rest, tools), stream=True)
+        return self._stream_responses(handle, _chat_piece, self._last_chat_response(tools), tools)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        handle = self._call(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
-        return self._streamed(handle, _completion_piece, self._whole_completion)
+        handle = self._start(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
+        return self._stream_responses(handle, _completion_piece, self._last_completion_response)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        rest, tools = taken(kwargs)
-        handle = self._call(self._asked(messages, rest, tools), stream=True)
-        return self._astreamed(handle, _chat_piece, self._whole_chat(tools), tools)
+        rest, tools = split_tools(kwargs)
+        handle = self._start(self._chat_request(messages, rest, tools), stream=True)
+        return self._astream_responses(handle, _chat_piece, self._last_chat_response(tools), tools)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        handle = self._call(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
-        return self._astreamed(handle, _completion_piece, self._whole_completion)
+        handle = self._start(self.payload_of_prompt(prompt, formatted, **kwargs), stream=True)
+        return self._astream_responses(handle, _completion_piece, self._last_completion_response)
 
     # ------------------------------------------------------------ calls
 
-    def _call(self, asked: Generate, *, stream: bool = False) -> CallHandle:
-        """Starts at once, also where the answer is streamed: who reads it later may have left the query by then."""
-        return self.request(PrimitiveKind.PREFILLING, [asked], stream=stream)
+    def _start(self, request: Generate, *, stream: bool = False) -> CallHandle:
+        """Start a request now, even if its answer is streamed: a reader may have left the query when it begins."""
+        return self.request(PrimitiveKind.PREFILLING, [request], stream=stream)
 
-    def _answered(self, generation: Generation, tools: Tools | None) -> ChatResponse:
+    def _chat_response(self, generation: Generation, tools: Tools | None) -> ChatResponse:
         plain = replies.to_chat(generation, self.model_name)
         return plain if tools is None else tools.response(plain)
 
-    def _whole_chat(self, tools: Tools | None) -> Whole[ChatResponse]:
-        def whole(generation: Generation, written: Written) -> ChatResponse:
-            made = self._answered(generation, tools)
-            return made.model_copy(update={"delta": written.rest_of(made.message.content or "")})
+    def _last_chat_response(self, tools: Tools | None) -> LastResponse[ChatResponse]:
+        def last_response(generation: Generation, streamed: StreamedText) -> ChatResponse:
+            response = self._chat_response(generation, tools)
+            return response.model_copy(update={"delta": streamed.rest_of(response.message.content or "")})
 
-        return whole
+        return last_response
 
-    def _whole_completion(self, generation: Generation, written: Written) -> CompletionResponse:
-        return replies.to_completion(generation, self.model_name, written.rest_of(generation.text))
+    def _last_completion_response(self, generation: Generation, streamed: StreamedText) -> CompletionResponse:
+        return replies.to_completion(generation, self.model_name, streamed.rest_of(generation.text))
 
-    def _streamed(
+    def _stream_responses(
         self,
         handle: CallHandle,
         piece_of: Callable[[str, str], Response],
-        whole: Whole[Response],
+        last_response: LastResponse[Response],
         tools: Tools | None = None,
     ) -> Generator[Response, None, None]:
-        """The text so far with each piece; at the end the whole with its usage. A real generator."""
-        written = Written(tools)
+        """Yield the text so far with each piece; at the end the whole answer with its usage. A real generator."""
+        streamed = StreamedText(tools)
         with giving_up(handle):
             for piece in handle.pieces:
-                if delta := written.add(piece.text):
-                    yield piece_of(written.told, delta)
+                if delta := streamed.add(piece.text):
+                    yield piece_of(streamed.delivered, delta)
             [generation] = handle.result()
-        yield whole(generation, written)
+        yield last_response(generation, streamed)
 
-    async def _astreamed(
+    async def _astream_responses(
         self,
         handle: CallHandle,
         piece_of: Callable[[str, str], Response],
-        whole: Whole[Response],
+        last_response: LastResponse[Response],
         tools: Tools | None = None,
     ) -> AsyncGenerator[Response, None]:
-        written = Written(tools)
+        streamed = StreamedText(tools)
         with giving_up(handle):
             async for piece in handle.pieces:
-                if delta := written.add(piece.text):
-                    yield piece_of(written.told, delta)
+                if delta := streamed.add(piece.text):
+                    yield piece_of(streamed.delivered, delta)
             [generation] = await handle
-        yield whole(generation, written)
+        yield last_response(generation, streamed)
 
 
 def _chat_piece(streamed: str, delta: str) -> ChatResponse:

@@ -1,4 +1,4 @@
-"""LlamaIndex messages -> the engines' `Message`s. Pure, so that a prompt built ahead equals the one sent later."""
+"""The engines' messages for LlamaIndex's. Pure, so that a prefetched prompt equals the one that is sent later."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ _ROLES = {
     MessageRole.FUNCTION: "tool",
 }
 _SILENT = (CachePoint, ThinkingBlock)
-"""Blocks that say nothing to the model."""
+"""Blocks that the model does not see."""
 
 
 def to_prompt(messages: Sequence[ChatMessage]) -> Prompt:
-    """The prompt of a conversation. Raises `RegistrationError` for what a text engine cannot take (images, ...)."""
+    """Return the prompt of a conversation. Raise `RegistrationError` for blocks that are no text (images, ...)."""
     if not messages:
         raise RegistrationError("TeolaLLM was given no messages.", hint="pass at least one ChatMessage, or a string")
     return Prompt(messages=tuple(Message(_ROLES[m.role], _text(m)) for m in messages))
 
 
 def _text(message: ChatMessage) -> str:
-    """Its text blocks, as `ChatMessage.content` joins them; then its tool calls, a line of JSON each."""
-    parts = list(_parts(message.blocks, message))
-    calls = [_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    """Return the text blocks, as `ChatMessage.content` joins them; then the tool calls, a line of JSON each."""
+    parts = list(_texts(message.blocks, message))
+    calls = [_call_as_json(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
     return "\n".join([part for part in parts if part or not calls] + calls)
 
 
-def _parts(blocks: Iterable[Any], message: ChatMessage) -> Iterable[str]:
+def _texts(blocks: Iterable[Any], message: ChatMessage) -> Iterable[str]:
     for block in blocks:
         if isinstance(block, TextBlock):
             yield block.text
         elif isinstance(block, CitableBlock):
-            yield from _parts(block.content, message)
+            yield from _texts(block.content, message)
         elif isinstance(block, CitationBlock):
-            yield from _parts([block.cited_content], message)
+            yield from _texts([block.cited_content], message)
         elif not isinstance(block, (*_SILENT, ToolCallBlock)):
             kind = getattr(block, "block_type", type(block).__name__)
             raise RegistrationError(
@@ -64,7 +64,7 @@ def _parts(blocks: Iterable[Any], message: ChatMessage) -> Iterable[str]:
             )
 
 
-def _call(block: ToolCallBlock) -> str:
+def _call_as_json(block: ToolCallBlock) -> str:
     kwargs = block.tool_kwargs
     if isinstance(kwargs, str):
         try:

@@ -1,7 +1,7 @@
-"""Async entries whose own code calls models in the sync way: on a thread, so that the loop goes on meanwhile.
+"""Async entries whose own code makes sync calls of models: these run on a thread, so that they do not block the loop.
 
-What is called, in which order and under which spans, is as it always was. Only for models of the pool, which may be
-called from any thread.
+The calls, their order and their spans are the original's. Only for models of the pool, which may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 from teola_plugin.tracer.llamaindex.classes import find_override, is_pool_object, reachable_objects
 
 
-async def _transformed(engine: TransformQueryEngine, query: QueryBundle) -> Any:
-    """The transform asks its LLM before anything is awaited."""
+async def _query_with_transform(engine: TransformQueryEngine, query: QueryBundle) -> Any:
+    """Run the transform, which makes a sync call of its LLM, on a thread."""
     parts = TransformQueryEngineParts.of(engine)
     run = parts.query_transform.run
     query = await asyncio.to_thread(run, query, metadata=parts.transform_metadata)  # type: ignore[arg-type]
     return await parts.query_engine.aquery(query)
 
 
-async def _in_a_thread(engine: Any, query: QueryBundle) -> Any:
-    """Its async way is its sync way."""
+async def _query_on_thread(engine: Any, query: QueryBundle) -> Any:
+    """Run the sync method on a thread: the engine's `aquery` only calls it."""
     return await asyncio.to_thread(query_below, engine, query)
 
 
-async def _stepped(engine: MultiStepQueryEngine, query: QueryBundle) -> Any:
-    """Only its last answer is awaited: it stalls a loop of its own. A stream belongs to the loop that reads it."""
-    work = multi_step_aquery(engine, query)
+async def _query_in_steps(engine: MultiStepQueryEngine, query: QueryBundle) -> Any:
+    """Run the steps in a loop on a thread: all calls but the last are sync. A stream stays in its reader's loop."""
+    answer = multi_step_aquery(engine, query)
     if MultiStepQueryEngineParts.of(engine).streaming:
-        return await work
-    return await asyncio.to_thread(asyncio.run, work)
+        return await answer
+    return await asyncio.to_thread(asyncio.run, answer)
 
 
-_ASYNC: dict[type, tuple[type[Parts], Callable[[Any, QueryBundle], Awaitable[Any]]]] = {
-    TransformQueryEngine: (TransformQueryEngineParts, _transformed),
-    MultiStepQueryEngine: (MultiStepQueryEngineParts, _stepped),
-    RetryQueryEngine: (QueryEngineParts, _in_a_thread),
-    RetryGuidelineQueryEngine: (QueryEngineParts, _in_a_thread),
-    RetrySourceQueryEngine: (QueryEngineParts, _in_a_thread),
+_NONBLOCKING: dict[type, tuple[type[Parts], Callable[[Any, QueryBundle], Awaitable[Any]]]] = {
+    TransformQueryEngine: (TransformQueryEngineParts, _query_with_transform),
+    MultiStepQueryEngine: (MultiStepQueryEngineParts, _query_in_steps),
+    RetryQueryEngine: (QueryEngineParts, _query_on_thread),
+    RetryGuidelineQueryEngine: (QueryEngineParts, _query_on_thread),
+    RetrySourceQueryEngine: (QueryEngineParts, _query_on_thread),
 }
 
 
 def nonblocking(node: Any) -> Any:
-    """`node`, or a copy of it whose `aquery` does not stall the loop."""
+    """Return `node`, or a copy of it whose `aquery` does not block the loop."""
     kind = type(node)
-    if kind not in _ASYNC or find_override(node, kind) or not all(map(is_pool_object, _models(node))):
+    if kind not in _NONBLOCKING or find_override(node, kind) or not all(map(is_pool_object, _models(node))):
         return node
-    parts, function = _ASYNC[kind]
+    parts, aquery = _NONBLOCKING[kind]
     try:
         parts.of(node)
-    except Unreadable:  # another version: its own way is the only one
+    except Unreadable:  # an unknown version: it runs as the original does
         return node
-    return with_aquery(node, function)
+    return with_aquery(node, aquery)
 
 
 def _models(node: Any) -> list[Any]:
-    """All models that it may call."""
-    held = [one for part in reachable_objects(node) for one in attributes(part).values()]
-    return [one for one in (*held, *reachable_objects(node)) if isinstance(one, (BaseLLM, BaseEmbedding))]
+    """Return all models that an object may call."""
+    attribute_values = [one for part in reachable_objects(node) for one in attributes(part).values()]
+    return [one for one in (*attribute_values, *reachable_objects(node)) if isinstance(one, (BaseLLM, BaseEmbedding))]

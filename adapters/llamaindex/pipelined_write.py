@@ -2,7 +2,7 @@
 
 The framework's own code still adds all nodes at the end; the store then writes only what is not there yet. Rows are
 written early only where that cannot show afterwards: ids that are new to the collection, in the order of the nodes.
-What the framework does not add in the end, because something failed, is taken out again.
+Rows that the framework does not add in the end, because something failed, are deleted again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PORTIONS = 8
 
 
 class Store(Protocol):
-    """What is written to."""
+    """A vector store that rows are written to."""
 
     pool: Any
     engine: str
@@ -39,14 +39,14 @@ class Store(Protocol):
 
 
 class PipelinedWrite:
-    """Of one list of nodes, into one store."""
+    """The write of one list of nodes into one store."""
 
     def __init__(self, store: Store, nodes: Sequence[BaseNode] = ()) -> None:
         self.store = store
         self.nodes = list(nodes)
-        """What is being embedded, as far as it is known."""
+        """The nodes that are being embedded, as far as they are known."""
         self._embedded: list[BaseNode] = []
-        self._came: dict[int, Vectors] = {}
+        self._vectors_by_start: dict[int, Vectors] = {}
         self._next = 0
         self._ready: list[IngestRow] = []
         self._writing: list[IngestRow] = []
@@ -59,17 +59,17 @@ class PipelinedWrite:
     # ------------------------------------------------------------ which rows
 
     def expect(self, texts: Sequence[str]) -> bool:
-        """Whether the rows of these texts can be written as their vectors come."""
+        """Return True if the rows of these texts can be written while later ones are embedded."""
         ids = self._candidates(texts)
-        return bool(ids) and self._all_new(self._known(ids).result())
+        return bool(ids) and self._all_new(self._find_stored(ids).result())
 
     async def aexpect(self, texts: Sequence[str]) -> bool:
         """`expect` in a loop."""
         ids = self._candidates(texts)
-        return bool(ids) and self._all_new(await asyncio.wrap_future(self._known(ids)))
+        return bool(ids) and self._all_new(await asyncio.wrap_future(self._find_stored(ids)))
 
     def _candidates(self, texts: Sequence[str]) -> list[str]:
-        """Ids of the nodes that the texts belong to; none where that is not clear."""
+        """Return the ids of the nodes with these texts; none if it is not certain which nodes these are."""
         ids = [node.node_id for node in self.nodes]
         if self._embedded or len(set(ids)) < len(ids) or any(node.embedding is not None for node in self.nodes):
             return []
@@ -78,38 +78,40 @@ class PipelinedWrite:
         self._embedded = self.nodes
         return ids
 
-    def _known(self, ids: list[str]) -> Future[list[Any]]:
+    def _find_stored(self, ids: list[str]) -> Future[list[Any]]:
         return self.store.admin("get", ids)
 
-    def _all_new(self, found: list[Any]) -> bool:
-        if found:
+    def _all_new(self, stored: list[Any]) -> bool:
+        if stored:
             self._embedded = []
-        return not found
+        return not stored
 
     # ------------------------------------------------------------ writing
 
     def put(self, start: int, vectors: Vectors) -> None:
-        """The vectors of the nodes from `start` on. Batches may come in any order, from any thread."""
+        """Add the vectors of the nodes from `start` on. May be called in any order of batches, from any thread."""
         with self._lock:
             if self._closed:  # a batch that ends after another has failed
                 return
-            self._came[start] = vectors
+            self._vectors_by_start[start] = vectors
             try:
-                self._advance()
-            except Exception:  # a node that cannot be stored: the framework's own adding will tell
+                self._take_ready_rows()
+            except Exception:  # a node that cannot be stored: the framework raises when it adds it
                 self._closed = True
 
-    def _advance(self) -> None:
-        while (found := self._came.pop(self._next, None)) is not None:
-            nodes = self._embedded[self._next : self._next + len(found)]
-            self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, found, strict=True)]
-            self._next += len(found)
-        if len(self._ready) >= self._portion and (self._call is None or (self._call.done and self._ended())):
+    def _take_ready_rows(self) -> None:
+        while (vectors := self._vectors_by_start.pop(self._next, None)) is not None:
+            nodes = self._embedded[self._next : self._next + len(vectors)]
+            self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, vectors, strict=True)]
+            self._next += len(vectors)
+        if len(self._ready) >= self._portion_size and (
+            self._call is None or (self._call.done and self._note_written())
+        ):
             self._write()
 
     @property
-    def _portion(self) -> int:
-        """Rows that are written at once: as many as the store likes, but not all of a short list."""
+    def _portion_size(self) -> int:
+        """The number of rows that are written at once: a batch that suits the store, but not all of a short list."""
         efficient: int = self.store.pool.profiles[self.store.engine].max_efficient_batch
         return max(1, min(efficient, len(self._embedded) // _PORTIONS))
 
@@ -118,63 +120,64 @@ class PipelinedWrite:
             self._writing, self._ready = self._ready, []
             self._call = self.store.ingest(self._writing)
 
-    def _ended(self) -> bool:
-        """Take note of what was written; False if it failed, and then nothing more is written early."""
+    def _note_written(self) -> bool:
+        """Note the rows that the last write has stored. Return False if it failed: then no more are written early."""
         if self._writing and self._call is not None:
             try:
                 self._call.result()
-            except Exception:  # the framework's own adding will tell
+            except Exception:  # the framework raises when it adds the rows
                 return False
             self._written |= {row.chunk.id: row for row in self._writing}
             self._writing = []
         return True
 
-    def left(self, rows: Sequence[IngestRow]) -> list[IngestRow]:
-        """Of the rows that the framework adds, those that are not there yet. Waits for what is being written."""
+    def remaining(self, rows: Sequence[IngestRow]) -> list[IngestRow]:
+        """Return those of the rows that the framework adds that are not stored yet. Waits for the write under way."""
         with self._lock:
-            self._ended()
+            self._note_written()
             self._added |= {row.chunk.id for row in rows}
             return [row for row in rows if self._written.get(row.chunk.id) != row]
 
-    async def aleft(self, rows: Sequence[IngestRow]) -> list[IngestRow]:
-        """`left` in a loop."""
-        await self._settled()
-        return self.left(rows)
+    async def aremaining(self, rows: Sequence[IngestRow]) -> list[IngestRow]:
+        """`remaining` in a loop."""
+        await self._wait_for_call()
+        return self.remaining(rows)
 
-    async def _settled(self) -> None:
+    async def _wait_for_call(self) -> None:
         if self._call is not None:
             await asyncio.gather(self._call, return_exceptions=True)
 
     # ------------------------------------------------------------ the end
 
-    def unwanted(self) -> list[str]:
-        """Nothing more is written. Ids of rows that were and never added; waits for what is being written."""
+    def close(self) -> list[str]:
+        """Write no more rows. Return the ids of rows that were written but never added. Waits for the last write."""
         with self._lock:
             self._closed = True
-            begun = [row.chunk.id for row in self._writing]
-            self._ended()
-            return [i for i in dict.fromkeys([*self._written, *begun]) if i not in self._added]
+            started = [row.chunk.id for row in self._writing]
+            self._note_written()
+            return [i for i in dict.fromkeys([*self._written, *started]) if i not in self._added]
 
-    async def aunwanted(self) -> list[str]:
-        """`unwanted` in a loop."""
+    async def aclose(self) -> list[str]:
+        """`close` in a loop."""
         with self._lock:
             self._closed = True
-        await self._settled()
-        return self.unwanted()
+        await self._wait_for_call()
+        return self.close()
 
 
 current_write: ContextVar[PipelinedWrite | None] = ContextVar("teola_current_write", default=None)
-"""Of the index that the running code builds, or the pipeline that it runs."""
+"""The write of the index or the pipeline that the running code builds or runs."""
 
 
 @contextmanager
 def pipelining(write: PipelinedWrite) -> Iterator[None]:
+    """Write rows early in the body; delete those again that the body has not added."""
     token = current_write.set(write)
     try:
         yield
     finally:
         current_write.reset(token)
-        if ids := write.unwanted():
+        if ids := write.close():
             write.store.admin("delete", ids).result()
 
 
@@ -186,5 +189,5 @@ async def apipelining(write: PipelinedWrite) -> AsyncIterator[None]:
         yield
     finally:
         current_write.reset(token)
-        if ids := await write.aunwanted():
+        if ids := await write.aclose():
             await asyncio.wrap_future(write.store.admin("delete", ids))

@@ -1,4 +1,4 @@
-"""What every pool-backed LlamaIndex object has in common: its pool, its engine, and how it calls it."""
+"""The base class of pool-backed LlamaIndex objects: the pool, the engine, and how it is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teola_plugin.runtime.handles import CallHandle
 
 
 class PoolBacked(BaseModel):
-    """Stands before LlamaIndex's class in the order of methods. Classes give `engine` a default."""
+    """A mixin before LlamaIndex's class. Subclasses give `engine` a default."""
 
     pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
@@ -27,12 +27,12 @@ class PoolBacked(BaseModel):
         check_engine(self.pool, self.engine)
 
     def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
-        """One request per payload; in an accelerated query, what was computed ahead is claimed."""
+        """Send one request per payload; in an accelerated query, prefetched results are claimed."""
         handle: CallHandle = self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
         return handle
 
     def model_version(self) -> str:
-        """The model that the engine runs, else the engine's name."""
+        """Return the name of the model that the engine runs, else the engine's name."""
         return str(self.pool.versions()[self.engine].get("model") or self.engine)
 
     def __getstate__(self) -> NoReturn:

@@ -1,9 +1,9 @@
 """Prefetched calls of the user's own models and stores, while an object's original answers a sync call.
 
-The object is lowered as one with engines is; each provider call in the graph is asked for here (`QueryPrefetcher`). The
-original runs unchanged and finds at the provider methods what was prefetched. Calls are prefetched that the original
-makes one after the other though it knows with what: those of a list, and those behind what they do not need. For all
-others the graph waits until the original has made them.
+The object is lowered as one with engines is; `QueryPrefetcher` makes the provider calls of the graph. The original runs
+unchanged, and its provider methods find the prefetched results. A call is prefetched if the original makes it later
+than its arguments are known: the calls of a list, and calls after others whose results they do not need. For all other
+calls the graph waits until the original has made them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ in_child(live_scopes.clear)  # prefetches are under way in the parent process al
 
 
 def find_scope(target: Any) -> CallScope | None:
-    """Return on whose behalf a provider method of `target` is called here; None outside every query."""
+    """Return the scope in which a provider method of `target` is called here; None outside every query."""
     scope, targets = original_scope.get() or (None, ())
     return None if executing.get() is target or id(target) not in targets else scope
 
@@ -140,7 +140,7 @@ class ProviderSite:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPlan:
-    """What is prefetched in one entry of an object."""
+    """The plan of the calls that one entry of an object prefetches."""
 
     entry: TracedEntry
     traced: TraceResult
@@ -162,7 +162,7 @@ class PrefetchPlan:
 def plan_prefetching(
     node: Any, entry: str, texts: int, threads: ThreadSafety
 ) -> tuple[TracedEntry, PrefetchPlan | None]:
-    """Return what a sync entry looks like, and what is prefetched in it: None if nothing would start sooner.
+    """Return the traced sync entry and the plan of its prefetched calls; None if no call would start sooner.
 
     Runs no user code.
     """
@@ -184,7 +184,7 @@ def _plan(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan | None:
         return None
     for site in allowed.sites.values():
         prepare(site.target)
-    template = _needed(traced.traced.template, prefetched, needs_output=False)
+    template = _reduce_to_sites(traced.traced.template, prefetched, needs_output=False)
     return PrefetchPlan(traced, replace(traced.traced, template=template), allowed.sites, prefetched)
 
 
@@ -196,7 +196,7 @@ def entries_of(part: Any) -> tuple[str, ...]:
 
 
 def _sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
-    """Yield the sites of the e-graph whose calls stand behind less than in the p-graph, or beside those of a list."""
+    """Yield the sites whose calls wait for less in the e-graph than in the p-graph, or run in parallel in a list."""
     for p in graph:
         if p.id not in source:
             continue
@@ -215,29 +215,31 @@ def _sites(p: Primitive) -> Iterator[str]:
     return (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
 
 
-def _needed(template: WorkflowTemplate, sites: frozenset[str], *, needs_output: bool) -> WorkflowTemplate:
+def _reduce_to_sites(template: WorkflowTemplate, sites: frozenset[str], *, needs_output: bool) -> WorkflowTemplate:
     """Return the components of a template that lead to a site, with bodies that hold no more than these.
 
-    `needs_output`: the template's output is read, so that all that it is made of is needed.
+    `needs_output`: the template's output is read, so that all components that it is made of are needed.
     """
     by_name = {c.name: c for c in template.components}
     read = {template.output.producer} if needs_output else set()
-    wanted = [c.name for c in template.components if _leads_to(c, sites) or c.name in read]
-    needed = set[str]()
-    while wanted:
-        component = by_name[wanted.pop()]
-        needed.add(component.name)
+    unvisited = [c.name for c in template.components if _leads_to(c, sites) or c.name in read]
+    needed_names = set[str]()
+    while unvisited:
+        component = by_name[unvisited.pop()]
+        needed_names.add(component.name)
         producers = {ref.producer for _, ref in component.inputs if not ref.external}
         read |= producers
-        wanted += [name for name in producers if name not in needed]
-    kept = [
-        _pruned(by_name[c.name], sites, needs_output=c.name in read) for c in template.components if c.name in needed
+        unvisited += [name for name in producers if name not in needed_names]
+    components = [
+        _pruned(by_name[c.name], sites, needs_output=c.name in read)
+        for c in template.components
+        if c.name in needed_names
     ]
     output = template.output
-    if not output.external and output.producer not in needed:
-        output = Ref(kept[-1].name)
-    order = tuple(pair for pair in template.order if needed.issuperset(pair))
-    return WorkflowTemplate(tuple(kept), output, order, template.name)
+    if not output.external and output.producer not in needed_names:
+        output = Ref(components[-1].name)
+    order = tuple(pair for pair in template.order if needed_names.issuperset(pair))
+    return WorkflowTemplate(tuple(components), output, order, template.name)
 
 
 def _leads_to(component: Component, sites: frozenset[str]) -> bool:
@@ -249,17 +251,17 @@ def _pruned(component: Component, sites: frozenset[str], *, needs_output: bool) 
     has_rounds = component.role.name in ("LOOP", "FOLD")
     if component.body is None or needs_output or has_rounds or not _leads_to(component, sites):
         return component
-    return replace(component, body=_needed(component.body, sites, needs_output=False))
+    return replace(component, body=_reduce_to_sites(component.body, sites, needs_output=False))
 
 
 # ------------------------------------------------------------ one query
 
 
 class QueryPrefetcher:
-    """Makes the calls that the graph of one query asks for, on threads. Close it."""
+    """The prefetched calls of one query, which are made on threads. Close it when the query ends."""
 
     def __init__(self, plan: PrefetchPlan, input: Any, report_to: QueryRun | None) -> None:
-        """`input`: the query's input for the graph. `report_to`: the query whose trace tells of the calls."""
+        """`input`: the query's input for the graph. `report_to`: the query whose trace contains the calls."""
         self._plan = plan
         limits = {id(site.target): (site.limit,) if site.limit else () for site in plan.sites.values()}
         self._table = ProviderCallTable(lambda target: limits.get(id(target), ()))
@@ -287,7 +289,7 @@ class QueryPrefetcher:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Let the original's calls in the body find what was prefetched. An exception ends the prefetching."""
+        """Let the original's calls in the body claim prefetched results. An exception ends the prefetching."""
         token = original_scope.set(self._original)
         try:
             yield
@@ -299,7 +301,7 @@ class QueryPrefetcher:
                 original_scope.reset(token)
 
     def close(self) -> None:
-        """End the query: what has not begun does not begin any more."""
+        """End the query: calls that have not started do not start any more."""
         with self._lock:
             closed, self._closed = self._closed, True
             waiting, self._waiting = list(self._waiting), deque()

@@ -1,4 +1,4 @@
-"""Generations of an engine -> what LlamaIndex's models return, whole or in pieces."""
+"""The responses of LlamaIndex's models for the generations of an engine, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from teola_plugin.requests.payloads import Generation
 
 
 def usage(generation: Generation) -> dict[str, int]:
-    """Tokens of one generation, under the names by which LlamaIndex counts them."""
+    """Return the token counts of a generation, under LlamaIndex's names."""
     return {
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": generation.completion_tokens,
@@ -19,7 +19,7 @@ def usage(generation: Generation) -> dict[str, int]:
 
 
 def raw(generation: Generation, model_name: str) -> dict[str, Any]:
-    """What stands in `raw`; `cached_tokens` are prompt tokens found in the prefix cache."""
+    """Return the `raw` of a response; `cached_tokens` are prompt tokens that were found in the prefix cache."""
     cached = {"prompt_tokens_details": {"cached_tokens": generation.cached_tokens}}
     return {
         "model": model_name,

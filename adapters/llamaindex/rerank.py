@@ -22,15 +22,15 @@ dispatcher = get_dispatcher(__name__)
 
 
 class TeolaRerank(PoolBacked, BaseNodePostprocessor):
-    """The `top_n` best nodes for a query, best first, as LlamaIndex's `SentenceTransformerRerank` gives them.
+    """A reranker that keeps the `top_n` best nodes, best first, as LlamaIndex's `SentenceTransformerRerank` does.
 
-    So each given node gets its new score (a float, higher is better), in place; `keep_retrieval_score` keeps the old
+    Each node gets its new score (a float, higher is better), in place; `keep_retrieval_score` keeps the old
     one in `metadata["retrieval_score"]`. Nodes are scored by their text for embedding; equal scores keep their order.
     """
 
     engine: str = "reranker"
     model: str = ""
-    """For events; when empty, the engine's model, else the engine's name."""
+    """The name in events; if empty, that of the engine's model, else the engine's name."""
     top_n: int = Field(default=2, ge=0)
     keep_retrieval_score: bool = False
 
@@ -45,12 +45,12 @@ class TeolaRerank(PoolBacked, BaseNodePostprocessor):
         return "TeolaRerank"
 
     def payloads(self, query: QueryBundle | str, nodes: Sequence[NodeWithScore]) -> list[ScorePair]:
-        """What the engine is asked for, a pair per node."""
+        """Return the engine's requests, a pair per node."""
         text = query if isinstance(query, str) else query.query_str
         return [ScorePair(text, node.node.get_content(metadata_mode=MetadataMode.EMBED)) for node in nodes]
 
     def select(self, nodes: list[NodeWithScore], scores: Sequence[float]) -> list[NodeWithScore]:
-        """What `postprocess_nodes` returns for the engine's values. Changes the nodes as it does."""
+        """Return the result of `postprocess_nodes` for the engine's scores. Changes the nodes as that does."""
         for node, score in zip(nodes, scores, strict=True):
             if self.keep_retrieval_score:
                 node.node.metadata["retrieval_score"] = node.score
@@ -65,30 +65,30 @@ class TeolaRerank(PoolBacked, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = _given(query_bundle)
+        query = _require_query(query_bundle)
         if not nodes:
             return []
-        with self._told(query, nodes) as found:
-            found += self.select(nodes, self._call(query, nodes).result())
-        return found
+        with self._reporting_events(query, nodes) as reranked:
+            reranked += self.select(nodes, self._call(query, nodes).result())
+        return reranked
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = _given(query_bundle)
+        query = _require_query(query_bundle)
         if not nodes:
             return []
-        with self._told(query, nodes) as found:
-            found += self.select(nodes, await self._call(query, nodes))
-        return found
+        with self._reporting_events(query, nodes) as reranked:
+            reranked += self.select(nodes, await self._call(query, nodes))
+        return reranked
 
     def _call(self, query: QueryBundle, nodes: Sequence[NodeWithScore]) -> CallHandle:
         return self.request(PrimitiveKind.RERANKING, self.payloads(query, nodes))
 
     @contextmanager
-    def _told(self, query: QueryBundle, nodes: list[NodeWithScore]) -> Iterator[list[NodeWithScore]]:
-        """Both kinds of events around a reranking, whose nodes the body puts into the list."""
-        found: list[NodeWithScore] = []
+    def _reporting_events(self, query: QueryBundle, nodes: list[NodeWithScore]) -> Iterator[list[NodeWithScore]]:
+        """Report a reranking with both kinds of events; the body puts its nodes into the list."""
+        reranked: list[NodeWithScore] = []
         dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=self.top_n, model_name=self.model))
         payload: dict[str, Any] = {
             EventPayload.NODES: nodes,
@@ -97,12 +97,12 @@ class TeolaRerank(PoolBacked, BaseNodePostprocessor):
             EventPayload.TOP_K: self.top_n,
         }
         with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
-            yield found
-            event.on_end(payload={EventPayload.NODES: found})
-        dispatcher.event(ReRankEndEvent(nodes=found))
+            yield reranked
+            event.on_end(payload={EventPayload.NODES: reranked})
+        dispatcher.event(ReRankEndEvent(nodes=reranked))
 
 
-def _given(query_bundle: QueryBundle | None) -> QueryBundle:
+def _require_query(query_bundle: QueryBundle | None) -> QueryBundle:
     if query_bundle is None:
         raise ValueError("Missing query bundle in extra info.")
     return query_bundle

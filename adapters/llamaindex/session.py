@@ -1,4 +1,4 @@
-"""The live query beside a LlamaIndex object: planned per entry, begun per call."""
+"""The live query of each call of an accelerated LlamaIndex object: planned per entry, started per call."""
 
 from __future__ import annotations
 
@@ -44,70 +44,74 @@ from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXT
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
 
-Given = dict[str, Any]
-NOBODY_TOLD = ThreadSafety()
+GraphInput = dict[str, Any]
+"""The input of a query, by the names that the graph has for its parts."""
+NOT_DECLARED = ThreadSafety()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the queries of an accelerated object run under."""
+    """The terms of the queries of an accelerated object."""
 
     passes: tuple[Pass, ...] | None = None
-    """Instead of the pool's."""
+    """Passes that are used instead of the pool's; None for the pool's."""
     speculate: str = "auto"
     app: str = "default"
     tenant: str = ""
-    """Whose prefixes they may share: a cache salt."""
+    """The tenant whose cached prefixes these queries may share: a cache salt."""
     deadline_s: float | None = None
     """Seconds after which a query fails with `QueryTimeout`."""
     weight: float = 1.0
     """Their share among the queries of the pool; 1.0 is ordinary."""
-    threads: ThreadSafety = NOBODY_TOLD
-    """Which of the user's own objects take several sync calls at once."""
+    threads: ThreadSafety = NOT_DECLARED
+    """Says which of the user's own objects take several sync calls at once."""
 
     @property
-    def asked(self) -> Asked:
-        """What is asked for; what is as it is by default is left to the query around."""
+    def own_terms(self) -> Asked:
+        """The terms that were set; one that has its default is left to the query around."""
         return Asked(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
 
-    def of_query(self, given: Given | None, runs: Sequence[Any], now: float) -> Query:
-        """A query that begins now, inside of these."""
-        terms = named(self.asked.terms(outer_terms(runs), now), self.app)
-        return Query({"input": given}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+    def new_query(self, graph_input: GraphInput | None, runs: Sequence[Any], now: float) -> Query:
+        """Create a query that begins now, inside of the queries `runs`."""
+        terms = named(self.own_terms.terms(outer_terms(runs), now), self.app)
+        return Query(
+            {"input": graph_input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight
+        )
 
 
-class Joined:
-    """A part without a graph of its own: its calls belong to the query that is live already."""
+class JoinedRun:
+    """A call without a graph of its own: its provider calls belong to the query that is live already."""
 
-    def __init__(self, whole: QueryRun) -> None:
-        self.whole = whole
-        self.trace = whole.trace
+    def __init__(self, query_run: QueryRun) -> None:
+        self.whole = query_run
+        self.trace = query_run.trace
 
     def close(self) -> None: ...
 
     cancel = close
 
 
-Run = QueryRun | PartRun | Joined
+Run = QueryRun | PartRun | JoinedRun
 
 
 class StartedCall(NamedTuple):
-    """A call: the live query, and what runs beside it; or the original, on the terms that were asked for."""
+    """A call with its live query and the object that answers it; without a query, the original with its terms."""
 
     run: Run | None
-    node: Any
+    target: Any
+    """The object whose method is called."""
     terms: Terms | None
-    """Of what the original calls where there is no query; None for those around it."""
+    """The terms of the original's requests where there is no query; None for the terms around the call."""
     deadline: Deadline | None
     prefetcher: QueryPrefetcher | None = None
-    """What prefetches calls of the user's own models: without a pool, or where its graph begins nothing."""
+    """Prefetches calls of the user's own models: without a pool, or where the pool's graph starts nothing."""
 
     @property
-    def whole(self) -> QueryRun | None:
+    def query_run(self) -> QueryRun | None:
         return None if self.run is None else self.run.whole
 
     def check(self) -> None:
-        """Raises `QueryTimeout` for an answer that comes late."""
+        """Raise `QueryTimeout` if the deadline has passed."""
         if self.deadline is not None:
             self.deadline.check()
 
@@ -118,69 +122,73 @@ class StartedCall(NamedTuple):
             self.prefetcher.close()
 
     def failing(self) -> AbstractContextManager[None]:
-        return self._both(QueryPrefetcher.in_force, failing)
+        return self._in_both(QueryPrefetcher.in_force, failing)
 
     def ending(self) -> AbstractContextManager[Any]:
-        return self._both(closing, ending)
+        return self._in_both(closing, ending)
 
-    def _both(self, own: Callable[[QueryPrefetcher], Any], live: Callable[[Run], Any]) -> AbstractContextManager[Any]:
+    def _in_both(
+        self, enter_prefetcher: Callable[[QueryPrefetcher], Any], enter_run: Callable[[Run], Any]
+    ) -> AbstractContextManager[Any]:
         stack = ExitStack()
         if self.run is not None:
-            stack.enter_context(live(self.run))
+            stack.enter_context(enter_run(self.run))
         if self.prefetcher is not None:
-            stack.enter_context(own(self.prefetcher))
+            stack.enter_context(enter_prefetcher(self.prefetcher))
         return stack
 
 
 class ServedObject:
-    """The original of an accelerated object, and what runs in its place."""
+    """The original of an accelerated object, and the object that runs in its place."""
 
-    def __init__(self, original: Any, served: Any, pool: EnginePool | None) -> None:
+    def __init__(self, original: Any, target: Any, pool: EnginePool | None) -> None:
         self.original = original
-        self.served = served
+        self.target = target
         """The original, or a copy in which some of its parts are served by engines of the pool."""
         self.pool = pool
-        self.accelerate_copy: Callable[..., Any] = as_it_is
+        self.accelerate_copy: Callable[..., Any] = unchanged
         """`accelerate` on the same terms, for a copy of the original."""
-        self._renew: Callable[[Any], Any] = as_it_is
+        self._renew: Callable[[Any], Any] = unchanged
         self._snapshot: FieldSnapshot | None = None
-        """What the served copy was made of; None if it is the original itself."""
+        """The fields that the target was made of; None if it is the original itself."""
 
-    def renewed_by(self, renew: Callable[[Any], Any], snapshot: FieldSnapshot) -> None:
-        """Make the served copy with `renew` again once a field in `snapshot` is another."""
+    def renew_with(self, renew: Callable[[Any], Any], snapshot: FieldSnapshot) -> None:
+        """Make the target again with `renew` once a field in `snapshot` was set."""
         self._renew, self._snapshot = renew, snapshot
 
     def is_current(self) -> bool:
-        """Return True unless something of the original was set that the served copy was made of."""
+        """Return True unless a field of the original that the target was made of was set since."""
         return self._snapshot is None or self._snapshot.holds()
 
     def renewed(self) -> Any:
-        """Return what makes the calls of the original as it is now."""
+        """Return a new session for the original as it is now."""
         return self._renew(self)
 
 
-def as_it_is(obj: Any) -> Any:
-    """Return the object: a part of an accelerated object is accelerated by itself, and its copies are not."""
+def unchanged(obj: Any) -> Any:
+    """Return the object itself: copies of a part that was accelerated for its whole are not accelerated."""
     return obj
 
 
 class Session(ServedObject):
     """The calls of an accelerated object, with their engines, plans and traces."""
 
-    def __init__(self, original: Any, served: Any, pool: EnginePool | None, terms: Settings, part: Accelerate) -> None:
-        super().__init__(original, served, pool)
+    def __init__(
+        self, original: Any, target: Any, pool: EnginePool | None, terms: Settings, accelerate_part: Accelerate
+    ) -> None:
+        super().__init__(original, target, pool)
         self.terms = terms
-        self._part = part
+        self._accelerate_part = accelerate_part
         self.serving: Serving | None = None
-        """What `serve=` has done."""
+        """The engines that `serve=` chose or started."""
         self.shadow: Shadow | None = None
         """Compares a share of the calls with the original's."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
         self._prefetch_plans: dict[tuple[str, int], tuple[TracedEntry, PrefetchPlan | None]] = {}
         self._last: list[Run] = []
 
-    def under(self, terms: Settings) -> Session:
-        """Return what makes the calls of the same object on other terms."""
+    def with_terms(self, terms: Settings) -> Session:
+        """Return a session of the same object with other terms; plans are shared."""
         session = self._same_object(terms)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
         session._prefetch_plans = self._prefetch_plans
@@ -189,56 +197,58 @@ class Session(ServedObject):
         return session
 
     def _same_object(self, terms: Settings) -> Session:
-        return Session(self.original, self.served, self.pool, terms, self._part)
+        return Session(self.original, self.target, self.pool, terms, self._accelerate_part)
 
-    def continues(self, other: Session) -> None:
-        """Keep the last trace and the figures of `shadow=` of a session that this one replaces."""
+    def take_over_from(self, other: Session) -> None:
+        """Keep the last trace and the figures of `shadow=` of the session that this one replaces."""
         self._last, self.shadow, self.accelerate_copy = other._last, other.shadow, other.accelerate_copy
 
-    # ------------------------------------------------------------ seeing it
+    # ------------------------------------------------------------ plans and explanations
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
-        """What the graph knows of an entry; traced anew when the object has changed."""
-        known = self._traced.get((entry, texts))
-        if known is None or not known.holds:
-            known = self._traced[entry, texts] = trace(self.served, entry, texts)
-        return known
+        """Return the traced entry; it is traced again when the object has changed."""
+        traced = self._traced.get((entry, texts))
+        if traced is None or not traced.holds:
+            traced = self._traced[entry, texts] = trace(self.target, entry, texts)
+        return traced
 
     def plan(self, entry: str, input: Any = None, texts: int = 0) -> Optimised | None:
+        """Return the e-graph of an entry; None without a pool."""
         if self.pool is None:
             return None
-        return self._planned(self.pool, self.entry(entry, texts).traced, input)
+        return self._plan_template(self.pool, self.entry(entry, texts).traced, input)
 
-    def _planned(self, pool: EnginePool, traced: TraceResult, input: Any) -> Optimised:
+    def _plan_template(self, pool: EnginePool, traced: TraceResult, input: Any) -> Optimised:
         terms = self.terms
         return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
-        """What `explain()` says of an entry."""
+        """Return the explanation of an entry, which `explain()` prints."""
         from teola_plugin.adapters.expectations import ended_trace, left_for_form
         from teola_plugin.adapters.explain import explain
 
-        trace, more = ended_trace(self._last), self._prefetching_in_words(entry)
+        trace, more = ended_trace(self._last), self._describe_prefetching(entry)
         traced, left = self.entry(entry).traced, left_for_form(self._last)
         return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left)
 
-    def _prefetching_in_words(self, entry: str) -> tuple[str, ...]:
+    def _describe_prefetching(self, entry: str) -> tuple[str, ...]:
         """Return a phrase for calls of the user's own models that are prefetched without a pool."""
         if self.pool is not None or self.prefetch_plan(entry) is None:
             return ()
         return (f"calls that {type(self.original).__name__} makes one after the other, side by side",)
 
     def prefetch_plan(self, entry: str, texts: int = 0) -> PrefetchPlan | None:
-        """Return what is prefetched in a sync entry of the user's own models; None for nothing.
+        """Return the plan of the calls of the user's own models that a sync entry prefetches; None for none.
 
-        Planned anew when the object has changed.
+        It is made again when the object has changed.
         """
-        if self.terms.speculate == "off" or isinstance(self.served, Workflow):
+        if self.terms.speculate == "off" or isinstance(self.target, Workflow):
             return None
-        known = self._prefetch_plans.get((entry, texts))
-        if known is None or not known[0].holds:
-            known = self._prefetch_plans[entry, texts] = plan_prefetching(self.served, entry, texts, self.terms.threads)
-        return known[1]
+        planned = self._prefetch_plans.get((entry, texts))
+        if planned is None or not planned[0].holds:
+            planned = plan_prefetching(self.target, entry, texts, self.terms.threads)
+            self._prefetch_plans[entry, texts] = planned
+        return planned[1]
 
     @property
     def last(self) -> Run | None:
@@ -247,142 +257,152 @@ class Session(ServedObject):
     # ------------------------------------------------------------ one call
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the method `name` of what runs; a share of the calls is compared, if `shadow=` says so."""
-        entry, read, is_async = _ENTRIES[name]
+        """Call the method `name` of the target. With `shadow=`, compare a share of the calls with the original's."""
+        entry, read_arguments, is_async = _ENTRIES[name]
         call = self.acall if is_async else self.call
 
         def run() -> Any:
-            return call(entry, _read(read, args, kwargs), lambda node: getattr(node, name)(*args, **kwargs))
+            graph_input = _read(read_arguments, args, kwargs)
+            return call(entry, graph_input, lambda target: getattr(target, name)(*args, **kwargs))
 
         if self.shadow is None or not self.shadow.chosen():
             return run()
         original = OriginalCall(self.original, name, args, kwargs)
         return self.shadow.acall(run, original) if is_async else self.shadow.call(run, original)
 
-    def call(self, entry: str, given: Given | None, plain: Callable[[Any], Any]) -> Any:
-        """`plain` of the object that runs, beside its live query."""
-        call = self._begin(entry, given, is_async=False)
-        with call.failing(), joined(call.whole, call.terms):
-            made = plain(call.node)
+    def call(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Any]) -> Any:
+        """Return what `invoke` returns for the target, while the live query of the call runs."""
+        call = self._begin(entry, graph_input, is_async=False)
+        with call.failing(), joined(call.query_run, call.terms):
+            answer = invoke(call.target)
             call.check()
-        return _kept_open(call, made)
+        return _keep_query_open(call, answer)
 
-    async def acall(self, entry: str, given: Given | None, plain: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def acall(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
-        call = self._begin(entry, given, is_async=True)
-        with call.failing(), joined(call.whole, call.terms):
+        call = self._begin(entry, graph_input, is_async=True)
+        with call.failing(), joined(call.query_run, call.terms):
             async with interrupting(call.deadline):
-                made = await plain(call.node if call.run is None else nonblocking(call.node))
-        return _kept_open(call, made)
+                answer = await invoke(call.target if call.run is None else nonblocking(call.target))
+        return _keep_query_open(call, answer)
 
-    def _begin(self, entry: str, given: Given | None, *, is_async: bool = True) -> StartedCall:
-        """The live query, and what runs beside it; without one the original just runs."""
+    def _begin(self, entry: str, graph_input: GraphInput | None, *, is_async: bool = True) -> StartedCall:
+        """Start the live query of a call. If it cannot be planned, the call runs without one."""
         current = current_run.get()
         runs = [] if current is None else [current]
         if self.pool is not None:
             try:
-                node = self._running(entry, given)
-                run = self._submit(self.pool, entry, given, runs)
+                target = self._target_for(entry, graph_input)
+                run = self._submit(self.pool, entry, graph_input, runs)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
-                prefetcher = None if is_async else self._carried(run, entry, given)
-                return StartedCall(run, node, None, Deadline.of(run), prefetcher)
+                prefetcher = None if is_async else self._prefetch_beside(run, entry, graph_input)
+                return StartedCall(run, target, None, Deadline.of(run), prefetcher)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
-        terms, deadline = unplanned(self.terms.asked, runs, self.terms.app, clock)
-        off = is_async or self.terms.speculate == "off" or isinstance(self.served, Workflow)
-        if self.pool is not None or off:
-            return StartedCall(None, self.served, terms, deadline)
-        return self._begin_alone(entry, given, StartedCall(None, self.served, terms, deadline), runs)
+        terms, deadline = unplanned(self.terms.own_terms, runs, self.terms.app, clock)
+        unplanned_call = StartedCall(None, self.target, terms, deadline)
+        is_off = is_async or self.terms.speculate == "off" or isinstance(self.target, Workflow)
+        if self.pool is not None or is_off:
+            return unplanned_call
+        return self._begin_without_pool(entry, graph_input, unplanned_call, runs)
 
-    def _carried(self, run: Run, entry: str, given: Given | None) -> QueryPrefetcher | None:
-        """Prefetch calls of models that engines only carry: the graph begins nothing there."""
-        claims = not isinstance(run, QueryRun) or run.claims
-        if claims or given is None:
+    def _prefetch_beside(self, run: Run, entry: str, graph_input: GraphInput | None) -> QueryPrefetcher | None:
+        """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these."""
+        has_claims = not isinstance(run, QueryRun) or run.claims
+        if has_claims or graph_input is None:
             return None
         try:
-            plan = self.prefetch_plan(entry, len(given.get(TEXTS, ())))
+            plan = self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
             if plan is None or not plan.intercept():
                 return None
             with joined(run.whole):
-                return QueryPrefetcher(plan, given, None)
+                return QueryPrefetcher(plan, graph_input, None)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
             return None
 
-    def _begin_alone(self, entry: str, given: Given | None, plain: StartedCall, runs: Sequence[Any]) -> StartedCall:
-        """Begin a sync call without a pool, which prefetches calls of the user's own models, or whose parts do.
+    def _begin_without_pool(
+        self, entry: str, graph_input: GraphInput | None, unplanned_call: StartedCall, runs: Sequence[Any]
+    ) -> StartedCall:
+        """Start a sync call without a pool, and trace it, if it or its parts prefetch calls of the user's own models.
 
-        `plain`: the call without either. Where there is one, it is traced.
+        If neither does, return `unplanned_call`.
         """
         run: Run | None = None
         try:
-            plan = None if given is None else self.prefetch_plan(entry, len(given.get(TEXTS, ())))
+            plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
             plan = plan if plan is not None and plan.intercept() else None
-            node = self.served
-            if plan is not None or _has_gaining_parts(node, self.terms.threads):
-                node = with_parts(node, frozenset() if plan is None else plan.entry.lowered, self._part)
-            if plan is None and node is self.served:
-                return plain
-            run = self._watched(runs)
-            prefetcher = None if plan is None else QueryPrefetcher(plan, given, run.whole)
+            target = self.target
+            if plan is not None or _has_gaining_parts(target, self.terms.threads):
+                target = with_parts(target, frozenset() if plan is None else plan.entry.lowered, self._accelerate_part)
+            if plan is None and target is self.target:
+                return unplanned_call
+            run = self._watch_call(runs)
+            prefetcher = None if plan is None else QueryPrefetcher(plan, graph_input, run.whole)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
             if run is not None:
                 run.close()
-            return plain
+            return unplanned_call
         self._last[:] = [run]
-        return plain._replace(run=run, node=node, prefetcher=prefetcher)
+        return unplanned_call._replace(run=run, target=target, prefetcher=prefetcher)
 
-    def _watched(self, runs: Sequence[Any]) -> Run:
-        """What a call without a pool is traced as: a query, or what belongs to the one around it."""
+    def _watch_call(self, runs: Sequence[Any]) -> Run:
+        """Start the trace of a call without a pool: as a query, or as a part of the query around it."""
         pool = watching_pool()
-        whole = joinable(context_of(self.terms.asked, runs, pool).run)
-        if whole is not None:
-            return Joined(whole)
-        return pool.runtime.watch(self.terms.of_query(None, runs, pool.runtime.time()), joins=True)
+        outer_run = joinable(context_of(self.terms.own_terms, runs, pool).run)
+        if outer_run is not None:
+            return JoinedRun(outer_run)
+        return pool.runtime.watch(self.terms.new_query(None, runs, pool.runtime.time()), joins=True)
 
-    def _submit(self, pool: EnginePool, entry: str, given: Given | None, runs: Sequence[Any]) -> Run:
-        whole = joinable(context_of(self.terms.asked, runs, pool).run)
-        query = self.terms.of_query(given, runs, pool.runtime.time())
-        if given is None:  # it cannot be planned; its parts can
-            return Joined(whole) if whole is not None else pool.runtime.watch(query, joins=True)
-        texts = len(given.get(TEXTS, ()))
+    def _submit(self, pool: EnginePool, entry: str, graph_input: GraphInput | None, runs: Sequence[Any]) -> Run:
+        """Submit the graph of a call: as a query, or as a part of the query around it."""
+        outer_run = joinable(context_of(self.terms.own_terms, runs, pool).run)
+        query = self.terms.new_query(graph_input, runs, pool.runtime.time())
+        if graph_input is None:  # it cannot be planned; its parts can
+            return JoinedRun(outer_run) if outer_run is not None else pool.runtime.watch(query, joins=True)
+        texts = len(graph_input.get(TEXTS, ()))
         traced = self.entry(entry, texts).traced
-        optimised = self._planned(pool, traced, given)
-        if whole is not None:
-            part = whole.part(optimised.graph, traced.calls, given, form=AnswerForm.WHOLE) if pays(optimised) else None
-            return part or Joined(whole)
+        optimised = self._plan_template(pool, traced, graph_input)
+        if outer_run is not None:
+            if not pays(optimised):
+                return JoinedRun(outer_run)
+            part = outer_run.part(optimised.graph, traced.calls, graph_input, form=AnswerForm.WHOLE)
+            return part or JoinedRun(outer_run)
         if not pays(optimised):
             return pool.runtime.watch(query, joins=True)
         return submitted(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
 
-    def _running(self, entry: str, given: Given | None) -> Any:
-        """What runs: engines and retrievers in it that the graph does not know are accelerated by themselves."""
-        known = self.entry(entry, len(given.get(TEXTS, ()))).lowered if given is not None else frozenset[int]()
-        return with_parts(self.served, known, self._part)
+    def _target_for(self, entry: str, graph_input: GraphInput | None) -> Any:
+        """Return the target, with those engines and retrievers in it accelerated that the graph does not contain."""
+        lowered = frozenset[int]()
+        if graph_input is not None:
+            lowered = self.entry(entry, len(graph_input.get(TEXTS, ()))).lowered
+        return with_parts(self.target, lowered, self._accelerate_part)
 
 
 def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
-    """Whether accelerating what it holds is of any use."""
-    held = [
-        one for value in attributes(node).values() for one in (value if isinstance(value, (list, tuple)) else [value])
-    ]
-    parts = [one for one in held if isinstance(one, PARTS)]
-    return any(plan_prefetching(one, entry, 0, threads)[1] is not None for one in parts for entry in entries_of(one))
+    """Return True if a part of the object prefetches calls when it is accelerated by itself."""
+    values = attributes(node).values()
+    items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    parts = [item for item in items if isinstance(item, PARTS)]
+    return any(plan_prefetching(part, entry, 0, threads)[1] is not None for part in parts for entry in entries_of(part))
 
 
-def _read(read: Callable[..., Given | None], args: tuple[Any, ...], kwargs: Given) -> Given | None:
+def _read(
+    read_arguments: Callable[..., GraphInput | None], args: tuple[Any, ...], kwargs: GraphInput
+) -> GraphInput | None:
     """Return the input for the graph; None for arguments that the graph, or the method, does not know."""
     try:
-        return read(*args, **kwargs)
+        return read_arguments(*args, **kwargs)
     except Exception:  # the method itself says what is wrong
         return None
 
 
-def query_input(query: QueryType) -> Given | None:
-    """The query's input for the graph; None for a query that brings its own vector."""
+def query_input(query: QueryType) -> GraphInput | None:
+    """Return a query's input for the graph; None for a query that brings its own vector."""
     if isinstance(query, str):
         return {QUERY_TEXT: query} if query else None
     if not isinstance(query, QueryBundle) or query.embedding is not None or query.image_path is not None:
@@ -393,39 +413,40 @@ def query_input(query: QueryType) -> Given | None:
     return {QUERY_TEXT: query.query_str, TEXTS: texts} if texts else None
 
 
-def chunks_input(query: str, chunks: Any, kwargs: Given) -> Given | None:
-    """Of a synthesizer's `get_response`; None where more is given than the graph knows of."""
+def chunks_input(query: str, chunks: Any, kwargs: GraphInput) -> GraphInput | None:
+    """Return the input of a synthesizer's `get_response`; None if there are arguments that the graph does not know."""
     return None if kwargs or not chunks else {QUERY_TEXT: query, CHUNKS: list(chunks)}
 
 
-def nodes_input(query: QueryType, nodes: Any) -> Given:
+def nodes_input(query: QueryType, nodes: Any) -> GraphInput:
+    """Return the input of a synthesizer's `synthesize`."""
     return {QUERY_TEXT: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
 
 
-def _query_arguments(*args: Any, **kwargs: Any) -> Given | None:
+def _query_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
     (query,) = (*args, *kwargs.values())
     return query_input(query)
 
 
-def _synthesize_arguments(*args: Any, **kwargs: Any) -> Given | None:
+def _synthesize_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
     if "query_bundle" in kwargs:  # its name in query engines
         kwargs["query"] = kwargs.pop("query_bundle")
 
-    def arguments(query: QueryType, nodes: Any, additional_source_nodes: Any = None) -> Given:
+    def arguments(query: QueryType, nodes: Any, additional_source_nodes: Any = None) -> GraphInput:
         return nodes_input(query, nodes)
 
     return arguments(*args, **kwargs)
 
 
-def _response_arguments(query_str: str, text_chunks: Any, **kwargs: Any) -> Given | None:
+def _response_arguments(query_str: str, text_chunks: Any, **kwargs: Any) -> GraphInput | None:
     return chunks_input(query_str, text_chunks, kwargs)
 
 
-def _no_arguments(*args: Any, **kwargs: Any) -> Given | None:
+def _no_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
     return None
 
 
-_SYNC_ENTRIES: Mapping[str, tuple[str, Callable[..., Given | None]]] = {
+_SYNC_ENTRIES: Mapping[str, tuple[str, Callable[..., GraphInput | None]]] = {
     "query": ("query", _query_arguments),
     "retrieve": ("retrieve", _query_arguments),
     "synthesize": ("synthesize", _synthesize_arguments),
@@ -437,71 +458,71 @@ _ENTRIES = {
     **{name: (*entry, False) for name, entry in _SYNC_ENTRIES.items()},
     **{f"a{name}": (*entry, True) for name, entry in _SYNC_ENTRIES.items()},
 }
-"""For each method that begins a query: the traced entry, how its arguments are read, and if it is async."""
+"""For each method that starts a query: the traced entry, the reader of its arguments, and whether it is async."""
 
 
 # ------------------------------------------------------------ answers that are read later
 
 
-def _kept_open(call: StartedCall, made: Any) -> Any:
-    """The query ends with its answer, or with the last piece of a streamed one."""
-    if isinstance(made, StreamingAgentChatResponse):
-        _ending_with(call, made)
-        return made
-    if isinstance(made, StreamingResponse) and isinstance(made.response_gen, Generator):
-        made.response_gen = _streamed(call, made.response_gen)
-    elif isinstance(made, AsyncStreamingResponse) and isinstance(made.response_gen, AsyncGenerator):
-        made.response_gen = _astreamed(call, made.response_gen)
-    elif isinstance(made, Generator):
-        made = _streamed(call, made)
-    elif isinstance(made, AsyncGenerator):
-        made = _astreamed(call, made)
+def _keep_query_open(call: StartedCall, answer: Any) -> Any:
+    """Close the query now, or with the last piece of a streamed answer. Return the answer."""
+    if isinstance(answer, StreamingAgentChatResponse):
+        _close_with_history(call, answer)
+        return answer
+    if isinstance(answer, StreamingResponse) and isinstance(answer.response_gen, Generator):
+        answer.response_gen = _stream_in_query(call, answer.response_gen)
+    elif isinstance(answer, AsyncStreamingResponse) and isinstance(answer.response_gen, AsyncGenerator):
+        answer.response_gen = _astream_in_query(call, answer.response_gen)
+    elif isinstance(answer, Generator):
+        answer = _stream_in_query(call, answer)
+    elif isinstance(answer, AsyncGenerator):
+        answer = _astream_in_query(call, answer)
     else:
         call.close()
-        return made
-    pieces = getattr(made, "response_gen", made)
-    weakref.finalize(pieces, call.close).atexit = False  # it may never be read
-    return made
+        return answer
+    pieces = getattr(answer, "response_gen", answer)
+    weakref.finalize(pieces, call.close).atexit = False  # the answer may never be read
+    return answer
 
 
-def _ending_with(call: StartedCall, made: StreamingAgentChatResponse) -> None:
-    """End the query when the answer is in the history: a thread or a task that has begun reads it to its end.
+def _close_with_history(call: StartedCall, answer: StreamingAgentChatResponse) -> None:
+    """Close the query when the answer is in the chat history, which a thread or a task writes.
 
     Before llama-index-core 0.14.17 the caller does so with some engines, by reading the answer.
     """
-    writer = history_writer(made)
-    weakref.finalize(made, call.close).atexit = False  # a loop may be gone before its tasks
+    writer = history_writer(answer)
+    weakref.finalize(answer, call.close).atexit = False  # a loop may be gone before its tasks
     if isinstance(writer, asyncio.Task):
         writer.add_done_callback(lambda _: call.close())
     elif writer is not None:
-        threading.Thread(target=_close_after, args=(call, writer), name="teola-chat-end", daemon=True).start()
-    elif not made.is_writing_to_memory and isinstance(made.chat_stream, Generator):
-        made.chat_stream = _streamed(call, made.chat_stream)
-    elif not made.is_writing_to_memory and isinstance(made.achat_stream, AsyncGenerator):
-        made.achat_stream = _astreamed(call, made.achat_stream)
+        threading.Thread(target=_close_after_thread, args=(call, writer), name="teola-chat-end", daemon=True).start()
+    elif not answer.is_writing_to_memory and isinstance(answer.chat_stream, Generator):
+        answer.chat_stream = _stream_in_query(call, answer.chat_stream)
+    elif not answer.is_writing_to_memory and isinstance(answer.achat_stream, AsyncGenerator):
+        answer.achat_stream = _astream_in_query(call, answer.achat_stream)
     else:
         call.close()
 
 
-def _close_after(call: StartedCall, thread: threading.Thread) -> None:
+def _close_after_thread(call: StartedCall, thread: threading.Thread) -> None:
     thread.join()
     call.close()
 
 
-def _streamed(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
     with call.ending():
-        for piece in streamed_in(call.whole, call.terms, pieces):
+        for piece in streamed_in(call.query_run, call.terms, pieces):
             call.check()
             yield piece
         call.check()
 
 
-async def _astreamed(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+async def _astream_in_query(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     with call.ending():
-        async with aclosing(astreamed_in(call.whole, call.terms, pieces)) as found:
+        async with aclosing(astreamed_in(call.query_run, call.terms, pieces)) as pieces_in_query:
             while True:
                 async with interrupting(call.deadline):
-                    piece = await anext(found, _END)
+                    piece = await anext(pieces_in_query, _END)
                 if piece is _END:
                     return
                 yield piece

@@ -18,70 +18,70 @@ from teola_plugin.shims.llamaindex.copies import attributes, with_attributes, wi
 from teola_plugin.tracer.llamaindex.classes import is_composite
 
 Accelerate = Callable[[Any], Any]
-"""A part -> the same part, accelerated if that is of any use."""
+"""Returns a part, accelerated if that gains anything."""
 PARTS = (BaseQueryEngine, BaseRetriever, BaseSynthesizer)
-"""What can be accelerated by itself."""
+"""Classes of parts that can be accelerated by themselves."""
 
 
-def with_parts(node: Any, known: frozenset[int], accelerate: Accelerate) -> Any:
-    """`node`, or a copy of it whose engines, retrievers and synthesizers are accelerated, but for the `known` ones.
+def with_parts(node: Any, lowered: frozenset[int], accelerate: Accelerate) -> Any:
+    """Return `node`, or a copy of it whose engines, retrievers and synthesizers are accelerated.
 
-    What those are made of need not all be known.
+    `lowered`: ids of objects that the graph contains. These are not accelerated, but their own parts may be.
     """
     if not type(node).__module__.startswith("llama_index.core.") or not isinstance(vars(node), dict):
-        return node  # a class of the user's own may do anything with its parts
+        return node  # the user's own class may do anything with its parts
 
-    def one(value: Any) -> Any:
+    def accelerate_part(value: Any) -> Any:
         if not isinstance(value, PARTS):
             return value
-        return with_parts(value, known, accelerate) if id(value) in known else accelerate(value)
+        return with_parts(value, lowered, accelerate) if id(value) in lowered else accelerate(value)
 
-    return with_values(node, {name: _mapped(value, one) for name, value in attributes(node).items()})
+    return with_values(node, {name: _map_values(value, accelerate_part) for name, value in attributes(node).items()})
 
 
 def replaced(root: Any, change: Callable[[Any], Any | None]) -> Any:
-    """`root`, or a copy of it in which every object for which `change` gives another has that in its place."""
-    made: dict[int, Any] = {}
+    """Return `root`, or a copy of it in which objects are replaced by what `change` returns; None keeps an object."""
+    replacements: dict[int, Any] = {}
 
-    def one(node: Any) -> Any:
-        if id(node) not in made:
-            made[id(node)] = node  # a cycle keeps the original
+    def replace_one(node: Any) -> Any:
+        if id(node) not in replacements:
+            replacements[id(node)] = node  # a cycle keeps the original
             other = change(node)
-            made[id(node)] = other if other is not None else _inside(node, one)
-        return made[id(node)]
+            replacements[id(node)] = other if other is not None else _with_parts_replaced(node, replace_one)
+        return replacements[id(node)]
 
-    return one(root)
+    return replace_one(root)
 
 
-def _inside(node: Any, one: Callable[[Any], Any]) -> Any:
+def _with_parts_replaced(node: Any, replace_one: Callable[[Any], Any]) -> Any:
     if not hasattr(node, "__dict__") or isinstance(node, type) or not is_composite(node):
         return node
-    return with_values(node, {name: _mapped(value, one) for name, value in attributes(node).items()})
+    return with_values(node, {name: _map_values(value, replace_one) for name, value in attributes(node).items()})
 
 
-def _mapped(value: Any, one: Callable[[Any], Any]) -> Any:
-    """`value` with its elements changed; the very same object when none is."""
+def _map_values(value: Any, replace_one: Callable[[Any], Any]) -> Any:
+    """Return `value` with its elements replaced; the very same object if none is."""
     if type(value) in (list, tuple):
-        made = [_mapped(item, one) for item in value]
-        return value if all(a is b for a, b in zip(made, value, strict=True)) else type(value)(made)
+        items = [_map_values(item, replace_one) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
     if type(value) is dict:
-        known = {key: _mapped(item, one) for key, item in value.items()}
-        return value if all(known[key] is value[key] for key in value) else known
-    return one(value)
+        entries = {key: _map_values(item, replace_one) for key, item in value.items()}
+        return value if all(entries[key] is value[key] for key in value) else entries
+    return replace_one(value)
 
 
 def with_values(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return `node`; where attributes differ, an object of its class and state in which these are others.
+    """Return `node`, or if attributes differ, a copy with these `values` that shares the original's state.
 
-    LlamaIndex's own engines, retrievers and synthesizers keep no state: a copy does for them. Its own bound methods are
-    the copy's.
+    LlamaIndex's own engines, retrievers and synthesizers have no state, so a plain copy is enough for them. Bound
+    methods among the attributes are bound to the copy.
     """
     changes = {name: values[name] for name, value in attributes(node).items() if values[name] is not value}
     if not changes:
         return node
-    if isinstance(node, _WITH_STATE) or not type(node).__module__.startswith("llama_index."):
+    if isinstance(node, _STATEFUL) or not type(node).__module__.startswith("llama_index."):
         return with_overlay(node, changes)
     return with_attributes(node, values)
 
 
-_WITH_STATE = (BaseIndex, IngestionPipeline)
+_STATEFUL = (BaseIndex, IngestionPipeline)

@@ -24,27 +24,27 @@ _OWN_DECODERS = (
     ("llama_index.llms.huggingface.base", "HuggingFaceLLM"),
     ("llama_index.llms.llama_cpp.base", "LlamaCPP"),
 )
-_SHARED = ("callback_manager", "rate_limiter")
-_OF_LLMS = (
+_SHARED_FIELDS = ("callback_manager", "rate_limiter")
+_LLM_FIELDS = (
     "system_prompt",
     "messages_to_prompt",
     "completion_to_prompt",
     "output_parser",
     "pydantic_program_mode",
     "query_wrapper_prompt",
-    *_SHARED,
+    *_SHARED_FIELDS,
 )
-_METADATA = ("model_name", "context_window", "is_chat_model", "is_function_calling_model")
-_OF_EMBEDDINGS = ("model_name", "embed_batch_size", "num_workers", "embeddings_cache", *_SHARED)
+_METADATA_FIELDS = ("model_name", "context_window", "is_chat_model", "is_function_calling_model")
+_EMBEDDING_FIELDS = ("model_name", "embed_batch_size", "num_workers", "embeddings_cache", *_SHARED_FIELDS)
 
 
 def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """What stands in for `obj`, its work done by the pool's engine.
+    """Return a replacement of `obj` whose work is done by the pool's engine.
 
     `HuggingFaceEmbedding`, `SentenceTransformerRerank`, and `OpenAI` or `OpenAILike` on an `OpenAIServer` engine keep
     their own code: results, types, events and settings are theirs. Another LLM becomes a `TeolaLLM` with its prompts
     and sampling parameters (those that it leaves to its provider are the engine's defaults: greedy, 256 tokens),
-    another embedding model a `TeolaEmbedding`. Raises `RegistrationError` for what cannot be served faithfully.
+    another embedding model a `TeolaEmbedding`. Raises `RegistrationError` for an object that cannot be served so.
     """
     check_engine(pool, engine)
     if is_embedding(obj):
@@ -54,10 +54,10 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
     if is_openai(obj) and carries_openai(pool.engine(engine)):
         return served_by_server(obj, engine, pool)
     if isinstance(obj, LLM):
-        return _llm(obj, engine, pool)
+        return _bound_llm(obj, engine, pool)
     if isinstance(obj, BaseEmbedding):
-        kept = _fields(obj, _OF_EMBEDDINGS, TeolaEmbedding)
-        return TeolaEmbedding(pool=pool, engine=engine, **kept)
+        fields = _fields(obj, _EMBEDDING_FIELDS, TeolaEmbedding)
+        return TeolaEmbedding(pool=pool, engine=engine, **fields)
     if isinstance(obj, BaseNodePostprocessor):
         raise RegistrationError(
             f"a postprocessor ({type(obj).__name__}) cannot be bound.",
@@ -69,19 +69,19 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
     )
 
 
-def _llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
+def _bound_llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
     if any(instance_of(module, name, obj) for module, name in _OWN_DECODERS):
         raise RegistrationError(
             f"a {type(obj).__name__} decodes by means of its own: an engine's answers would be others.",
             hint="leave it unbound, or use TeolaLLM(pool=pool)",
         )
-    known = obj.metadata
-    kept = _fields(obj, _OF_LLMS, TeolaLLM)
-    kept |= {name: getattr(known, name) for name in _METADATA}
-    fields = sampling_fields(obj, dict(getattr(obj, "additional_kwargs", None) or {}))
-    return TeolaLLM(pool=pool, engine=engine, **kept, **fields)
+    metadata = obj.metadata
+    fields = _fields(obj, _LLM_FIELDS, TeolaLLM)
+    fields |= {name: getattr(metadata, name) for name in _METADATA_FIELDS}
+    sampling = sampling_fields(obj, dict(getattr(obj, "additional_kwargs", None) or {}))
+    return TeolaLLM(pool=pool, engine=engine, **fields, **sampling)
 
 
 def _fields(obj: Any, names: Sequence[str], kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the values of those fields that this version of LlamaIndex gives to models: `rate_limiter` is new."""
+    """Return the values of the fields that this version of LlamaIndex has: `rate_limiter` is new."""
     return {name: getattr(obj, name) for name in names if name in kind.model_fields}

@@ -26,17 +26,17 @@ class _EngineRef(NamedTuple):
 
 
 class EngineProxy:
-    """Stands before the object's own class in the order of methods; each kind overrides what its engine does."""
+    """A mixin before the object's own class; each subclass overrides the methods whose work its engine does."""
 
     @property
     def pool(self) -> EnginePool:
-        engine: _EngineRef = vars(self)[_SERVED_BY]
-        return engine.pool
+        reference: _EngineRef = vars(self)[_SERVED_BY]
+        return reference.pool
 
     @property
     def engine(self) -> str:
-        engine: _EngineRef = vars(self)[_SERVED_BY]
-        return engine.engine
+        reference: _EngineRef = vars(self)[_SERVED_BY]
+        return reference.engine
 
     def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
         return self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
@@ -45,45 +45,47 @@ class EngineProxy:
         refuse_pickling(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Models and clients, which are private attributes, are shared."""
+        """Return a deep copy that shares models and clients, which are private attributes."""
         return copy_sharing_privates(self, memo)
 
 
 def proxied(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
-    """A copy of the Pydantic object, of the `EngineProxy` class `kind` too, with these private attributes replaced."""
-    own: Any = type(obj)
-    return of_class(_class(kind, own), obj, {_SERVED_BY: _EngineRef(pool, engine)}, private or {})
+    """Return a copy of a Pydantic object that is a `kind` of `EngineProxy` too, with new private attributes."""
+    original_class: Any = type(obj)
+    return of_class(_proxy_class(kind, original_class), obj, {_SERVED_BY: _EngineRef(pool, engine)}, private or {})
 
 
 @lru_cache(maxsize=64)
-def _class(kind: Any, own: Any) -> Any:
-    """With the name of the object's own class, so that spans and events tell the same."""
-    return type(own.__name__, (kind, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+def _proxy_class(kind: Any, original: Any) -> Any:
+    """Create a subclass with the name of the original's class, so that spans and events are the same."""
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    return type(original.__name__, (kind, original), names)
 
 
 def instance_of(module: str, name: str, obj: Any) -> type[Any] | None:
-    """The class of that name, if `obj` is an instance of it; without importing what nobody has imported."""
+    """Return the class of that name if `obj` is an instance of it, else None. Imports nothing."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls if cls is not None and isinstance(obj, cls) else None
 
 
 def read(kind: type[P], obj: Any) -> P:
-    """What the object is made of. Raises `RegistrationError` where it is not built as the tested versions build it."""
+    """Return the parts of an object. Raise `RegistrationError` if it is not built as in the tested versions."""
     try:
         return kind.of(obj)
-    except Unreadable as why:
-        raise differs(obj, str(why), "leave it unbound") from why
+    except Unreadable as error:
+        raise differs(obj, str(error), "leave it unbound") from error
 
 
-def differs(obj: Any, why: str, hint: str) -> RegistrationError:
-    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {why}.", hint=hint)
+def differs(obj: Any, reason: str, hint: str) -> RegistrationError:
+    """Return the error for an object that the engine would not serve as it serves itself."""
+    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {reason}.", hint=hint)
 
 
-def overridden(obj: Any, known: type[Any]) -> str:
-    """What a subclass of `known`, or the object itself, does in its own way; empty for nothing."""
-    for cls in type(obj).__mro__[: type(obj).__mro__.index(known)]:
+def overridden(obj: Any, base: type[Any]) -> str:
+    """Return the name of a method of `base` that a subclass, or the object itself, overrides; empty for none."""
+    for cls in type(obj).__mro__[: type(obj).__mro__.index(base)]:
         for name, value in vars(cls).items():
-            if callable(value) and not name.startswith("__") and callable(getattr(known, name, None)):
+            if callable(value) and not name.startswith("__") and callable(getattr(base, name, None)):
                 return f"{cls.__name__}.{name}"
-    own = (name for name, value in vars(obj).items() if callable(value) and callable(getattr(known, name, None)))
-    return next((f"its own {name}" for name in own if name not in known.model_fields), "")
+    own_names = (name for name, value in vars(obj).items() if callable(value) and callable(getattr(base, name, None)))
+    return next((f"its own_names {name}" for name in own_names if name not in base.model_fields), "")

@@ -1,6 +1,6 @@
 """Sentence-transformers objects of LlamaIndex on engines: served only where the engine computes what they compute.
 
-The copies keep the object's own code; what reaches the model is handed to the engine.
+The copies keep the object's own code; the inputs of the model go to the engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.llamaindex.batches import BatchesAhead, Role
+from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, Role
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
     EngineProxy,
     differs,
@@ -36,7 +36,7 @@ Embed = Callable[[list[Any], str | None], list[list[float]]]
 _EMBEDDING = ("llama_index.embeddings.huggingface.base", "HuggingFaceEmbedding")
 _RERANKER = ("llama_index.core.postprocessor.sbert_rerank", "SentenceTransformerRerank")
 _ROLES: dict[str, Role] = {"query": "query", "text": "document"}
-"""The prompt's name with which LlamaIndex encodes -> the engine's role."""
+"""The engine's role for the name of the prompt with which LlamaIndex encodes."""
 _COMPARED = {
     "max_seq_length": "cuts texts at {} tokens",
     "truncate_dim": "cuts vectors to truncate_dim={}",
@@ -47,12 +47,12 @@ _COMPARED = {
 # ------------------------------------------------------------ embeddings
 
 
-class _Embeds(EmbeddingHooks, BatchesAhead, EngineProxy):
-    """For `HuggingFaceEmbedding`, all of whose methods end in the one that is hooked."""
+class _EmbeddingProxy(EmbeddingHooks, BatchPrefetching, EngineProxy):
+    """A `HuggingFaceEmbedding` on an engine: all its methods end in the one that is overridden."""
 
-    def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Embed) -> list[list[float]]:
+    def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, embed: Embed) -> list[list[float]]:
         role = _ROLES.get(prompt_name or "")
-        return plain(inputs, prompt_name) if role is None else self.vectors(inputs, role)  # others are images
+        return embed(inputs, prompt_name) if role is None else self.vectors(inputs, role)  # without a role: images
 
 
 def is_embedding(obj: Any) -> bool:
@@ -60,7 +60,7 @@ def is_embedding(obj: Any) -> bool:
 
 
 def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """The object, embedding on an engine. Raises `RegistrationError` where its vectors would differ."""
+    """Return the object, embedding on an engine. Raise `RegistrationError` if its vectors would differ."""
     cls = instance_of(*_EMBEDDING, obj)
     assert cls is not None
     if other := overridden(obj, cls):
@@ -69,60 +69,60 @@ def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_embedder(obj, parts, server)
-    return proxied(obj, _Embeds, engine, pool)
+    return proxied(obj, _EmbeddingProxy, engine, pool)
 
 
 def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
-    own = parts.model
-    if not computes_with(server, own):
+    own_model = parts.model
+    if not computes_with(server, own_model):
         _check_name(obj, obj.model_name, server, "EmbeddingEngine")
     if parts.parallel_process:
         raise differs(obj, "it embeds in many processes", "parallel_process=False")
-    kinds = {type(module).__name__ for module in own}
+    kinds = {type(module).__name__ for module in own_model}
     if "Router" in kinds:
-        raise differs(obj, "its model tells queries from documents by itself", "leave it unbound")
+        raise differs(obj, "engine_prompt model tells queries from documents by itself", "leave it unbound")
     if obj.normalize != server.normalize and "Normalize" not in kinds:
         raise differs(obj, f"it has normalize={obj.normalize}", f"EmbeddingEngine(normalize={obj.normalize})")
-    theirs = server.model
-    if theirs is None:  # the engine has not been started
+    engine_model = server.model
+    if engine_model is None:  # the engine has not been started
         return
-    if not computes_with(server, own):
-        _check_same(obj, own, theirs)
+    if not computes_with(server, own_model):
+        _check_same_options(obj, own_model, engine_model)
     for name, role in _ROLES.items():
-        mine, its = own.prompts.get(name) or "", server.prompt_of(role)
-        if mine != its:
-            hint = f"EmbeddingEngine(prompts={{{role!r}: {mine!r}, ...}})"
-            raise differs(obj, f"it puts {mine!r} before a {role}, the engine {its!r}", hint)
+        own_prompt, engine_prompt = own_model.prompts.get(name) or "", server.prompt_of(role)
+        if own_prompt != engine_prompt:
+            hint = f"EmbeddingEngine(prompts={{{role!r}: {own_prompt!r}, ...}})"
+            raise differs(obj, f"it puts {own_prompt!r} before a {role}, the engine {engine_prompt!r}", hint)
 
 
 # ------------------------------------------------------------ rerankers
 
 
-class _Scores:
-    """In place of the `CrossEncoder` of a reranker."""
+class _EngineCrossEncoder:
+    """A replacement of the `CrossEncoder` of a reranker that scores on an engine."""
 
     def __init__(self, engine: str, pool: EnginePool) -> None:
         self._engine, self._pool = engine, pool
 
     def predict(self, pairs: Sequence[tuple[str, str]]) -> Any:
-        """float32, [pairs]."""
-        asked = [ScorePair(query, text) for query, text in pairs]
-        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, asked, run=current_run.get())
+        """Return the scores of the pairs, as an array of float32."""
+        payloads = [ScorePair(query, text) for query, text in pairs]
+        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, payloads, run=current_run.get())
         return _array(handle.result())
 
 
-class _Reranks(EngineProxy):
-    """For `SentenceTransformerRerank`: what the graph needs to know of it."""
+class _RerankerProxy(EngineProxy):
+    """A `SentenceTransformerRerank` on an engine, with its requests and results for the graph."""
 
     def payloads(self, query: QueryBundle | str, nodes: Sequence[NodeWithScore]) -> list[ScorePair]:
-        """What the engine is asked for, a pair per node."""
+        """Return the engine's requests, a pair per node."""
         from llama_index.core.schema import MetadataMode
 
         text = query if isinstance(query, str) else query.query_str
         return [ScorePair(text, node.node.get_content(metadata_mode=MetadataMode.EMBED)) for node in nodes]
 
     def select(self, nodes: list[NodeWithScore], scores: Sequence[float]) -> list[NodeWithScore]:
-        """What `postprocess_nodes` returns for the engine's values. Changes the nodes as it does."""
+        """Return the result of `postprocess_nodes` for the engine's scores. Changes the nodes as that does."""
         obj: Any = self
         for node, score in zip(nodes, _array(scores), strict=True):
             if obj.keep_retrieval_score:
@@ -136,7 +136,7 @@ def is_reranker(obj: Any) -> bool:
 
 
 def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """The object, scoring on an engine. Raises `RegistrationError` where its scores would differ."""
+    """Return the object, scoring on an engine. Raise `RegistrationError` if its scores would differ."""
     cls = instance_of(*_RERANKER, obj)
     assert cls is not None
     if other := overridden(obj, cls):
@@ -146,8 +146,8 @@ def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
     if hasattr(server, "model_name") and not computes_with(server, parts.model):
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
-            _check_same(obj, parts.model, server.model)
-    return proxied(obj, _Reranks, engine, pool, parts.as_attributes(model=_Scores(engine, pool)))
+            _check_same_options(obj, parts.model, server.model)
+    return proxied(obj, _RerankerProxy, engine, pool, parts.as_attributes(model=_EngineCrossEncoder(engine, pool)))
 
 
 def _array(scores: Sequence[float]) -> Any:
@@ -170,9 +170,10 @@ def _same_model(one: str, other: str) -> bool:
     return one.removeprefix("sentence-transformers/") == other.removeprefix("sentence-transformers/")
 
 
-def _check_same(obj: Any, own: Any, theirs: Any) -> None:
-    """Both models as they are loaded."""
-    for name, what in _COMPARED.items():
-        mine, its = getattr(own, name, None), getattr(theirs, name, None)
-        if str(mine) != str(its):  # of a shared pool's model only the words are known
-            raise differs(obj, f"it {what.format(mine)}, the engine {what.format(its)}", "give both the same options")
+def _check_same_options(obj: Any, own_model: Any, engine_model: Any) -> None:
+    """Raise `RegistrationError` if the two loaded models differ in an option that changes results."""
+    for name, phrase in _COMPARED.items():
+        own_value, engine_value = getattr(own_model, name, None), getattr(engine_model, name, None)
+        if str(own_value) != str(engine_value):  # a shared pool tells options of its models as text only
+            reason = f"it {phrase.format(own_value)}, the engine {phrase.format(engine_value)}"
+            raise differs(obj, reason, "give both the same options")

@@ -1,4 +1,4 @@
-"""`serve=`: the models of a LlamaIndex object, and the engines that they ask for."""
+"""`serve=`: the models of a LlamaIndex object, and the engines for them."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ BindOne = Callable[[Any, str, EnginePool], Any]
 
 
 def with_serving(obj: Any, options: Options, attempt: BindOne) -> tuple[Options, Serving | None]:
-    """The options with what `serve=` binds, and what it has done; nothing without it."""
+    """Return the options with the objects that `serve=` binds, and its report; None without `serve=`."""
     if options.serve is None:
         return options, None
-    known = {id(one) for one, _ in options.bind}
-    models = [one for one in models_in(obj) if id(one) not in known]
-    made = serve(models, partial(wanted, own=options.serve == "own"), attempt, options.serve, options.pool)
-    return replace(options, pool=made.pool, bind=options.bind + made.bind), made
+    bound_ids = {id(one) for one, _ in options.bind}
+    models = [one for one in models_in(obj) if id(one) not in bound_ids]
+    choose = partial(engine_for, starts_engines=options.serve == "own")
+    serving = serve(models, choose, attempt, options.serve, options.pool)
+    return replace(options, pool=serving.pool, bind=options.bind + serving.bind), serving
 
 
-def wanted(obj: Any, *, own: bool) -> Wanted:
-    """The engine that a model asks for, or why it gets none."""
+def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
+    """Return the engine for a model, or the reason why it gets none."""
     if is_openai(obj):
-        return server_of(str(obj.api_base), obj.model, obj.api_key, own=own)
+        return server_of(str(obj.api_base), obj.model, obj.api_key, own=starts_engines)
     try:
         if is_embedding(obj):
             model = read(HuggingFaceEmbeddingParts, obj).model
             prompts = {"query": model.prompts.get("query") or "", "document": model.prompts.get("text") or ""}
-            return embedder_of(obj.model_name, model, normalize=obj.normalize, prompts=prompts, own=own)
+            return embedder_of(obj.model_name, model, normalize=obj.normalize, prompts=prompts, own=starts_engines)
         if is_reranker(obj):
-            return reranker_of(obj.model, read(SentenceTransformerRerankParts, obj).model, own=own)
-    except RegistrationError as why:
-        return str(why)
+            return reranker_of(obj.model, read(SentenceTransformerRerankParts, obj).model, own=starts_engines)
+    except RegistrationError as error:
+        return str(error)
     return none_for(obj)
 
 
 def models_in(obj: Any) -> list[Any]:
-    """Models where `bind=` looks for them, each once."""
-    found: dict[int, Any] = {}
+    """Return the models in the places where `bind=` looks for them, each once."""
+    models: dict[int, Any] = {}
 
     def note(node: Any) -> None:
-        model = isinstance(node, LLM | BaseEmbedding) or is_reranker(node)
-        if model and not isinstance(node, PoolBacked | EngineProxy):
-            found[id(node)] = node
+        is_model = isinstance(node, LLM | BaseEmbedding) or is_reranker(node)
+        if is_model and not isinstance(node, PoolBacked | EngineProxy):
+            models[id(node)] = node
 
     replaced(obj, note)
-    return list(found.values())
+    return list(models.values())

@@ -1,7 +1,7 @@
-"""Agents: their tools are parts of the run's query, and it is told when a turn of the model, and each tool, ends.
+"""Runs of agents: tools are parts of the run's query, which learns when a turn of the model and when each tool ends.
 
-An agent runs as an object of a subclass that shares all attributes with it. What that overrides calls the original's,
-and tells the run: which tools there are, that the model has chosen some, that one has its result.
+An agent runs as an object of a subclass that shares all attributes with it. The methods that it overrides call the
+original's, and report to the run which tools there are, which of them the model has called, and each result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from llama_index.core.agent.workflow.workflow_events import AgentOutput, AgentSe
 from llama_index.core.workflow import Context
 from pydantic import BaseModel
 
-from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, waits_for
-from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
+from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, wait_for_tools
+from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_place, placed
@@ -32,52 +32,55 @@ from teola_plugin.shims.llamaindex.workflows import runs_any_workflow
 class AgentRun:
     """One run of an agent."""
 
-    def __init__(self, pool: EnginePool, run: QueryRun, tools: ToolParts, passes: tuple[Pass, ...] | None) -> None:
+    def __init__(
+        self, pool: EnginePool, run: QueryRun, tools: ToolAccelerator, passes: tuple[Pass, ...] | None
+    ) -> None:
         self.pool, self.run, self.tools, self.passes = pool, run, tools, passes
         self._wait: ToolWait | None = None
 
     def turn_begins(self) -> None:
-        """The model is asked: what its prompt begins with is no guess any more."""
+        """End the prefilling of the next prompt: the model is called now."""
         wait, self._wait = self._wait, None
         if wait is not None:
-            wait.over()
+            wait.close()
 
     async def turn_ended(
-        self, agent: Any, ctx: Context, asked: AgentSetup, tools: list[Any], said: AgentOutput
+        self, agent: Any, ctx: Context, setup: AgentSetup, tools: list[Any], output: AgentOutput
     ) -> None:
-        """The model has answered; if it calls tools, they run from now on."""
-        self._wait = await waits_for(self.pool, self.run, self.passes, agent, ctx, asked.input, tools, said)
+        """Start to prefill the next prompt if the model's answer calls tools, which run from now on."""
+        self._wait = await wait_for_tools(self.pool, self.run, self.passes, agent, ctx, setup.input, tools, output)
 
     def tool_ended(self, result: ToolCallResult) -> None:
+        """Add the result of a tool to the known beginning of the next prompt."""
         if self._wait is not None:
-            self._wait.came(result)
+            self._wait.add_result(result)
 
     @contextmanager
     def step(self, kind: str, name: str) -> Iterator[None]:
-        """The body is a step in the query's trace: a `node` for a turn of an agent, a call of a `tool`."""
+        """Trace the body as a step of the query: a `node` for a turn of an agent, a `tool` for a call of one."""
         step, outcome = self.run.step_began(kind, name), "failed"
         try:
             with placed(replace(current_place.get(), step=step)):
                 yield
             outcome = "done"
         except Exception as error:
-            if type(error).__name__ == _WAITS:
+            if type(error).__name__ == _WAITING_ERROR:
                 outcome = "interrupted"
             raise
         finally:
             self.run.step_ended(step, outcome)
 
 
-_WAITS = "WaitingForEvent"
-"""What LlamaIndex raises in a step that waits for an event, and will run again."""
+_WAITING_ERROR = "WaitingForEvent"
+"""The name of the class that LlamaIndex raises in a step that waits for an event and will run again."""
 _current: ContextVar[AgentRun | None] = ContextVar("teola_agent_run", default=None)
 _tools: ContextVar[list[Any] | None] = ContextVar("teola_agent_tools", default=None)
-"""Of the turn that is taken by the running code."""
+"""The tools of the turn that the running code takes."""
 
 
 @contextmanager
 def in_agent_run(run: AgentRun | None) -> Iterator[None]:
-    """What begins in the body belongs to this run, and to no other agent's around it."""
+    """Let the calls that start in the body belong to this run, and not to another agent's around it."""
     token = _current.set(run)
     try:
         yield
@@ -90,78 +93,83 @@ def is_agent(workflow: Any) -> bool:
 
 
 def agent_runner(agent: Any) -> Any:
-    """What runs in the agent's place. It has the agent's class name, which spans tell of.
+    """Return the object that runs in the agent's place. It has the agent's class name, which spans contain.
 
-    The agent itself where a runtime runs only what it has been told of before.
+    Return the agent itself if its runtime runs only workflows that were registered with it before.
     """
     if not runs_any_workflow(agent.runtime):
         return agent
-    theirs: Any = type(agent)
-    names: dict[str, Any]
-    names = {make.__name__: functools.wraps(getattr(theirs, make.__name__))(make(theirs)) for make in _OVERRIDDEN}
-    names |= {"__module__": theirs.__module__, "__qualname__": theirs.__qualname__, "__teola_agent__": agent}
-    names |= {"model_config": {"defer_build": True}} if issubclass(theirs, BaseModel) else {}
-    return sharing(with_steps_of(type(theirs)(theirs.__name__, (theirs,), names), theirs), agent)
+    original: Any = type(agent)
+    members: dict[str, Any]
+    members = {
+        override.__name__: functools.wraps(getattr(original, override.__name__))(override(original))
+        for override in _OVERRIDDEN
+    }
+    members |= {"__module__": original.__module__, "__qualname__": original.__qualname__, "__teola_agent__": agent}
+    members |= {"model_config": {"defer_build": True}} if issubclass(original, BaseModel) else {}
+    return sharing(with_steps_of(type(original)(original.__name__, (original,), members), original), agent)
 
 
-def get_tools(theirs: Any) -> Callable[..., Any]:
-    async def made(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run, found = _current.get(), await theirs.get_tools(self, *args, **kwargs)
+def get_tools(original: Any) -> Callable[..., Any]:
+    async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = _current.get()
+        tools = await original.get_tools(self, *args, **kwargs)
         if run is None:
-            return found
-        fast, turn = run.tools(found), _tools.get()
+            return tools
+        accelerated, turn = run.tools(tools), _tools.get()
         if turn is not None:
-            turn[:] = fast
-        return fast
+            turn[:] = accelerated
+        return accelerated
 
-    return made
+    return method
 
 
-def run_agent_step(theirs: Any) -> Callable[..., Any]:
-    async def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+def run_agent_step(original: Any) -> Callable[..., Any]:
+    async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _current.get()
         if run is None:
-            return await theirs.run_agent_step(self, *args, **kwargs)
+            return await original.run_agent_step(self, *args, **kwargs)
         run.turn_begins()
-        ctx, asked = _given(Context, args, kwargs), _given(AgentSetup, args, kwargs)
+        ctx, setup = _first_of_type(Context, args, kwargs), _first_of_type(AgentSetup, args, kwargs)
         turn: list[Any] = []
         token = _tools.set(turn)
         try:
-            with run.step("node", getattr(asked, "current_agent_name", "")):
-                said = await theirs.run_agent_step(self, *args, **kwargs)
+            with run.step("node", getattr(setup, "current_agent_name", "")):
+                output = await original.run_agent_step(self, *args, **kwargs)
         finally:
             _tools.reset(token)
-        if isinstance(said, AgentOutput) and ctx is not None and asked is not None:
-            await run.turn_ended(_speaker(self, said), ctx, asked, turn, said)
-        return said
+        if isinstance(output, AgentOutput) and ctx is not None and setup is not None:
+            await run.turn_ended(_answering_agent(self, output), ctx, setup, turn, output)
+        return output
 
-    return made
+    return method
 
 
-def call_tool(theirs: Any) -> Callable[..., Any]:
-    async def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+def call_tool(original: Any) -> Callable[..., Any]:
+    async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _current.get()
         if run is None:
-            return await theirs.call_tool(self, *args, **kwargs)
-        with run.step("tool", getattr(_given(ToolCall, args, kwargs), "tool_name", "")):
-            result = await theirs.call_tool(self, *args, **kwargs)
+            return await original.call_tool(self, *args, **kwargs)
+        with run.step("tool", getattr(_first_of_type(ToolCall, args, kwargs), "tool_name", "")):
+            result = await original.call_tool(self, *args, **kwargs)
         if isinstance(result, ToolCallResult):
             run.tool_ended(result)
         return result
 
-    return made
+    return method
 
 
 _OVERRIDDEN = (get_tools, run_agent_step, call_tool)
 
 
-def _given(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _first_of_type(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first argument that is a `kind`; None if there is none."""
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, kind)), None)
 
 
-def _speaker(workflow: Any, said: AgentOutput) -> Any:
-    """The agent that has answered, of its own class."""
-    plain = workflow.__teola_agent__
-    found = plain.agents.get(said.current_agent_name) if isinstance(plain, AgentWorkflow) else plain
-    session = getattr(found, "__teola_session__", None)
-    return found if session is None else session.served
+def _answering_agent(workflow: Any, output: AgentOutput) -> Any:
+    """Return the agent that has answered, as an object of its own class."""
+    original = workflow.__teola_agent__
+    agent = original.agents.get(output.current_agent_name) if isinstance(original, AgentWorkflow) else original
+    session = getattr(agent, "__teola_session__", None)
+    return agent if session is None else session.target

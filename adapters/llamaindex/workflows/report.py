@@ -1,4 +1,4 @@
-"""What a workflow is made of, for `fast.report` and `fast.explain()`: its steps, an agent's model and tools."""
+"""`fast.report` and `fast.explain()` of a workflow: its steps; the model and the tools of an agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from teola_plugin.adapters.expectations import COMPARE, NO_POOL
 from teola_plugin.adapters.explain import Explanation
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
-from teola_plugin.adapters.llamaindex.workflows.tools import part_of
+from teola_plugin.adapters.llamaindex.workflows.tools import called_part
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration
 from teola_plugin.pool import EnginePool
@@ -25,63 +25,65 @@ from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 CODE = "what it asks the pool for is part of the query"
 
 
-def rows(workflow: Any, pool: EnginePool | None) -> list[TraceNode]:
-    """A row for each step; for each model and tool of an agent."""
+def report_rows(workflow: Any, pool: EnginePool | None) -> list[TraceNode]:
+    """Return a row for each step of a workflow, or for each model and tool of an agent."""
     code: Level = "original" if pool is None else "joined"
     if isinstance(workflow, BaseWorkflowAgent):
-        return list(_of_agent("agent", workflow, code))
+        return list(_agent_rows("agent", workflow, code))
     if isinstance(workflow, AgentWorkflow):
         members = workflow.agents.items()
-        return [row for name, agent in members for row in _of_agent(f'agents["{name}"]', agent, code)]
-    return [_row(f"workflow.{name}", workflow, code) for name in step_names(workflow)]
+        return [row for name, agent in members for row in _agent_rows(f'agents["{name}"]', agent, code)]
+    return [_code_row(f"workflow.{name}", workflow, code) for name in step_names(workflow)]
 
 
-def _row(path: str, node: Any, code: Level) -> TraceNode:
-    """Of what runs code of the user's."""
+def _code_row(path: str, node: Any, code: Level) -> TraceNode:
+    """Return the row of a step or tool that runs the user's code."""
     return TraceNode(path, type(node).__name__, code, reason=CODE if code == "joined" else "")
 
 
-def _of_agent(path: str, agent: BaseWorkflowAgent, code: Level) -> Iterator[TraceNode]:
+def _agent_rows(path: str, agent: BaseWorkflowAgent, code: Level) -> Iterator[TraceNode]:
     llm = agent.llm
     yield TraceNode(f"{path}.llm", type(llm).__name__, "joined" if is_pool_object(llm) else "original")
-    yield from _of_tools(path, agent.tools or (), code)
+    yield from _tool_rows(path, agent.tools or (), code)
 
 
-def _of_tools(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNode]:
+def _tool_rows(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNode]:
     for tool in tools:
-        name, part = f'{path}.tools["{tool.metadata.name}"]', part_of(tool)
+        name, part = f'{path}.tools["{tool.metadata.name}"]', called_part(tool)
         if part is None or hasattr(part, "__teola_accelerated__"):
-            yield _row(name, tool, code)
+            yield _code_row(name, tool, code)
             continue
         entry = "query" if isinstance(part, BaseQueryEngine) else "retrieve"
         for row in trace(part, entry).traced.report:
             yield replace(row, path=f"{name}.{row.path}")
 
 
-# ------------------------------------------------------------ what begins early
+# ------------------------------------------------------------ prefetched calls
 
 
-def explained(workflow: Any, pool: EnginePool | None, accelerate: Accelerate, trace: QueryTrace | None) -> Explanation:
-    """What `explain()` says. `accelerate` makes parts of the run's query of an agent's tools."""
-    report = TraceReport(tuple(rows(workflow, pool)))
+def explain_workflow(
+    workflow: Any, pool: EnginePool | None, accelerate: Accelerate, trace: QueryTrace | None
+) -> Explanation:
+    """Return the explanation of a workflow. `accelerate`: accelerates the engines that an agent's tools call."""
+    report = TraceReport(tuple(report_rows(workflow, pool)))
     if pool is None:
         return Explanation(report, (), f"no gain: {NO_POOL}")
-    early = tuple(_early(workflow, accelerate))
-    if not early:
+    prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
+    if not prefetched:
         return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
     took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
-    return Explanation(report, early, f"faster; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
+    return Explanation(report, prefetched, f"faster; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
 
 
-def _early(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
-    """Of agents; what the steps of another workflow ask for is not known before."""
+def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
+    """Yield a phrase for each prefetched call of agents; the calls of other workflows' steps are not known before."""
     agents = workflow.agents if isinstance(workflow, AgentWorkflow) else {"agent": workflow}
     for name, agent in agents.items():
         tools: Iterable[Any] = (agent.tools or ()) if isinstance(agent, BaseWorkflowAgent) else ()
         if tools and is_pool_object(agent.llm):
             yield f"the next prompt of {name}, while its tools run"
         for tool in tools:
-            part = part_of(tool)
+            part = called_part(tool)
             fast = None if part is None else accelerate(part)
             if fast is not None and fast is not part:
                 yield from (f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_explained__().early)

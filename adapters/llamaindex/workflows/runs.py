@@ -1,4 +1,4 @@
-"""The life of a run's query: it begins with `run()`, and ends when the handler has its result."""
+"""The end of a run's query: when the handler of `run()` has its result, or the deadline has passed."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.shims.llamaindex.workflows import Result, call_when_ended, intercept_result
 
 GRACE_S = 5.0
-"""Seconds that a run has to end after its deadline, as in `handler.cancel_run()`."""
+"""Seconds in which a run may end by itself after its deadline, as in `handler.cancel_run()`."""
 
 
-def kept_open(call: StartedCall, made: Any) -> Any:
-    """What `run()` gives; the query ends with it."""
-    if isinstance(made, WorkflowHandler):
+def keep_query_open(call: StartedCall, handler: Any) -> Any:
+    """Return what `run()` returned; the query ends when that has its result."""
+    if isinstance(handler, WorkflowHandler):
         if call.deadline is not None:
             deadline = call.deadline
-            intercept_result(made, lambda result, cancel: in_time(deadline, result, cancel))
-        call_when_ended(made, lambda error: _over(call, error))
-        return made
-    if asyncio.iscoroutine(made):  # a `run` of the user's own
-        return _awaited(call, made)
+            intercept_result(handler, lambda result, cancel: in_time(deadline, result, cancel))
+        call_when_ended(handler, lambda error: _close_call(call, error))
+        return handler
+    if asyncio.iscoroutine(handler):  # a `run` of the user's own
+        return _await_in_query(call, handler)
     call.close()
-    return made
+    return handler
 
 
-def _over(call: StartedCall, error: BaseException | None) -> None:
+def _close_call(call: StartedCall, error: BaseException | None) -> None:
     if error is None:
         call.close()
         return
-    given_up = isinstance(error, WorkflowCancelledByUser)
+    is_cancelled = isinstance(error, WorkflowCancelledByUser)
     with contextlib.suppress(BaseException), call.failing():
-        raise asyncio.CancelledError() if given_up else error
+        raise asyncio.CancelledError() if is_cancelled else error
 
 
-async def _awaited(call: StartedCall, made: Awaitable[Any]) -> Any:
-    with call.ending(), joined(call.whole, call.terms):
+async def _await_in_query(call: StartedCall, run: Awaitable[Any]) -> Any:
+    with call.ending(), joined(call.query_run, call.terms):
         async with interrupting(call.deadline):
-            return await made
+            return await run
 
 
 async def in_time(deadline: Deadline, result: Result, cancel: Result) -> Any:
-    """The event that ends the run, or `QueryTimeout`: then the run is cancelled, so that who reads its events is told.
+    """Return the event that ends the run. Raise the error with which the run failed.
 
-    Raises what the run failed with.
+    Raise `QueryTimeout` after the deadline: the run is cancelled first, so that readers of its events learn of it.
     """
     task = asyncio.ensure_future(result())
     try:
@@ -65,12 +65,12 @@ async def in_time(deadline: Deadline, result: Result, cancel: Result) -> Any:
         raise
     if not task.done():
         task.cancel()
-    elif not deadline.passed or (not task.cancelled() and _own_error(task)):
+    elif not deadline.passed or (not task.cancelled() and _failed_by_itself(task)):
         return task.result()
     raise deadline.error()
 
 
-def _own_error(task: asyncio.Future[Any]) -> bool:
-    """Whether the run failed by itself."""
+def _failed_by_itself(task: asyncio.Future[Any]) -> bool:
+    """Return True if the run failed with an error of its own."""
     error = task.exception()
     return error is not None and not isinstance(error, WorkflowCancelledByUser)

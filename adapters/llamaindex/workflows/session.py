@@ -1,16 +1,16 @@
-"""What an accelerated workflow knows beyond the original, and how a run of it begins."""
+"""The calls of an accelerated workflow or agent: each run is a query."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.llamaindex.session import Given, Run, Session, Settings
+from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
-from teola_plugin.adapters.llamaindex.workflows.report import rows
-from teola_plugin.adapters.llamaindex.workflows.runs import kept_open
-from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
+from teola_plugin.adapters.llamaindex.workflows.report import report_rows
+from teola_plugin.adapters.llamaindex.workflows.runs import keep_query_open
+from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
@@ -25,55 +25,58 @@ RUN = "run"
 
 
 class WorkflowSession(Session):
-    """Of a workflow, or of an agent: it has no plan as a whole, its parts have."""
+    """The session of a workflow or an agent, which has no plan as a whole; its parts have plans."""
 
     def __init__(
         self,
         original: Any,
-        served: Any,
+        target: Any,
         pool: EnginePool | None,
         terms: Settings,
-        part: Accelerate,
-        like: WorkflowSession | None = None,
+        accelerate_part: Accelerate,
+        template: WorkflowSession | None = None,
     ) -> None:
-        super().__init__(original, served, pool, terms, part)
-        self._agent = pool is not None and is_agent(served)
+        super().__init__(original, target, pool, terms, accelerate_part)
+        self._is_agent = pool is not None and is_agent(target)
         self._runner: Any
-        self._tools: ToolParts
-        if like is not None:  # what LlamaIndex keeps by object, such as limits, is shared
-            self._runner, self._tools = like._runner, like._tools
+        self._tools: ToolAccelerator
+        if template is not None:  # LlamaIndex keeps limits and the like by object: the runner is shared
+            self._runner, self._tools = template._runner, template._tools
         else:
-            self._runner, self._tools = agent_runner(served) if self._agent else served, ToolParts(part)
+            self._runner, self._tools = (
+                agent_runner(target) if self._is_agent else target,
+                ToolAccelerator(accelerate_part),
+            )
 
     def _same_object(self, terms: Settings) -> WorkflowSession:
-        return WorkflowSession(self.original, self.served, self.pool, terms, self._part, self)
+        return WorkflowSession(self.original, self.target, self.pool, terms, self._accelerate_part, self)
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
-        """The report; the graph of a workflow is made of those of its parts, when they are called."""
-        walk = Lowering()
-        walk.draft.nodes[:] = rows(self.served, self.pool)
-        return TracedEntry(walk.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
+        """Return an entry with the report alone; the graphs of the parts are planned when they are called."""
+        lowering = Lowering()
+        lowering.draft.nodes[:] = report_rows(self.target, self.pool)
+        return TracedEntry(lowering.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         from teola_plugin.adapters.expectations import ended_trace
-        from teola_plugin.adapters.llamaindex.workflows.report import explained
+        from teola_plugin.adapters.llamaindex.workflows.report import explain_workflow
 
-        return explained(self.served, self.pool, self._part, ended_trace(self._last))
+        return explain_workflow(self.target, self.pool, self._accelerate_part, ended_trace(self._last))
 
     # ------------------------------------------------------------ one run
 
-    def enter(self, name: str, args: tuple[Any, ...], kwargs: Given) -> Any:
-        """Return what the original's `run` gives. Its steps, and what they begin, belong to the run's query."""
+    def enter(self, name: str, args: tuple[Any, ...], kwargs: GraphInput) -> Any:
+        """Return what the original's `run` returns. Its steps and their calls belong to the run's query."""
         call = self._begin(RUN, None, is_async=True)
-        with call.failing(), joined(call.whole, call.terms), in_agent_run(self._agent_run(call.run)):
-            made = call.node.run(*args, **kwargs)
-        return kept_open(call, made)
+        with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
+            handler = call.target.run(*args, **kwargs)
+        return keep_query_open(call, handler)
 
-    def _running(self, entry: str, given: Given | None) -> Any:
+    def _target_for(self, entry: str, graph_input: GraphInput | None) -> Any:
         return self._runner
 
     def _agent_run(self, run: Run | None) -> AgentRun | None:
         if run is None or self.pool is None or not isinstance(run.whole, QueryRun):
             return None
         run.whole.has_user_code = True
-        return AgentRun(self.pool, run.whole, self._tools, self.terms.passes) if self._agent else None
+        return AgentRun(self.pool, run.whole, self._tools, self.terms.passes) if self._is_agent else None

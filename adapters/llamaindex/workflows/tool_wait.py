@@ -1,8 +1,7 @@
-"""While an agent's tools run, the known beginning of its next prompt is prefilled.
+"""Prefilling of the known beginning of an agent's next prompt while its tools run.
 
-What the prompt will be is found out by the framework's own code, on copies and with a model that asks nobody: the
-agent handles the results that are there, and takes its next step. Results stand in the prompt in the order in which
-they come.
+The framework's own code makes that prompt, on copies and with a model that makes no call: the copy of the agent handles
+the results that are there, and takes its next step. The prompt contains the results in the order in which they come.
 """
 
 from __future__ import annotations
@@ -32,112 +31,112 @@ from teola_plugin.shims.llamaindex.workflows import tool_arguments
 from teola_plugin.tracer.llamaindex.classes import find_override
 
 PAUSE_S = 0.005
-"""Seconds after which it is looked at what is known: tools that are faster leave no time to prefill anything."""
-_MEMORY = {FunctionAgent: "scratchpad_key", ReActAgent: "reasoning_key"}
-"""Agents that are understood; where the name is under which each keeps what it has said and heard in this run."""
+"""Seconds that tools run before the prompt is made: faster tools leave no time to prefill anything."""
+_MEMORY_KEYS = {FunctionAgent: "scratchpad_key", ReActAgent: "reasoning_key"}
+"""For each known class of agents, the attribute with the key under which it stores the messages of this run."""
 
 
-async def waits_for(
+async def wait_for_tools(
     pool: EnginePool,
     run: QueryRun,
     passes: tuple[Pass, ...] | None,
     agent: Any,
     ctx: Context,
-    asked: Sequence[ChatMessage],
+    messages: Sequence[ChatMessage],
     tools: Sequence[Any],
-    said: AgentOutput,
+    output: AgentOutput,
 ) -> ToolWait | None:
-    """Of the tools that the model has called; None where its next prompt is not known to begin as this one."""
-    called = {call.tool_name for call in said.tool_calls}
+    """Start the wait for the tools that the model has called; None if the beginning of its next prompt is not known."""
+    called = {call.tool_name for call in output.tool_calls}
     if not called or any(tool.metadata.return_direct for tool in tools if tool.metadata.name in called):
-        return None  # it ends, or hands off
-    if not _understood(agent, tools, pool) or not prefills(pool, agent.llm.engine, passes):
+        return None  # the run ends, or another agent goes on
+    if not _has_known_prompt(agent, tools, pool) or not prefills(pool, agent.llm.engine, passes):
         return None
-    key = getattr(agent, _MEMORY[_kind(agent)])
-    heard = list(await ctx.store.get(key, default=[]))
-    return ToolWait(pool, run, _Turn(agent, key, heard, list(asked), list(tools)), len(said.tool_calls))
+    key = getattr(agent, _MEMORY_KEYS[_kind(agent)])
+    memory = list(await ctx.store.get(key, default=[]))
+    return ToolWait(pool, run, _Turn(agent, key, memory, list(messages), list(tools)), len(output.tool_calls))
 
 
 def _kind(agent: Any) -> Any:
-    return next((kind for kind in type(agent).__mro__ if kind in _MEMORY), None)
+    return next((kind for kind in type(agent).__mro__ if kind in _MEMORY_KEYS), None)
 
 
-def _understood(agent: Any, tools: Sequence[Any], pool: EnginePool) -> bool:
-    """Whether nothing but the framework's own code, and ours, decides how the prompt is written."""
+def _has_known_prompt(agent: Any, tools: Sequence[Any], pool: EnginePool) -> bool:
+    """Return True if only the framework's own code, and that of this package, writes the prompt."""
     kind = _kind(agent)
-    if kind is None or find_override(agent, kind) or not _is_ours(agent.llm, pool):
+    if kind is None or find_override(agent, kind) or not _is_pool_model(agent.llm, pool):
         return False
-    own = [*tools, *([agent.formatter] if kind is ReActAgent else [])]
-    return all(type(one).__module__.startswith("llama_index.core.") for one in own)
+    writers = [*tools, *([agent.formatter] if kind is ReActAgent else [])]
+    return all(type(one).__module__.startswith("llama_index.core.") for one in writers)
 
 
-def _is_ours(llm: Any, pool: EnginePool) -> bool:
-    """Whether it is a chat model that an engine of the pool serves, whose requests can be known before."""
-    served = isinstance(llm, EngineProxy) and hasattr(llm, "payload_of_messages")
-    if not served and not (type(llm) is TeolaLLM and llm.is_chat_model):
+def _is_pool_model(llm: Any, pool: EnginePool) -> bool:
+    """Return True for a chat model on an engine of the pool whose requests can be made before its calls."""
+    is_proxy = isinstance(llm, EngineProxy) and hasattr(llm, "payload_of_messages")
+    if not is_proxy and not (type(llm) is TeolaLLM and llm.is_chat_model):
         return False
     return bool(llm.pool.runtime is pool.runtime)
 
 
-# ------------------------------------------------------------ what will be asked
+# ------------------------------------------------------------ the next prompt
 
 
-class _Asked(Exception):
-    """Ends the agent's step at its question."""
+class _ModelCalled(Exception):
+    """Ends the agent's step where it calls its model."""
 
     def __init__(self, messages: Sequence[ChatMessage], tools: Sequence[Any], arguments: dict[str, Any]) -> None:
         self.messages, self.tools, self.arguments = messages, tools, arguments
 
 
-class _AsksNobody:
-    """In place of an agent's model."""
+class _RecordingModel:
+    """A replacement of an agent's model that makes no call, but raises its arguments."""
 
     def __init__(self, llm: Any) -> None:
         self.metadata = llm.metadata
 
     async def achat(self, messages: Sequence[ChatMessage], **arguments: Any) -> Any:
-        raise _Asked(messages, (), arguments)
+        raise _ModelCalled(messages, (), arguments)
 
     async def achat_with_tools(self, tools: Sequence[Any], chat_history: list[ChatMessage], **arguments: Any) -> Any:
-        raise _Asked(chat_history, tools, arguments)
+        raise _ModelCalled(chat_history, tools, arguments)
 
     astream_chat, astream_chat_with_tools = achat, achat_with_tools
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What an agent's next question is made of, but for the results of its tools."""
+    """Everything that an agent's next prompt is made of, except the results of its tools."""
 
     agent: Any
     key: str
-    heard: list[Any]
-    """What it keeps under that name, its answer included."""
-    asked: list[ChatMessage]
+    memory: list[Any]
+    """What the agent stores under that key, its answer included."""
+    messages: list[ChatMessage]
     tools: list[Any]
 
     def prompt(self, results: Sequence[ToolCallResult]) -> Prompt:
-        """With these results, and others after them."""
-        found: Prompt = run_without_waiting(self._prompt([*results, _more()]))
-        return found
+        """Return the prompt with these results, and one that is unknown after them."""
+        prompt: Prompt = run_without_waiting(self._prompt([*results, _unknown_result()]))
+        return prompt
 
     async def _prompt(self, results: list[ToolCallResult]) -> Prompt:
         llm, ctx = self.agent.llm, SimpleAgentContext()
-        dry = with_attributes(self.agent, {"llm": _AsksNobody(llm)})
-        await ctx.store.set(self.key, list(self.heard))
-        await dry.handle_tool_call_results(ctx, results, None)
+        dry_agent = with_attributes(self.agent, {"llm": _RecordingModel(llm)})
+        await ctx.store.set(self.key, list(self.memory))
+        await dry_agent.handle_tool_call_results(ctx, results, None)
         try:
-            await dry.take_step(ctx, list(self.asked), self.tools, None)
-        except _Asked as asked:
-            if asked.tools:
-                arguments = tool_arguments(llm, asked.tools, asked.messages, asked.arguments)
+            await dry_agent.take_step(ctx, list(self.messages), self.tools, None)
+        except _ModelCalled as call:
+            if call.tools:
+                arguments = tool_arguments(llm, call.tools, call.messages, call.arguments)
             else:
-                arguments = {"messages": list(asked.messages)}
+                arguments = {"messages": list(call.messages)}
             payload: Generate = llm.payload_of_messages(arguments.pop("messages"), **arguments)
             return payload.prompt
         raise ValueError("the agent asks nothing")
 
 
-def _more() -> ToolCallResult:
+def _unknown_result() -> ToolCallResult:
     output = ToolOutput(tool_name="", content=UNKNOWN, raw_input={}, raw_output=None)
     return ToolCallResult(tool_name="", tool_kwargs={}, tool_id="", tool_output=output, return_direct=False)
 
@@ -146,43 +145,44 @@ def _more() -> ToolCallResult:
 
 
 class ToolWait:
-    """From the model's answer to its next question."""
+    """The time from the model's answer to its next call, in which tools run and the next prompt is prefilled."""
 
     def __init__(self, pool: EnginePool, run: QueryRun, turn: _Turn, calls: int) -> None:
         self._turn, self._calls = turn, calls
         self._results: list[ToolCallResult] = []
-        self._next = KnownBeginning(run, pool, turn.agent.llm.engine)
+        self._beginning = KnownBeginning(run, pool, turn.agent.llm.engine)
         self._timer: asyncio.TimerHandle | None = None
-        self._soon()
+        self._start_timer()
 
-    def came(self, result: ToolCallResult) -> None:
-        """The next one in the order of the prompt; with the last, the model is asked."""
+    def add_result(self, result: ToolCallResult) -> None:
+        """Add the result that comes next in the prompt. After the last one the model is called."""
         self._results.append(result)
         if len(self._results) < self._calls:
-            self._soon()
+            self._start_timer()
         else:
-            self._rest()
+            self._stop_timer()
 
-    def over(self) -> None:
-        """The model is asked, or the run has ended."""
-        self._rest()
-        self._next.over()
+    def close(self) -> None:
+        """End the wait: the model is called, or the run has ended."""
+        self._stop_timer()
+        self._beginning.over()
 
-    def _soon(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._prefill)
 
-    def _rest(self) -> None:
+    def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
-    def _look(self) -> None:
+    def _prefill(self) -> None:
         self._timer = None
         try:
             prompt = self._turn.prompt(self._results)
-            asked = replace(prompt, messages=prompt.messages[: -2 - len(self._results)])  # before the answer to it
-            self._next.grown(prompt, have=asked.flat())
-        except Exception as error:  # the agent itself will tell, if it is wrong with it
+            # The prompt of the last call, without the answer to it.
+            earlier = replace(prompt, messages=prompt.messages[: -2 - len(self._results)])
+            self._beginning.grown(prompt, have=earlier.flat())
+        except Exception as error:  # if something is wrong with it, the agent's own step raises
             log_fallback(error, None, "the next prompt of an agent")
             self._calls = 0

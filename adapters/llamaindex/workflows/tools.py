@@ -1,4 +1,4 @@
-"""Tools of agents whose engines and retrievers are accelerated: copies that say of themselves what the others say."""
+"""Copies of an agent's tools that call accelerated engines and retrievers, with the same names and descriptions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.workflows import QueryEngineToolParts, RetrieverToolParts
 from teola_plugin.tracer.llamaindex.classes import find_override
 
-Parts = type[QueryEngineToolParts] | type[RetrieverToolParts]
-_PARTS: dict[type, Parts] = {QueryEngineTool: QueryEngineToolParts, RetrieverTool: RetrieverToolParts}
-KEPT = 64
-"""Copies that are remembered; a tool retriever may make tools anew for each call."""
+PartsClass = type[QueryEngineToolParts] | type[RetrieverToolParts]
+_PARTS_OF_TOOLS: dict[type, PartsClass] = {QueryEngineTool: QueryEngineToolParts, RetrieverTool: RetrieverToolParts}
+MAX_TOOLS = 64
+"""Copies that are remembered; a tool retriever may make new tools for each call."""
 
 
-def part_of(tool: Any) -> Any | None:
-    """The engine or retriever that a tool calls; None for tools that may do anything else."""
-    kind = _PARTS.get(type(tool))
+def called_part(tool: Any) -> Any | None:
+    """Return the engine or retriever that a tool calls; None for a tool that may do anything else."""
+    kind = _PARTS_OF_TOOLS.get(type(tool))
     if kind is None or find_override(tool, type(tool)):
         return None
     try:
@@ -30,26 +30,28 @@ def part_of(tool: Any) -> Any | None:
         return None
 
 
-class ToolParts:
-    """Makes the copies, each once."""
+class ToolAccelerator:
+    """Makes the accelerated copies of tools, each once."""
 
     def __init__(self, accelerate: Accelerate) -> None:
-        self._accelerate = accelerate
-        self._made: dict[int, tuple[Any, Any, Any]] = {}
+        self._accelerate_part = accelerate
+        self._copies: dict[int, tuple[Any, Any, Any]] = {}
 
     def __call__(self, tools: Sequence[Any]) -> list[Any]:
-        """The tools, those that call engines and retrievers as copies with accelerated ones."""
-        return [self._one(tool) for tool in tools]
+        """Return the tools; those that call an engine or a retriever are copies that call an accelerated one."""
+        return [self._accelerate_tool(tool) for tool in tools]
 
-    def _one(self, tool: Any) -> Any:
-        part = part_of(tool)
+    def _accelerate_tool(self, tool: Any) -> Any:
+        part = called_part(tool)
         if part is None:
             return tool
-        known = self._made.get(id(tool))
-        if known is None or known[0] is not tool or known[1] is not part:
-            fast = self._accelerate(part)
-            made = tool if fast is part else with_attributes(tool, _PARTS[type(tool)].as_attributes(part=fast))
-            known = self._made[id(tool)] = (tool, part, made)
-            if len(self._made) > KEPT:
-                self._made.pop(next(iter(self._made), 0), None)
-        return known[2]
+        remembered = self._copies.get(id(tool))
+        if remembered is None or remembered[0] is not tool or remembered[1] is not part:
+            fast = self._accelerate_part(part)
+            fast_tool = (
+                tool if fast is part else with_attributes(tool, _PARTS_OF_TOOLS[type(tool)].as_attributes(part=fast))
+            )
+            remembered = self._copies[id(tool)] = (tool, part, fast_tool)
+            if len(self._copies) > MAX_TOOLS:
+                self._copies.pop(next(iter(self._copies), 0), None)
+        return remembered[2]

@@ -36,7 +36,7 @@ def _wanted(plain: Any) -> Iterable[tuple[Any, Wanted]]:
     if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in type(plain).__mro__):
         from teola_plugin.adapters.llamaindex.binding import serve as llamaindex
 
-        return [(one, llamaindex.wanted(one, own=False)) for one in llamaindex.models_in(plain)]
+        return [(one, llamaindex.engine_for(one, starts_engines=False)) for one in llamaindex.models_in(plain)]
     from teola_plugin.adapters.langchain.binding import serve as langchain
 
     nodes = getattr(plain, "nodes", None)

@@ -350,7 +350,7 @@ def test_bound_models_serve_a_copy(stock: Library, pool: EnginePool, llm: Script
     assert str(fast.query(ASKED)).startswith("said ") and llm.asked
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
     assert engine._response_synthesizer._llm is own and engine.retriever._llm is own
-    synthesizer = fast.__teola_session__.served._response_synthesizer
+    synthesizer = fast.__teola_session__.target._response_synthesizer
     assert synthesizer._program_factory.__self__ is synthesizer
     llm.asked.clear()
     assert not str(engine.query(ASKED)).startswith("said ") and not llm.asked
@@ -480,7 +480,7 @@ def test_a_model_is_bound_wherever_it_stands(stock: Library, pool: EnginePool, l
     )
     engine = RetryQueryEngine(inner, RelevancyEvaluator(llm=own))
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
-    served = fast.__teola_session__.served
+    served = fast.__teola_session__.target
     models = [
         served._evaluator._llm,
         served._query_engine._response_synthesizer._llm,

@@ -33,7 +33,7 @@ import teola_plugin.shims.llamaindex
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_index
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
-from teola_plugin.adapters.llamaindex.workflows.tools import ToolParts
+from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
 from teola_plugin.shims.llamaindex import EXTENSION_POINTS, engines, models, queries, retrieval, workflows
 from teola_plugin.shims.llamaindex import synthesizers as writers
 from teola_plugin.shims.llamaindex.records import Attribute, Parts, Unreadable
@@ -263,7 +263,7 @@ def test_an_index_that_is_not_known_is_built_by_its_own_code(stock: Library, mon
 @pytest.mark.parametrize("kind", [workflows.QueryEngineToolParts, workflows.RetrieverToolParts])
 def test_a_tool_that_is_not_known_stays_as_it_is(stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     tool, _ = MADE[kind](stock)
-    [fast] = ToolParts(accelerate)([tool])
+    [fast] = ToolAccelerator(accelerate)([tool])
     assert type(fast) is type(tool) and fast is not tool and fast.metadata is tool.metadata
     reads(monkeypatch, kind, "part", replace(sources(kind)["part"], name="renamed"))
-    assert ToolParts(accelerate)([tool]) == [tool]
+    assert ToolAccelerator(accelerate)([tool]) == [tool]
