@@ -37,8 +37,8 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
     It stores whole nodes, so they come back equal. Similarities are cosines, in [-1, 1], higher is nearer. A node
     whose id is stored already is replaced. Filters match as in `SimpleVectorStore`, so 1 and 0 find
     True and False; a value of a type that a filter cannot compare is no match. The engine evaluates equality (`==`,
-    `!=`, `in`, `nin`); all other filters are evaluated on the rows that it finds. Query modes other than `default` raise
-    `RegistrationError`.
+    `!=`, `in`, `nin`); all other filters are evaluated on the rows that it finds. Query modes other than `default`
+    raise `RegistrationError`.
     """
 
     engine: str = "store"
