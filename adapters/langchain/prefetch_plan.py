@@ -280,9 +280,13 @@ def inputs_required_first(optimised: Optimised) -> dict[str, frozenset[str]]:
     return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
 
 
-def unread_sites(graph: Graph) -> frozenset[str]:
-    """Return the sites of wrapped leaves whose results no request and no loop of a graph depends on."""
-    readers = [p for p in graph if (p.on_engine and not p.decodes) or p.holds_fragment]
+def unread_sites(graph: Graph, traced: TraceResult) -> frozenset[str]:
+    """Return the sites of wrapped leaves whose results no request, no loop and no function of the user's depends on.
+
+    The time of a function is in the trace under its name if the graph computes it.
+    """
+    functions = {name for node in traced.report if node.class_name == "RunnableLambda" for name in node.components}
+    readers = [p for p in graph if (p.on_engine and not p.decodes) or p.holds_fragment or p.call in functions]
     read = {name for p in readers for name in graph.ancestors[p.id]}
     return frozenset(_site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id not in read)
 
@@ -428,7 +432,15 @@ def plan_prefetching(
     sites = {key: sites_by_path[key] for key in _lowered_sites(traced.template)}
     batches = all(batches_by_calls(site.target) for site in sites.values())
     return PrefetchPlan(
-        traced, pool, sites, prefetched_sites, batches, reads, careful, required_inputs, unread_sites(planned.graph)
+        traced,
+        pool,
+        sites,
+        prefetched_sites,
+        batches,
+        reads,
+        careful,
+        required_inputs,
+        unread_sites(planned.graph, traced),
     )
 
 
