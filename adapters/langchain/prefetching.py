@@ -37,7 +37,8 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.daemon_threads import threads
 from teola_plugin.runtime.forks import in_child
-from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
+from teola_plugin.runtime.provider_call import Parked
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims

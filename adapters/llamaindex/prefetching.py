@@ -35,7 +35,8 @@ from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early, limit_of
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.forks import in_child
-from teola_plugin.runtime.provider_calls import CallScope, Parked, ProviderCallTable, executing
+from teola_plugin.runtime.provider_call import Parked
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims.llamaindex.interceptors import (

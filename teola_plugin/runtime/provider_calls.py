@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +20,7 @@ from teola_plugin.observe.waits import OwnCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.context import current_call, current_place
+from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Item, Parked, ProviderCall
 from teola_plugin.runtime.works.identities import Party
 
 if TYPE_CHECKING:
@@ -31,161 +31,6 @@ PROVIDER = "wrapped"
 
 Copy = Callable[[Any], Any]
 """Return a copy that shares nothing with the value that can change. Raises `TypeError` if that is impossible."""
-
-
-class CallNotShared(Exception):
-    """Nobody else can have what came of the call: it was cancelled, or its result cannot be copied."""
-
-
-class Parked(Exception):
-    """Raised in a prefetch that may not make its call: the original makes it, and `call` tells what comes of it.
-
-    An `Exception`, since LangChain's `agenerate` takes any other for a result.
-    """
-
-    def __init__(self, call: ProviderCall) -> None:
-        super().__init__()
-        self.call = call
-
-
-class _Progress(Enum):
-    EXPECTED = "expected"
-    """The planner wants the call, and only the original may make it."""
-    RUNNING = "running"
-    ENDED = "ended"
-    NOT_SHARED = "not shared"
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One result, chunk or event of a call, in the order in which the provider produced them."""
-
-    value: Any
-    is_event: bool = False
-    """True for what the provider reported to the run manager of the call: (method, args, kwargs)."""
-
-
-class ProviderCall:
-    """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
-
-    def __init__(self, key: Hashable, made_by: Party, state: _Progress) -> None:
-        self.key, self.state = key, state
-        self.claimed_by = {made_by}
-        self.run_id: Any = None
-        """Of the framework's run in which the provider method is called; None if that is not known."""
-        self.target: Any = None
-        """The model or retriever that is called."""
-        self.error: BaseException | None = None
-        self.cancel: Callable[[], object] = bool
-        """Cancel the prefetch that makes the call. A call on a thread cannot be cancelled: its result is dropped."""
-        self.report: OwnCall | None = None
-        """The row of this call in the trace of its query."""
-        self._items: list[Item] = []
-        self._wakers: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
-
-    def put(self, item: Item) -> None:
-        """Add the next item and wake those who wait for it."""
-        self._update(item)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End the call, with the exception that it raised, if any."""
-        cancelled = error is not None and not isinstance(error, Exception)
-        self._update(None, _Progress.NOT_SHARED if cancelled else _Progress.ENDED, error)
-
-    def withdraw(self) -> None:
-        """Let nobody else have what came, or comes, of this call."""
-        self._update(None, _Progress.NOT_SHARED)
-
-    def _update(self, item: Item | None, state: _Progress | None = None, error: BaseException | None = None) -> None:
-        with self._lock:
-            if self.state is _Progress.NOT_SHARED:
-                return
-            if item is not None:
-                self._items.append(item)
-            if state is not None:
-                self.state, self.error = state, error
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            wake()
-
-    @property
-    def is_shared(self) -> bool:
-        return self.state is not _Progress.NOT_SHARED
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in (_Progress.ENDED, _Progress.NOT_SHARED)
-
-    def when_over(self, wake: Callable[[], object]) -> None:
-        """Call `wake` once the call has ended, from any thread; at once if it has."""
-
-        def again() -> None:
-            with self._lock:
-                if not self.is_over:
-                    self._wakers.append(again)
-                    return
-            wake()
-
-        again()
-
-    async def cancelled(self) -> None:
-        """Cancel the prefetch that makes the call, and wait for its end: the method may have to clean up."""
-        if self.cancel is bool:
-            return
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        self.cancel()
-        self.when_over(lambda: loop.call_soon_threadsafe(over.set))
-        await asyncio.shield(over.wait())
-
-    def _next(self, position: int, wake: Callable[[], object]) -> Item | bool | None:
-        """Return the item at a position, None behind the last one, or False if it is yet to come: `wake` tells."""
-        with self._lock:
-            if self.state is _Progress.NOT_SHARED:
-                raise CallNotShared
-            if position < len(self._items):
-                return self._items[position]
-            if self.state is not _Progress.ENDED:
-                self._wakers.append(wake)
-                return False
-        if self.error is not None:
-            raise self.error
-        return None
-
-    def items(self) -> Iterator[Item]:
-        """Yield the items as they come; block in between. Raises what the call raised, or `CallNotShared`."""
-        position, arrived = 0, threading.Event()
-        while True:
-            arrived.clear()
-            item = self._next(position, arrived.set)
-            if item is None:
-                return
-            if isinstance(item, Item):
-                position += 1
-                yield item
-            else:
-                arrived.wait()
-
-    async def aitems(self) -> AsyncIterator[Item]:
-        """Yield the items as they come, on the running loop. Raises as `items` does."""
-        position, loop, arrived = 0, asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            try:
-                loop.call_soon_threadsafe(arrived.set)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                pass
-
-        while True:
-            arrived.clear()
-            item = self._next(position, wake)
-            if item is None:
-                return
-            if isinstance(item, Item):
-                position += 1
-                yield item
-            else:
-                await arrived.wait()
 
 
 class ProviderCallTable:
@@ -227,12 +72,12 @@ class ProviderCallTable:
             for call in () if is_offer else known:
                 if (repeats or party not in call.claimed_by) and call.is_shared:
                     call.claimed_by.add(party)
-                    is_maker = may_make and call.state is _Progress.EXPECTED
+                    is_maker = may_make and call.state is CallProgress.EXPECTED
                     if is_maker:
-                        call.state = _Progress.RUNNING
+                        call.state = CallProgress.RUNNING
                     break
             else:
-                call = ProviderCall(key, party, _Progress.RUNNING if may_make else _Progress.EXPECTED)
+                call = ProviderCall(key, party, CallProgress.RUNNING if may_make else CallProgress.EXPECTED)
                 call.run_id, call.target = invocation.run_id, invocation.target
                 if is_offer:
                     call.claimed_by.clear()
@@ -257,7 +102,7 @@ class ProviderCallTable:
 
     def add(self, key: Hashable, party: Party, report: OwnCall | None) -> ProviderCall:
         """Return a new call that `party` makes, whatever others there are for this key."""
-        call = ProviderCall(key, party, _Progress.RUNNING)
+        call = ProviderCall(key, party, CallProgress.RUNNING)
         call.report = report
         with self._lock:
             self._calls.setdefault(key, []).append(call)
@@ -544,7 +389,7 @@ class CallScope:
         except UnknownValue:  # nobody else can ask for the same
             if is_early:
                 raise
-            return ProviderCall(object(), self.party, _Progress.NOT_SHARED), True
+            return ProviderCall(object(), self.party, CallProgress.NOT_SHARED), True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
         call, is_maker = self.table.join(key, self.party, invocation, may_make=self.may_make, is_offer=self.is_offer)

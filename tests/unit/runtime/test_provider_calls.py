@@ -12,14 +12,8 @@ import pytest
 from teola_plugin.adapters.snapshots import snapshot
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
-from teola_plugin.runtime.provider_calls import (
-    CallNotShared,
-    CallScope,
-    Parked,
-    ProviderCallTable,
-    executing,
-    is_transient,
-)
+from teola_plugin.runtime.provider_call import CallNotShared, Parked
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing, is_transient
 from teola_plugin.runtime.works.identities import Party
 
 

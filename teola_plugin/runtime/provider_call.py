@@ -1,0 +1,170 @@
+"""One call of a provider method, whose results two parties read: while they come, from any thread or loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from teola_plugin.observe.waits import OwnCall
+from teola_plugin.runtime.works.identities import Party
+
+
+class CallNotShared(Exception):
+    """Nobody else can have what came of the call: it was cancelled, or its result cannot be copied."""
+
+
+class Parked(Exception):
+    """Raised in a prefetch that may not make its call: the original makes it, and `call` tells what comes of it.
+
+    An `Exception`, since LangChain's `agenerate` takes any other for a result.
+    """
+
+    def __init__(self, call: ProviderCall) -> None:
+        super().__init__()
+        self.call = call
+
+
+class CallProgress(Enum):
+    """How far a call is."""
+
+    EXPECTED = "expected"
+    """The planner wants the call, and only the original may make it."""
+    RUNNING = "running"
+    ENDED = "ended"
+    NOT_SHARED = "not shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One result, chunk or event of a call, in the order in which the provider produced them."""
+
+    value: Any
+    is_event: bool = False
+    """True for what the provider reported to the run manager of the call: (method, args, kwargs)."""
+
+
+class ProviderCall:
+    """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
+
+    def __init__(self, key: Hashable, made_by: Party, state: CallProgress) -> None:
+        self.key, self.state = key, state
+        self.claimed_by = {made_by}
+        self.run_id: Any = None
+        """Of the framework's run in which the provider method is called; None if that is not known."""
+        self.target: Any = None
+        """The model or retriever that is called."""
+        self.error: BaseException | None = None
+        self.cancel: Callable[[], object] = bool
+        """Cancel the prefetch that makes the call. A call on a thread cannot be cancelled: its result is dropped."""
+        self.report: OwnCall | None = None
+        """The row of this call in the trace of its query."""
+        self._items: list[Item] = []
+        self._wakers: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+
+    def put(self, item: Item) -> None:
+        """Add the next item and wake those who wait for it."""
+        self._update(item)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the call, with the exception that it raised, if any."""
+        cancelled = error is not None and not isinstance(error, Exception)
+        self._update(None, CallProgress.NOT_SHARED if cancelled else CallProgress.ENDED, error)
+
+    def withdraw(self) -> None:
+        """Let nobody else have what came, or comes, of this call."""
+        self._update(None, CallProgress.NOT_SHARED)
+
+    def _update(self, item: Item | None, state: CallProgress | None = None, error: BaseException | None = None) -> None:
+        with self._lock:
+            if self.state is CallProgress.NOT_SHARED:
+                return
+            if item is not None:
+                self._items.append(item)
+            if state is not None:
+                self.state, self.error = state, error
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    @property
+    def is_shared(self) -> bool:
+        return self.state is not CallProgress.NOT_SHARED
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (CallProgress.ENDED, CallProgress.NOT_SHARED)
+
+    def when_over(self, wake: Callable[[], object]) -> None:
+        """Call `wake` once the call has ended, from any thread; at once if it has."""
+
+        def again() -> None:
+            with self._lock:
+                if not self.is_over:
+                    self._wakers.append(again)
+                    return
+            wake()
+
+        again()
+
+    async def cancelled(self) -> None:
+        """Cancel the prefetch that makes the call, and wait for its end: the method may have to clean up."""
+        if self.cancel is bool:
+            return
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        self.cancel()
+        self.when_over(lambda: loop.call_soon_threadsafe(over.set))
+        await asyncio.shield(over.wait())
+
+    def _next(self, position: int, wake: Callable[[], object]) -> Item | bool | None:
+        """Return the item at a position, None behind the last one, or False if it is yet to come: `wake` tells."""
+        with self._lock:
+            if self.state is CallProgress.NOT_SHARED:
+                raise CallNotShared
+            if position < len(self._items):
+                return self._items[position]
+            if self.state is not CallProgress.ENDED:
+                self._wakers.append(wake)
+                return False
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items as they come; block in between. Raises what the call raised, or `CallNotShared`."""
+        position, arrived = 0, threading.Event()
+        while True:
+            arrived.clear()
+            item = self._next(position, arrived.set)
+            if item is None:
+                return
+            if isinstance(item, Item):
+                position += 1
+                yield item
+            else:
+                arrived.wait()
+
+    async def aitems(self) -> AsyncIterator[Item]:
+        """Yield the items as they come, on the running loop. Raises as `items` does."""
+        position, loop, arrived = 0, asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.set)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                pass
+
+        while True:
+            arrived.clear()
+            item = self._next(position, wake)
+            if item is None:
+                return
+            if isinstance(item, Item):
+                position += 1
+                yield item
+            else:
+                await arrived.wait()
