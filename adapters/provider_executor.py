@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from teola_plugin.adapters.own_calls import Outcome
 from teola_plugin.adapters.own_pool import OwnPool
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError, pool_closed
@@ -30,6 +29,14 @@ from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a provider call gave: its result, or the exception that it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
 
 
 class Prefetcher(Protocol):

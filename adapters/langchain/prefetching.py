@@ -30,8 +30,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
 from teola_plugin.adapters.langchain.current_query import runs_in
-from teola_plugin.adapters.own_calls import Outcome
-from teola_plugin.adapters.provider_executor import prefetchers
+from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.context import current_run

@@ -25,8 +25,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
 from teola_plugin.adapters.early_work import freed, shape, submitted, takes_time
-from teola_plugin.adapters.own_calls import Outcome
-from teola_plugin.adapters.provider_executor import ProviderRequest, prefetchers, shared_pool
+from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Component, Graph, Primitive, Query, Ref, WorkflowTemplate

@@ -102,23 +102,23 @@ class ProviderCall:
     def when_over(self, wake: Callable[[], object]) -> None:
         """Call `wake` once the call has ended, from any thread; at once if it has."""
 
-        def again() -> None:
+        def wake_or_wait() -> None:
             with self._lock:
                 if not self.is_over:
-                    self._wakers.append(again)
+                    self._wakers.append(wake_or_wait)
                     return
             wake()
 
-        again()
+        wake_or_wait()
 
     async def cancelled(self) -> None:
         """Cancel the prefetch that makes the call, and wait for its end: the method may have to clean up."""
         if self.cancel is bool:
             return
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         self.cancel()
-        self.when_over(lambda: loop.call_soon_threadsafe(over.set))
-        await asyncio.shield(over.wait())
+        self.when_over(lambda: loop.call_soon_threadsafe(ended.set))
+        await asyncio.shield(ended.wait())
 
     def _next(self, position: int, wake: Callable[[], object]) -> Item | bool | None:
         """Return the item at a position, None behind the last one, or False if it is yet to come: `wake` tells."""

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.adapters.own_calls import Outcome
-from teola_plugin.adapters.provider_executor import ProviderExecutor, ProviderRequest, prefetchers, without_tail
+from teola_plugin.adapters.provider_executor import (
+    Outcome,
+    ProviderExecutor,
+    ProviderRequest,
+    prefetchers,
+    without_tail,
+)
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.ports.port import PortListener
