@@ -33,7 +33,7 @@ from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a provider call gave: its result, or the exception that it raised."""
+    """The result of a provider call, or the exception that it raised."""
 
     value: Any = None
     error: BaseException | None = None
@@ -166,8 +166,8 @@ class ProviderPort:
             del self._waiting[entry.request.id]
             self._listeners.refused(entry, value, error)
 
-    def _failure(self, why: str) -> EngineError:
-        return EngineError(f"the call ahead of its place gave nothing: {why}.", engine=self.name)
+    def _failure(self, reason: str) -> EngineError:
+        return EngineError(f"the call ahead of its place gave nothing: {reason}.", engine=self.name)
 
     def holds(self, entry: Work) -> bool:
         return self._waiting.get(entry.request.id) is entry
@@ -189,7 +189,7 @@ class ProviderPort:
 
 
 class ProviderPool(OwnPool):
-    """One serves all objects of the process that have no pool."""
+    """The pool of all objects of the process that have no other one."""
 
 
 _shared: list[ProviderPool] = []
@@ -219,5 +219,5 @@ def ensure_engine(pool: EnginePool) -> None:
 def without_tail(graph: Graph) -> Graph:
     """Return a graph without the primitives that no request depends on: the original computes their values itself."""
     requests = [p for p in graph if p.on_engine or p.holds_fragment]
-    needed = {p.id for p in requests}.union(*(graph.ancestors[p.id] for p in requests))
-    return graph if len(needed) == len(graph) else Graph(tuple(p for p in graph if p.id in needed), Ref(INPUT))
+    kept_ids = {p.id for p in requests}.union(*(graph.ancestors[p.id] for p in requests))
+    return graph if len(kept_ids) == len(graph) else Graph(tuple(p for p in graph if p.id in kept_ids), Ref(INPUT))

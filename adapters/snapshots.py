@@ -59,7 +59,7 @@ def _copier(kind: Any) -> Callable[[Any], Any]:
         return lambda value: value
     if _is_model(kind):
         return _model
-    return _COPIERS.get(kind, _refused)
+    return _COPIERS.get(kind, _refuse_copy)
 
 
 def _list(value: list[Any]) -> list[Any]:
@@ -79,7 +79,7 @@ def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _refused(value: Any) -> Any:
+def _refuse_copy(value: Any) -> Any:
     raise NotCopied(f"it holds a {type(value).__qualname__}")
 
 

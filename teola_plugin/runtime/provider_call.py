@@ -14,7 +14,7 @@ from teola_plugin.runtime.works.identities import Party
 
 
 class CallNotShared(Exception):
-    """Nobody else can have what came of the call: it was cancelled, or its result cannot be copied."""
+    """The result of a call cannot be given to the other party: the call was cancelled, or the result not copied."""
 
 
 class Parked(Exception):
@@ -29,7 +29,7 @@ class Parked(Exception):
 
 
 class CallProgress(Enum):
-    """How far a call is."""
+    """The stages of a call."""
 
     EXPECTED = "expected"
     """The planner wants the call, and only the original may make it."""
@@ -115,10 +115,10 @@ class ProviderCall:
         """Cancel the prefetch that makes the call, and wait for its end: the method may have to clean up."""
         if self.cancel is bool:
             return
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop, end_event = asyncio.get_running_loop(), asyncio.Event()
         self.cancel()
-        self.when_over(lambda: loop.call_soon_threadsafe(ended.set))
-        await asyncio.shield(ended.wait())
+        self.when_over(lambda: loop.call_soon_threadsafe(end_event.set))
+        await asyncio.shield(end_event.wait())
 
     def _next(self, position: int, wake: Callable[[], object]) -> Item | bool | None:
         """Return the item at a position, None behind the last one, or False if it is yet to come: `wake` tells."""

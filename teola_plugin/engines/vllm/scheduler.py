@@ -111,7 +111,7 @@ class TopologyOrder:
         return min(ranked)[-1]
 
     def start(self, request: Any) -> None:
-        """It runs now: those whose turn it was have been passed."""
+        """Take a request out of the queue, and note which requests before it were passed over."""
         self.remove(request)
         for name, other in self.waiting.items():
             if other < request:
