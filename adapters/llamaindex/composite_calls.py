@@ -122,7 +122,7 @@ class CompositeCalls:
         while (claimed := self._next()) is not None:
             call, scope = claimed
             try:
-                self._context.copy().run(lambda call=call, scope=scope: list(scope.items(call)))  # type: ignore[misc]
+                self._context.copy().run(scope.result, call)
             except BaseException:  # the original gets it where it claims the call, and goes no further
                 self._stop()
 
@@ -131,7 +131,7 @@ class CompositeCalls:
         while (claimed := self._next()) is not None:
             call, scope = claimed
             try:
-                _ = [one async for one in scope.aitems(call)]
+                await scope.aresult(call)
             except asyncio.CancelledError:
                 raise
             except BaseException:

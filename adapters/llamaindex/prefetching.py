@@ -374,7 +374,7 @@ class QueryPrefetcher:
 
     def _call(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
         try:
-            value = _only(scope.items(invocation))
+            value = result_for_graph(scope.result(invocation))
         except CallsPublicMethod:
             _nested_events.add(type(invocation.target))
             scope.may_make = False
@@ -387,7 +387,7 @@ class QueryPrefetcher:
     def _await(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
         """End `result` once the original has made the call."""
         try:
-            value = _only(scope.items(invocation))
+            value = result_for_graph(scope.result(invocation))
         except Parked as parked:
             scope.expected = parked.call
             parked.call.when_over(lambda: self._await(invocation, scope, result))
@@ -400,13 +400,6 @@ class QueryPrefetcher:
 def _end(result: Future[Outcome], outcome: Outcome) -> None:
     with contextlib.suppress(Exception):  # nobody waits for it any more
         result.set_result(outcome)
-
-
-def _only(items: Iterator[Any]) -> Any:
-    results = list(items)
-    if not results:
-        raise NotUnderstood("its result cannot be copied")
-    return result_for_graph(results[0])
 
 
 def _copied_arguments(arguments: ProviderArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from array import array
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -55,9 +55,9 @@ _FRAMEWORK_METHODS = (
 class ProviderScope(Protocol):
     """On whose behalf provider calls are made; see `CallScope`."""
 
-    def items(self, invocation: Any, /) -> Iterator[Any]: ...
+    def result(self, invocation: Any, /) -> Any: ...
 
-    def aitems(self, invocation: Any, /) -> AsyncIterator[Any]: ...
+    async def aresult(self, invocation: Any, /) -> Any: ...
 
 
 FindScope = Callable[[Any], ProviderScope | None]
@@ -231,17 +231,14 @@ def _intercept_result(name: str) -> Wrap:
             scope = _scope(self) if live_scopes else None
             if scope is None:
                 return original(self, *args, **kwargs)
-            (result,) = scope.items(LlamaIndexInvocation(self, name, original, args, kwargs))
-            return result
+            return scope.result(LlamaIndexInvocation(self, name, original, args, kwargs))
 
         @functools.wraps(original)
         async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
             scope = _scope(self) if live_scopes else None
             if scope is None:
                 return await original(self, *args, **kwargs)
-            invocation = LlamaIndexInvocation(self, name, original, args, kwargs)
-            (result,) = [one async for one in scope.aitems(invocation)]
-            return result
+            return await scope.aresult(LlamaIndexInvocation(self, name, original, args, kwargs))
 
         return awrapper if is_async_method(name) else wrapper
 

@@ -61,13 +61,13 @@ class Passing:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def items(self, invocation: Any) -> Iterator[Any]:
+    def result(self, invocation: Any) -> Any:
         self.calls.append(invocation)
-        yield invocation.start(None)
+        return invocation.start(None)
 
-    async def aitems(self, invocation: Any) -> Any:
+    async def aresult(self, invocation: Any) -> Any:
         self.calls.append(invocation)
-        yield await invocation.start(None)
+        return await invocation.start(None)
 
 
 @pytest.fixture
