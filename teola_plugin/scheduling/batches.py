@@ -7,9 +7,8 @@ import itertools
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.engine_events import RunBatch
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest
+from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest, waiting_number
 from teola_plugin.scheduling.events import Instructions
-from teola_plugin.scheduling.lines import in_line
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
@@ -162,6 +161,6 @@ class Batches:
         """Its place in the line of the instance, if it is an LLM; others have none."""
         running, number = self.running.by_id[request], next(self._admissions)
         if queued.kind in LLM_KINDS:
-            number = in_line(running, self.running.at(instance), number, self.policy.passes)
+            number = waiting_number(running, self.running.at(instance), number, self.policy.passes)
         running.number = number
         return number

@@ -151,7 +151,7 @@ class CacheUse(CacheEvent):
 class RunBatch(Instruction):
     """Execute these requests together on one instance. Of `priorities`, lower ones are more urgent.
 
-    They are places in the instance's line: the number of the admission, or of who is passed (see `lines`).
+    They are numbers of admissions, or of those that are overtaken (see `engine_queue.waiting_number`).
     """
 
     instance: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -86,7 +87,7 @@ class RunningRequest:
     prefilling: bool = True
     """Its slots count against the tick until its first piece comes (LLMs)."""
     number: int | None = None
-    """Its place in the line of its instance (see `lines`); None until it has one."""
+    """Its place in the line of its instance (see `waiting_number`); None until it has one."""
 
     @staticmethod
     def of(queued: QueuedPrimitive, request: str, size: float, instance: str) -> RunningRequest:
@@ -233,3 +234,56 @@ class Running:
             return Slots(max(efficient, profile.max_batch), efficient, alone=True, bulk=efficient)
         units = profile.max_batch - here.units
         return Slots(profile.max_requests - len(here.requests), units, alone=not here.prefilling)
+
+
+# ------------------------------------------------------------ the order in which instances begin their requests
+
+MAX_NUMBERED_QUERIES = 10_000
+
+
+class QueryOrder:
+    """Numbers queries in the order in which they came to an engine.
+
+    It is not told when a query is over: of very many it forgets the first, which would then count as a new one.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._next = 0
+
+    def number(self, query: str) -> int:
+        """Return the number of a query, a new one for an unknown query."""
+        number = self._numbers.get(query)
+        if number is None:
+            number = self._numbers[query] = self._next
+            self._next += 1
+            if len(self._numbers) > MAX_NUMBERED_QUERIES:
+                del self._numbers[next(iter(self._numbers))]
+        return number
+
+
+def waiting_number(
+    request: RunningRequest,
+    instance: OnInstance,
+    last: int,
+    overtakes: Callable[[RunningRequest, RunningRequest], bool],
+) -> int:
+    """Return the number that a request gets among those that wait at an instance for their prompts to be computed.
+
+    An LLM is given more prompts than it computes at once, so that it is never idle. They wait there in the order of
+    their numbers (vLLM's priorities; of equal ones who came first), where a policy no longer chooses. Numbers are given
+    once: a request gets `last`, the end of the queue, or one in front of those that it `overtakes`. Warm-ups are not
+    looked at: they are behind all others anyway.
+    """
+    waiting = [
+        (other, other.number)
+        for other in instance.requests.values()
+        if other.prefilling and other.number is not None and other.source.objective is not Objective.BACKGROUND
+    ]
+    overtaken = [number for other, number in waiting if overtakes(request, other)]
+    if not overtaken:
+        return last
+    kept = max((number for other, number in waiting if not overtakes(request, other)), default=None)
+    if kept is None:
+        return min(overtaken) - 1
+    return kept if max(overtaken) > kept else last

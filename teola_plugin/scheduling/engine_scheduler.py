@@ -29,9 +29,8 @@ from teola_plugin.scheduling.engine_events import (
     RequestsEnded,
     Retried,
 )
-from teola_plugin.scheduling.engine_queue import QueuedPrimitive
+from teola_plugin.scheduling.engine_queue import QueryOrder, QueuedPrimitive
 from teola_plugin.scheduling.events import Instructions, Tick
-from teola_plugin.scheduling.lines import QueryOrder
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy

@@ -4,7 +4,7 @@ They need no model, no GPU and no data: enough to try `accelerate` on an app, to
 machine's profile, to inject faults, and, in a `VirtualTimeLoop`, to simulate hours of load in seconds.
 """
 
-from teola_plugin.engines.fake.base import FakeEngine
+from teola_plugin.engines.fake.base import FakeEngine, Faults, split_tokens
 from teola_plugin.engines.fake.engines import (
     FakeEmbedder,
     FakeReranker,
@@ -13,11 +13,9 @@ from teola_plugin.engines.fake.engines import (
     fake_engines,
     own_score,
 )
-from teola_plugin.engines.fake.faults import Faults
 from teola_plugin.engines.fake.llm import Decoded, FakeLLM, answer_words
 from teola_plugin.engines.fake.outside import FakeTools, FakeWebSearch
 from teola_plugin.engines.fake.store import FakeStore
-from teola_plugin.engines.fake.tokens import split_tokens
 
 __all__ = [
     "Decoded",

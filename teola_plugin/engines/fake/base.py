@@ -7,18 +7,61 @@ fakes run in virtual time. No thread, no file, no task is left behind.
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.bad_input import advice
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
+
+
+def split_tokens(text: str) -> list[str]:
+    """Split a text into the fake LLM's tokens: up to four characters, with the space before them.
+
+    Joined, they are the text again. The tokens of a prefix are a prefix of the tokens, except for its last one.
+    """
+    return re.findall(r"\s*\S{1,4}|\s+", text)
+
+
+Predicate = Callable[[Request], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong with a fake engine, to test that an app survives it."""
+
+    fail_on: Predicate | None = None
+    """These requests fail alone, half-way."""
+    raise_on: Predicate | None = None
+    """`execute` raises half-way through the batch that holds one of these: all its unfinished requests fail."""
+    die_after: int | None = None
+    """After so many batches the engine dies, once, in the middle of the next; `restart()` revives it for good."""
+    hang_on: Predicate | None = None
+    """These requests never end until they are cancelled; others beside them do."""
+    raises: type[BaseException] = RuntimeError
+    """What `raise_on` raises; SystemExit for an engine that ends its own process."""
+    deaf: bool = False
+    """Whether it ignores cancellations."""
+    slow: float = 1.0
+    """Everything takes so many times as long."""
+    retryable: bool = True
+    """Whether the errors of `fail_on` may be retried."""
+    no_version: bool = False
+    """The store cannot tell the versions of its collections."""
+
+    def hits(self, predicate: Predicate | None, request: Request) -> bool:
+        """Return True if a fault with this condition concerns the request."""
+        return predicate is not None and predicate(request)
+
+
+NO_FAULTS = Faults()
 
 
 class Run:

@@ -10,8 +10,8 @@ from teola_plugin.engines.drafts.lengths import lengths_that_pay
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.drafts.row import Row
 from teola_plugin.engines.drafts.skeleton import with_gaps
+from teola_plugin.engines.fake.base import split_tokens
 from teola_plugin.engines.fake.timeline import Job
-from teola_plugin.engines.fake.tokens import split_tokens
 from teola_plugin.graph import GAP, EngineProfile, PrimitiveKind
 
 

@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.fake.base import BatchedFake, FakeEngine
-from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
+from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, FakeEngine, Faults
 from teola_plugin.engines.fake.llm import FakeLLM
 from teola_plugin.engines.fake.store import FakeStore
 from teola_plugin.graph import EngineProfile, PrimitiveKind

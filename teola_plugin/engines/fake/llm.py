@@ -13,11 +13,9 @@ from typing import Any
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.drafts.options import Drafts, drafts_of
-from teola_plugin.engines.fake.base import FakeEngine, Run
+from teola_plugin.engines.fake.base import NO_FAULTS, FakeEngine, Faults, Run, split_tokens
 from teola_plugin.engines.fake.drafting import DraftedSteps
-from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
-from teola_plugin.engines.fake.tokens import split_tokens
 from teola_plugin.errors import EngineError, RequestTooLarge
 from teola_plugin.graph import LLM_KINDS, EngineProfile
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling, Warmed, Warmup

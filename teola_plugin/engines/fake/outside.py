@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.fake.base import BatchedFake
+from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, Faults
 from teola_plugin.engines.fake.engines import bag_of_words
-from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import CallTool, Chunk, Hit, SearchText
 from teola_plugin.requests.request import Request

@@ -12,8 +12,7 @@ from operator import mul
 from typing import Any
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.fake.base import BatchedFake, Run
-from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
+from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, Faults, Run
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.json_values import build_metadata_test
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector, Vector, Version

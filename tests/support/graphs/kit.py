@@ -23,8 +23,7 @@ from langgraph.store.memory import InMemoryStore
 from support.books import POISON
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
-from teola_plugin.engines.fake.base import FakeEngine
-from teola_plugin.engines.fake.faults import NO_FAULTS, Faults
+from teola_plugin.engines.fake.base import NO_FAULTS, FakeEngine, Faults
 from teola_plugin.engines.fake.llm import default_answer
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 from teola_plugin.pool import EnginePool
