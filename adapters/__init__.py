@@ -63,7 +63,7 @@ def accelerate(
     shadow: float = 0.0,
     concurrent: Iterable[Any] | None = None,
     strict: bool = True,
-    serve: str | None = None,
+    engines: str | None = None,
 ) -> Any:
     """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers; LlamaIndex objects alike.
 
@@ -87,11 +87,11 @@ def accelerate(
             made side by side where all that they touch is known so.
         strict: whether it is an error that something in `bind` does not occur in `obj`. With False one list of bindings
             serves several objects.
-        serve: `auto` makes engines for your own models by itself, where they talk to an OpenAI-compatible server of
+        engines: `auto` makes engines for your own models by itself, where they talk to an OpenAI-compatible server of
             this machine or a private network, or are local sentence-transformers; `bind` goes first. One pool is
-            started for the whole process. Servers get no request that the plain object would not send; `own` declares
-            them your own, which may be sent prompts ahead of time. `fast.explain()` says what was bound, what was not
-            and why, and how to write it by hand.
+            started for the whole process. Servers get no request that the plain object would not send; `dedicated`
+            declares that they are there for your apps, and may be sent prompts ahead of time.
+            `fast.explain()` says what was bound, what was not and why, and how to write it by hand.
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
     not understood at all; `RegistrationError` for unknown engines or passes, for `concurrent` that is no list, and for
@@ -102,7 +102,7 @@ def accelerate(
     from teola_plugin.adapters.options import Options  # with the passes, which take a while to import
 
     module = type(obj).__mro__
-    options = Options.of(pool, bind, passes, speculate, app, shadow, concurrent, strict, serve)
+    options = Options.of(pool, bind, passes, speculate, app, shadow, concurrent, strict, engines)
     fast = _graph(obj, options)
     if fast is not obj:
         return fast

@@ -41,7 +41,7 @@ class Keywords(TypedDict, total=False):
     shadow: float
     concurrent: Iterable[Any] | None
     strict: bool
-    serve: str | None
+    engines: str | None
 
 class Accelerated:
     @property

@@ -44,7 +44,7 @@ class Explanation:
     sections: tuple[Section, ...] = ()
     """Everything else: titles, and what stands below them."""
     served: str = ""
-    """What `serve=` has bound, and what it left alone."""
+    """What `engines=` has bound, and what it left alone."""
 
     def text(self, *, details: bool = False) -> str:
         """Three lines; with `details`, sections below them, each with a title."""

@@ -14,7 +14,7 @@ from teola_plugin.pool import EnginePool, need_pool
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
-SERVE = ("auto", "own")
+ENGINES = ("auto", "dedicated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Options:
     concurrent: tuple[Any, ...] = ()
     strict: bool = True
     """Whether it is an error that something in `bind` does not occur in the object."""
-    serve: str | None = None
+    engines: str | None = None
     """Which of the user's own models get engines by themselves: see `adapters.serving`."""
 
     @classmethod
@@ -45,17 +45,17 @@ class Options:
         shadow: float,
         concurrent: Iterable[Any] | None = None,
         strict: bool = True,
-        serve: str | None = None,
+        engines: str | None = None,
     ) -> Options:
         """Of what the user wrote. Raises `RegistrationError` for unknown passes and values, and no pool."""
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
-        if serve not in (None, *SERVE):
-            raise unknown_name("value of serve", str(serve), list(SERVE))
+        if engines not in (None, *ENGINES):
+            raise unknown_name("value of engines", str(engines), list(ENGINES))
         if pool is not None:
             need_pool(pool)
         chosen = None if passes is None else resolve_passes(passes)
-        return cls(pool, pairs(bind), chosen, speculate, app, shadow, told(concurrent), strict, serve)
+        return cls(pool, pairs(bind), chosen, speculate, app, shadow, told(concurrent), strict, engines)
 
     @property
     def threads(self) -> ThreadSafety:
@@ -64,7 +64,7 @@ class Options:
 
     def inside(self) -> Options:
         """For a part of the object: what is bound is bound by then, and only whole calls are compared."""
-        return replace(self, bind=(), shadow=0.0, serve=None)
+        return replace(self, bind=(), shadow=0.0, engines=None)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:

@@ -1,4 +1,4 @@
-"""Stock objects on a vLLM API server: plain, accelerated bare, and with `serve="auto"`; LangChain and LlamaIndex.
+"""Stock objects on a vLLM API server: plain, accelerated bare, and with `engines="auto"`; LangChain and LlamaIndex.
 
 A server with the bundled model is started for it (or `--url`, with `--model`), beside MiniLM in this process. Every way
 is run sync and async, in alternating order, with the server's prefix cache emptied before; answers are compared. A
@@ -86,8 +86,8 @@ def forget(base_url: str) -> None:
 
 def measure(framework: str, name: str, plain: Any, ask: Ask, base_url: str, repeats: int) -> dict[str, Any]:
     """Seconds of every way. Raises `SystemExit` when the answers differ."""
-    serve = {"bare": None, "served": "auto", "own": "own"}
-    made = {"plain": plain, **{mode: accelerate(plain, serve=how) for mode, how in serve.items()}}
+    engines = {"bare": None, "served": "auto", "own": "dedicated"}
+    made = {"plain": plain, **{mode: accelerate(plain, engines=how) for mode, how in engines.items()}}
     wanted = ask(plain, "sync")
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(-1, repeats):  # the first is for whatever is made when it is first used

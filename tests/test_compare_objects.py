@@ -257,7 +257,7 @@ def test_bindings_that_would_help(app: str, capfd: pytest.CaptureFixture[str], m
     with openai_stub() as stub:
         monkeypatch.setenv("STUB", stub.base_url)
         found = compared(capfd, f"{app}:on_a_server", "--no-stream")
-        served = compared(capfd, f"{app}:on_a_server", "--no-stream", "--serve", "auto")
+        served = compared(capfd, f"{app}:on_a_server", "--no-stream", "--engines", "auto")
         assert main(["compare", f"{app}:on_a_server", "--inputs", "in.jsonl", "--repeats", "1", "--no-stream"]) == 0
     lines = [
         "pool = EnginePool.local({",
@@ -269,7 +269,7 @@ def test_bindings_that_would_help(app: str, capfd: pytest.CaptureFixture[str], m
     assert served["bindings"] == [] and served["equality"]["state"] == "equal"
     assert next(iter(served["where_the_time_went"])).startswith("llm")
     said = capfd.readouterr().out
-    assert all(line in said for line in lines) and "--serve auto tries it" in said
+    assert all(line in said for line in lines) and "--engines auto tries it" in said
 
 
 def test_no_bindings_for_what_no_engine_serves(app: str, capfd: pytest.CaptureFixture[str]) -> None:

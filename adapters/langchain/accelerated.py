@@ -35,7 +35,7 @@ ENTRY_POINTS = (
 """Methods that begin a query. All other methods are the original's own."""
 _CALLS = "_teola_calls"
 _PUBLIC = frozenset(
-    {"original", "bound", "chain", "report", "plan", "gains", "explain", "last_trace", "serving", "shadow"}
+    {"original", "chain", "report", "plan", "gains", "explain", "last_trace", "serving", "shadow"}
     | {"__teola_of__", "__teola_explained__"}
     | AcceleratedRunnable.__private_attributes__.keys()
 )

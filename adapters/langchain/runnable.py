@@ -166,7 +166,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         self._shadow = shadow_of(share)
 
     def tells_of(self, serving: Serving | None) -> None:
-        """Have `explain()` say what `serve=` has done."""
+        """Have `explain()` say what `engines=` has done."""
         self._serving = serving
 
     def prefetches_of_composites(self, rules: CompositeRules) -> None:
@@ -255,7 +255,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     @property
     def serving(self) -> Serving | None:
-        """Return what `serve=` has bound, and what it left alone; None without it."""
+        """Return what `engines=` has bound, and what it left alone; None without it."""
         return self._serving
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:

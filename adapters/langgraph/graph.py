@@ -58,7 +58,7 @@ class Acceleration:
     last_run: list[QueryRun] = field(default_factory=list)
     """The query of the last call; empty before the first one."""
     serving: Serving | None = None
-    """The engines that `serve=` has started."""
+    """The engines that `engines=` has started."""
     composites: Any = None
     """The `CompositeRules` of its nodes, if calls of composites are prefetched."""
     runner: Any = None

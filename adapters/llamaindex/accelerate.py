@@ -51,7 +51,7 @@ def _session(obj: Any, options: Options) -> Any:
     terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
     serving = None
-    if options.serve is not None:
+    if options.engines is not None:
         from teola_plugin.adapters.llamaindex.binding.serve import with_serving
 
         options, serving = with_serving(obj, options, lambda one, engine, pool: bound_in(obj, [(one, engine)], pool))
@@ -67,7 +67,7 @@ def _session(obj: Any, options: Options) -> Any:
                 session.prefetch_plan(entry)  # before the first call: it takes a while
         session.serving = serving
     session.accelerate_copy = accelerate_copy
-    if options.bind or options.serve is not None:
+    if options.bind or options.engines is not None:
         session.renew_with(renew, FieldSnapshot([*_composites(obj), *(one for one, _ in options.bind)]))
     return session
 
@@ -79,7 +79,7 @@ def _renew_session(session: Any, options: Options) -> Any:
         renewed = _session(obj, options)
     except Exception as error:
         log_fallback(error, obj, "parts that were set")
-        renewed = _session(obj, replace(options, pool=session.pool, bind=(), serve=None))
+        renewed = _session(obj, replace(options, pool=session.pool, bind=(), engines=None))
         renewed.renew_with(partial(_renew_session, options=options), FieldSnapshot(_composites(obj)))
     if isinstance(session, Session):
         renewed = renewed.with_terms(session.terms)

@@ -180,7 +180,7 @@ class Session(ServedObject):
         self.terms = terms
         self._accelerate_part = accelerate_part
         self.serving: Serving | None = None
-        """The engines that `serve=` chose or started."""
+        """The engines that `engines=` chose or started."""
         self.shadow: Shadow | None = None
         """Compares a share of the calls with the original's."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}

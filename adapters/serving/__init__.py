@@ -1,1 +1,1 @@
-"""`serve=`: engines and bindings that are made by themselves, for the user's own models."""
+"""`engines=`: engines and bindings that are made by themselves, for the user's own models."""

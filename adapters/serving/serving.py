@@ -1,4 +1,4 @@
-"""What `serve=` has done for one object: which models it bound to which engines, and which it left alone, and why."""
+"""What `engines=` has done for one object: which models it bound to which engines, and which it left alone, and why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Serving:
     """Of one object."""
 
     mode: str
-    """As `serve=` was given."""
+    """As `engines=` was given."""
     pool: EnginePool | None = None
     bound: tuple[Bound, ...] = ()
     left: tuple[LeftAlone, ...] = ()
@@ -111,8 +111,8 @@ def served_text(serving: Serving) -> str:
 
 
 def served_section(serving: Serving | None) -> str:
-    """The same as the last section of what `explain()` says; empty without `serve=`."""
-    title = "" if serving is None else f'Served (serve="{serving.mode}")'
+    """The same as the last section of what `explain()` says; empty without `engines=`."""
+    title = "" if serving is None else f'Served (engines="{serving.mode}")'
     return "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
 
 

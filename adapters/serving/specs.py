@@ -15,12 +15,12 @@ from teola_plugin.graph import PrimitiveKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineSpec:
-    """What engine a model wants. `own` declares that it may be asked for what nobody waits for."""
+    """What engine a model wants. `dedicated` declares that it may be asked for what nobody waits for."""
 
     NAME: ClassVar[str]
     """What such an engine is called in a pool."""
     model: str
-    own: bool
+    dedicated: bool
 
     def make(self, name: str) -> Engine:
         """Not started. Raises what engines raise."""
@@ -54,18 +54,20 @@ class ServerSpec(EngineSpec):
     def make(self, name: str) -> Engine:
         from teola_plugin.engines.openai import OpenAIServer
 
-        key = self.api_key if self.own else None  # requests that are carried have their object's own
-        return OpenAIServer(name, base_url=self.base_url, model=self.model, own=self.own, api_key=key, check=self.own)
+        key = self.api_key if self.dedicated else None  # requests that are carried have their object's own
+        return OpenAIServer(
+            name, base_url=self.base_url, model=self.model, dedicated=self.dedicated, api_key=key, check=self.dedicated
+        )
 
     def may_be(self, engine: Any) -> bool:
         return bool(getattr(engine, "carries_openai", False)) and engine.base_url == self.base_url
 
     def is_done_by(self, engine: Any) -> bool:
-        return self.may_be(engine) and engine.own == self.own and engine.model == self.model
+        return self.may_be(engine) and engine.dedicated == self.dedicated and engine.model == self.model
 
     def written(self) -> str:
-        own = ", own=True" if self.own else ""
-        return f"OpenAIServer(base_url={self.base_url!r}, model={self.model!r}{own})"
+        option = ", dedicated=True" if self.dedicated else ""
+        return f"OpenAIServer(base_url={self.base_url!r}, model={self.model!r}{option})"
 
     def place(self) -> str:
         return self.base_url
@@ -83,7 +85,7 @@ class _LoadedSpec(EngineSpec):
         return self.KIND in engine.kinds and hasattr(engine, "model_name")  # what bind= compares itself with
 
     def is_done_by(self, engine: Any) -> bool:
-        alike = self.may_be(engine) and engine.profile.own == self.own and self._same_settings(engine)
+        alike = self.may_be(engine) and engine.profile.dedicated == self.dedicated and self._same_settings(engine)
         return alike and computes_with(engine, self.loaded)
 
     def _same_settings(self, engine: Any) -> bool:
@@ -113,7 +115,9 @@ class EmbedderSpec(_LoadedSpec):
     def make(self, name: str) -> Engine:
         from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
-        return EmbeddingEngine(name, self.loaded, normalize=self.normalize, prompts=self.prompts, own=self.own)
+        return EmbeddingEngine(
+            name, self.loaded, normalize=self.normalize, prompts=self.prompts, dedicated=self.dedicated
+        )
 
     def _same_settings(self, engine: Any) -> bool:
         return bool(engine.normalize == self.normalize and engine.prompts == dict(self.prompts))
@@ -134,35 +138,35 @@ class RerankerSpec(_LoadedSpec):
     def make(self, name: str) -> Engine:
         from teola_plugin.engines.sentence_transformers import RerankingEngine
 
-        return RerankingEngine(name, self.loaded, own=self.own)
+        return RerankingEngine(name, self.loaded, dedicated=self.dedicated)
 
 
 Wanted = EngineSpec | str
 """An engine, or why a model gets none by itself."""
 
 
-def server_of(url: str, model: str, api_key: str | None, *, own: bool) -> Wanted:
+def server_of(url: str, model: str, api_key: str | None, *, dedicated: bool) -> Wanted:
     """Of a model that talks to an OpenAI-compatible server."""
     shown = without_credentials(url).rstrip("/")
     if not is_private(shown):
         return f"{shown} is not known to be of this machine or a private network"
-    return ServerSpec(model, own, shown, api_key)
+    return ServerSpec(model, dedicated, shown, api_key)
 
 
 _NOT_THERE = "its model is not loaded yet, or the installed version keeps it elsewhere: use it once before accelerate()"
 
 
-def embedder_of(model: str, loaded: Any, *, normalize: bool, prompts: Mapping[str, str], own: bool) -> Wanted:
+def embedder_of(model: str, loaded: Any, *, normalize: bool, prompts: Mapping[str, str], dedicated: bool) -> Wanted:
     """Of embeddings with that `SentenceTransformer`. `prompts`: what they put before texts, by role."""
     if loaded is None:
         return _NOT_THERE
     said = prompts if any(prompts.values()) or any(loaded.prompts.values()) else {}
-    return EmbedderSpec(model, own, loaded, normalize, said)
+    return EmbedderSpec(model, dedicated, loaded, normalize, said)
 
 
-def reranker_of(model: str, loaded: Any, *, own: bool) -> Wanted:
+def reranker_of(model: str, loaded: Any, *, dedicated: bool) -> Wanted:
     """Of a reranker with that `CrossEncoder`."""
-    return _NOT_THERE if loaded is None else RerankerSpec(model, own, loaded)
+    return _NOT_THERE if loaded is None else RerankerSpec(model, dedicated, loaded)
 
 
 def none_for(obj: Any) -> str:

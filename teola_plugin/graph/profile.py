@@ -66,8 +66,8 @@ class EngineProfile:
     """The largest single request (an LLM's context length, in tokens); None for no limit."""
     device: str = ""
     """By its normal name. Engines that share one (see `graph.device`) do not overlap; empty where nobody knows."""
-    own: bool = True
-    """Whether it may be asked for what nobody waits for yet: for predicted items, for arms that are not chosen yet."""
+    dedicated: bool = True
+    """True if it may get requests that nobody waits for yet: of predicted items, of arms that are not chosen yet."""
     prefix_caching: bool = False
     """Whether a prefix that was prefilled once makes a later prompt cheaper."""
     cache_tokens: int = 0

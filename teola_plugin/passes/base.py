@@ -20,7 +20,7 @@ class PassContext:
     """What passes know beyond the graph: the engines' profiles, and how far work may run on predictions.
 
     An engine without a profile is not the pool's own: nothing is known of it, so passes leave its primitives alone
-    unless `speculate` is `"all"`. One that is not declared `own` gets no work on predictions either.
+    unless `speculate` is `"all"`. One that is not declared `dedicated` gets no work on predictions either.
     """
 
     profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
@@ -53,9 +53,9 @@ class PassContext:
         return all(engine in self.profiles for engine in engines if engine) and self.may_ask(*engines)
 
     def may_ask(self, *engines: str) -> bool:
-        """Whether each of these is declared own, or nobody minds."""
+        """Return True if each of these engines is declared dedicated, or `speculate` allows all."""
         found = (self.profiles.get(engine) for engine in engines)
-        return self.speculate == "all" or all(profile.own for profile in found if profile is not None)
+        return self.speculate == "all" or all(profile.dedicated for profile in found if profile is not None)
 
     def fingerprint(self) -> Hashable:
         """Equal for contexts that lead the passes to equal graphs."""

@@ -14,9 +14,9 @@ MIN_GAP = 0.005
 
 
 def may_begin(p: Primitive, context: PassContext) -> bool:
-    """At engines that are declared own, and are known, whatever `speculate` says of others."""
+    """Return True for an engine that is known and declared dedicated, whatever `speculate` says of others."""
     profile, said = context.profile(p.engine), p.attributes
-    if profile is None or not profile.own or p.tentative or any(effect.writes for effect in p.effects):
+    if profile is None or not profile.dedicated or p.tentative or any(effect.writes for effect in p.effects):
         return False
     return not said.wrapped and not said.provisional and said.lookahead is not False
 

@@ -36,8 +36,8 @@ class ProvisionalAnswers:
     an LLM still writes what is searched for, on what the question itself finds.
 
     What lies between is repeated for it. Nobody reads what it makes: the same prompt in the end is the same
-    work, and is claimed; the text for another prompt is the draft of the real answer. Only at engines declared `own`,
-    which are idle meanwhile.
+    work, and is claimed; the text for another prompt is the draft of the real answer. Only at engines declared
+    `dedicated`, which are idle meanwhile.
     """
 
     name: ClassVar[str] = "provisional-answers"

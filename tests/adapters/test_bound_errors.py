@@ -41,7 +41,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["carried", "own"])
 def pool(stub: Stub, request: pytest.FixtureRequest) -> Iterator[EnginePool]:
-    here = OpenAIServer("llm", base_url=stub.base_url, model=MODEL, own=request.param, calibrate=False)
+    here = OpenAIServer("llm", base_url=stub.base_url, model=MODEL, dedicated=request.param, calibrate=False)
     with EnginePool.local([here, OpenAIServer("gone", base_url=NOWHERE, model=MODEL, check=False)]) as made:
         yield made
 
@@ -124,7 +124,7 @@ def test_what_a_local_model_raises_is_told_by_the_engine() -> None:
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine
     from teola_plugin.langchain import TeolaEmbeddings
 
-    pool = EnginePool.local({"embedder": EmbeddingEngine(model=_Broken(), own=False)})  # type: ignore[arg-type]
+    pool = EnginePool.local({"embedder": EmbeddingEngine(model=_Broken(), dedicated=False)})  # type: ignore[arg-type]
     with pool, pytest.raises(EngineError, match="the model raised ValueError: the card is on fire"):
         TeolaEmbeddings(pool=pool).embed_query("hello")
     with pytest.raises(EngineUnavailable, match="pool"):

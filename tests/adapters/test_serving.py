@@ -1,4 +1,4 @@
-"""What `serve=` takes to be nobody else's server, and the pool that it makes."""
+"""What `engines=` takes to be nobody else's server, and the pool that it makes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_engine_for_a_server_and_a_model(stub: Stub) -> None:
         assert served.engine_for(ServerSpec("another", False, stub.base_url)) == (pool, "llm2")
         assert served.engine_for(ServerSpec(MODEL, True, stub.base_url)) == (pool, "llm3")
         assert pool.engine_names == ("llm", "llm2", "llm3")
-        assert [pool.profiles[one].own for one in pool.engine_names] == [False, False, True]
+        assert [pool.profiles[one].dedicated for one in pool.engine_names] == [False, False, True]
         with pytest.raises(EngineUnavailable, match="does not serve"):
             served.engine_for(ServerSpec("nobody knows it", True, stub.base_url))
         assert pool.engine_names == ("llm", "llm2", "llm3"), "what did not start is not there"

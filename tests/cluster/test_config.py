@@ -204,13 +204,13 @@ def test_searches_and_tools_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = PoolConfig.parse(f"""
 engines:
   web: {{kind: websearch, options: {{service: brave, max_requests: 2}}}}
-  own: {{kind: websearch, base_url: "http://localhost:8888", options: {{own: true}}}}
+  own: {{kind: websearch, base_url: "http://localhost:8888", options: {{dedicated: true}}}}
   texts: {{kind: fulltext, dsn: "host=nowhere", options: {{documents: {tmp_path}}}}}
   tools: {{kind: tools, options: {{tools: ["json:dumps", "os:getpid"], read_only: [dumps]}}}}
 """)
     made = {name: build_engine(engine_spec(name, one), 0) for name, one in config.engines.items()}
     assert made["web"].versions() == {"service": "brave", "url": "https://api.search.brave.com"}
-    assert made["web"].profile.max_requests == 2 and not made["web"].profile.own and made["own"].profile.own
+    assert made["web"].profile.max_requests == 2 and not made["web"].profile.dedicated and made["own"].profile.dedicated
     assert made["texts"].versions()["documents"] == "1" and "hidden" not in repr(config) + repr(vars(made["web"]))
     assert [(tool.name, tool.read_only) for tool in made["tools"].tools.values()] == [  # type: ignore[attr-defined]
         ("dumps", True),

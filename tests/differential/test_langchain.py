@@ -44,7 +44,7 @@ def test_same(name: str, way: str, p: Parts, pool: EnginePool, books: Books) -> 
     make, given = CHAINS[name]
     plain_chain = make(p)
     fast = accelerate(plain_chain, pool=pool)
-    assert isinstance(fast, AcceleratedRunnable) and fast.bound is plain_chain
+    assert isinstance(fast, AcceleratedRunnable) and fast.original is plain_chain
 
     def seen(chain: Any) -> tuple[Outcome, Books, list[str]]:
         pool.admin("store", "delete_collection", "uploads").result(5)

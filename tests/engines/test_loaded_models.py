@@ -49,7 +49,7 @@ def test_vectors_are_the_models(model: Any) -> None:
 
 def test_scores_are_the_models(encoder: Any) -> None:
     pairs = [("what do lambs eat?", text) for text in TEXTS]
-    with EnginePool.local({"reranker": RerankingEngine(model=encoder, own=False)}) as pool:
+    with EnginePool.local({"reranker": RerankingEngine(model=encoder, dedicated=False)}) as pool:
         assert not pool.profiles["reranker"].curves, "it is not measured"
         found = pool.call(PrimitiveKind.RERANKING, "reranker", [ScorePair(*pair) for pair in pairs]).result()
     assert np.allclose(found, encoder.predict(pairs), atol=1e-5)
@@ -57,10 +57,10 @@ def test_scores_are_the_models(encoder: Any) -> None:
 
 def test_the_model_is_left_as_it_was(model: Any) -> None:
     before = {name: value.data_ptr() for name, value in model.state_dict().items()}
-    engine = EmbeddingEngine(model=model, own=False)
+    engine = EmbeddingEngine(model=model, dedicated=False)
     embedded(engine, "query")
     assert {name: value.data_ptr() for name, value in model.state_dict().items()} == before
-    assert engine.given is model and not engine.profile.own and not engine.profile.curves
+    assert engine.given is model and not engine.profile.dedicated and not engine.profile.curves
     assert embedded(engine, "query").shape == (40, 384), "it starts again"
 
 

@@ -385,8 +385,8 @@ async def test_nothing_is_measured_unless_declared(
     [
         ({}, False, ["/v1/models"]),
         ({"model": "echo", "check": False}, False, []),
-        ({"own": True, "calibrate": False}, True, ["/v1/models", "/tokenize", CHAT, CHAT]),
-        ({"own": True, "prefix_caching": False}, True, ["/v1/models"]),
+        ({"dedicated": True, "calibrate": False}, True, ["/v1/models", "/tokenize", CHAT, CHAT]),
+        ({"dedicated": True, "prefix_caching": False}, True, ["/v1/models"]),
         ({"prefix_caching": True, "calibrate": False}, True, ["/v1/models", "/tokenize", CHAT, CHAT]),
     ],
     ids=str,
@@ -403,7 +403,7 @@ async def test_only_a_server_of_ones_own_is_sent_what_nobody_asked_for(
         [warmed] = await collect(engine, [warm("its beginning", LONG)])
     finally:
         await engine.stop()
-    assert engine.profile.own is own and isinstance(warmed, Done)
+    assert engine.profile.dedicated is own and isinstance(warmed, Done)
     sent = [path for path, _, _ in state.asked if path not in ("/version", "/metrics")]
     assert sent[: len(asked)] == asked
     assert (len(sent) > len(asked)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"

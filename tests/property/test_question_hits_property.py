@@ -76,7 +76,7 @@ def contexts(draw: Any) -> PassContext:
             curves={kind: Curve.linear(0.01, 0.01) for kind in K},
             device=draw(st.sampled_from((name, name, name, "shared"))),
             prefix_caching=draw(st.booleans()),
-            own=draw(st.sampled_from((True, True, True, False))),
+            dedicated=draw(st.sampled_from((True, True, True, False))),
         )
 
     profiles = {name: profile(name) for name in ("llm", "writer", "embedder", "reranker", "store")}

@@ -1,4 +1,4 @@
-"""`serve="auto"` on vLLM's own API server and MiniLM: the answers of the plain objects, and no request more."""
+"""`engines="auto"` on vLLM's own API server and MiniLM: the answers of the plain objects, and no request more."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_chains(vllm_api: ApiServer, chains: Any, name: str, way: str) -> None:
         return counted(vllm_api, lambda: run(given))
 
     wanted, asked = ask(plain)
-    bare, served = accelerate(plain), accelerate(plain, serve="auto")
+    bare, served = accelerate(plain), accelerate(plain, engines="auto")
     assert len(served.serving.bound) == 2 and not served.serving.left, served.explain()
     assert ask(bare) == ask(served) == (wanted, asked)
-    own = accelerate(plain, serve="own")
+    own = accelerate(plain, engines="dedicated")
     assert len(own.serving.bound) == 2 and ask(own)[0] == wanted
 
 
@@ -77,7 +77,7 @@ def test_engines(vllm_api: ApiServer, engines: Any, name: str, way: str) -> None
         return (str(found), [node.text for node in found.source_nodes]), asked
 
     wanted, asked = ask(plain)
-    bare, served = accelerate(plain), accelerate(plain, serve="auto")
+    bare, served = accelerate(plain), accelerate(plain, engines="auto")
     assert "OpenAIServer(base_url=" in served.explain() and "EmbeddingEngine(model=" in served.explain()
     assert ask(bare) == ask(served) == (wanted, asked)
-    assert ask(accelerate(plain, serve="own"))[0] == wanted
+    assert ask(accelerate(plain, engines="dedicated"))[0] == wanted

@@ -77,7 +77,7 @@ def own_models(pool: EnginePool, model: FakeListChatModel, embeddings: Embedding
     for fast in (
         accelerate(chain, pool=pool, bind={embeddings: "embedder"}, strict=False),
         accelerate(chain, pool=pool, bind=[(model, "llm"), (embeddings, "embedder")]),
-        accelerate(chain, serve="auto", concurrent=[model]),
+        accelerate(chain, engines="auto", concurrent=[model]),
     ):
         assert_type(fast.invoke({"question": "?"}), str)
     assert_type(accelerate(mine, pool=pool).invoke("?"), list[Document])

@@ -24,7 +24,7 @@ def engines(pool: EnginePool, index: VectorStoreIndex, llm: TeolaLLM) -> None:
     on_terms: BaseQueryEngine = fast.with_terms(tenant="acme", deadline_s=5.0)
     if trace := fast.last_trace():
         print(on_terms, trace.seconds)
-    engine = accelerate(engine, serve="auto")
+    engine = accelerate(engine, engines="auto")
     retriever = accelerate(index.as_retriever())
     assert_type(retriever.retrieve("?"), list[NodeWithScore])
     own = RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=[TeolaRerank(pool=pool, top_n=2)])

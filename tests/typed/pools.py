@@ -45,7 +45,7 @@ def pools(config: Path) -> None:
 
 
 def engines() -> list[Engine]:
-    web = WebSearch("web", service="searxng", base_url="http://localhost:8888", own=True)
+    web = WebSearch("web", service="searxng", base_url="http://localhost:8888", dedicated=True)
     files = FullTextSearch("files", [{"url": "oats.md", "title": "Oats", "text": "Oats are sown in spring."}])
 
     def weather(place: str) -> str:

@@ -37,7 +37,7 @@ class Kit:
     def __init__(self, *, own: bool = True) -> None:
         self.asked: Counter[str] = Counter()
         self.fails = 0
-        web = FakeWebSearch("web", replace(web_search(WEB_S), own=own), answer=self._hits)
+        web = FakeWebSearch("web", replace(web_search(WEB_S), dedicated=own), answer=self._hits)
         engines = [FakeLLM("llm", PROFILES["llm"], self._said), FakeEmbedder("embedder"), FakeStore("store"), web]
         self.pool = EnginePool.local(engines).start()
 
@@ -95,7 +95,7 @@ def test_the_answer_is_that_of_the_order(kit: Kit, question: str, speculate: Any
 
 def test_nobody_waits_for_a_search_that_is_not_wanted(kit: Kit) -> None:
     """It is given up, and the answer does not wait for it."""
-    kit.pool.engine("web")._profile = replace(web_search(60.0), own=True)  # type: ignore[attr-defined]
+    kit.pool.engine("web")._profile = replace(web_search(60.0), dedicated=True)  # type: ignore[attr-defined]
     began = time.perf_counter()
     result = searched().deploy(kit.pool).run({"question": "ivy?"})
     assert time.perf_counter() - began < 50 and result.outputs["found"] is None
@@ -105,7 +105,7 @@ def test_nobody_waits_for_a_search_that_is_not_wanted(kit: Kit) -> None:
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])
 def test_a_search_that_fails_before_it_is_wanted_fails_nobody(kit: Kit, question: str) -> None:
     """Where it is wanted after all, it is made as without the guess."""
-    kit.pool.engine("web")._profile = replace(web_search(0.0), own=True)  # type: ignore[attr-defined]
+    kit.pool.engine("web")._profile = replace(web_search(0.0), dedicated=True)  # type: ignore[attr-defined]
     kit.fails = 1
     result = searched().deploy(kit.pool).run({"question": question})
     assert (result.outputs["found"] is None) == (question == "ivy?")

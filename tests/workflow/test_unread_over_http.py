@@ -21,7 +21,7 @@ def bodies(kind: str, *, streamed: bool = False) -> dict[str, Any]:
     with openai_stub() as stub:
         stub.kind = kind
         with EnginePool.local(
-            [OpenAIServer("llm", base_url=stub.base_url, model=MODEL, own=True, prefix_caching=False)]
+            [OpenAIServer("llm", base_url=stub.base_url, model=MODEL, dedicated=True, prefix_caching=False)]
         ) as pool:
             app = (Workflow("plain", Generation("one", "say {x}")) if streamed else APP).deploy(pool)
             if streamed:

@@ -1,4 +1,4 @@
-"""`serve=`: the models of a chain, or of a graph's nodes, and the engines that they ask for."""
+"""`engines=`: the models of a chain, or of a graph's nodes, and the engines that they ask for."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from teola_plugin.tracer.langchain.classes import is_pool_backed
 
 
 def with_serving(chain: Any, options: Options, holders: Any = ()) -> tuple[Options, Serving | None]:
-    """Return the options with what `serve=` binds, and a record of what it has done; None without `serve=`.
+    """Return the options with what `engines=` binds, and a record of what it has done; None without `engines=`.
 
     `chain` may be a list of Runnables; `holders`: what else may hold their models, and is not looked into by `bind=`.
     """
-    if options.serve is None:
+    if options.engines is None:
         return options, None
     bound_ids = {id(obj) for obj, _ in options.bind}
     models = [one for one in models_in(chain) if id(one) not in bound_ids]
     attempt = lambda obj, engine, pool: bound(chain, [(obj, engine)], pool, holders=holders)  # noqa: E731
-    want = partial(engine_for, starts_engines=options.serve == "own")
-    serving = serve(models, want, attempt, options.serve, options.pool)
+    want = partial(engine_for, starts_engines=options.engines == "dedicated")
+    serving = serve(models, want, attempt, options.engines, options.pool)
     seen = bound_ids | {id(one) for one in models}
     unserved = (
         one for one in _in_functions((chain, holders)) if id(one) not in seen and not isinstance(want(one), str)
@@ -49,14 +49,14 @@ def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
     """Return the engine that a model asks for, or why it gets none."""
     if is_openai_chat(obj):
         key = getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
-        return server_of(str(obj.root_async_client.base_url), obj.model_name, key, own=starts_engines)
+        return server_of(str(obj.root_async_client.base_url), obj.model_name, key, dedicated=starts_engines)
     if is_embeddings(obj):
         loaded = sentence_transformer(obj)
         prompts = {} if loaded is None else prompts_of(obj, loaded)
         normalize = bool(obj.encode_kwargs.get("normalize_embeddings"))
-        return embedder_of(obj.model_name, loaded, normalize=normalize, prompts=prompts, own=starts_engines)
+        return embedder_of(obj.model_name, loaded, normalize=normalize, prompts=prompts, dedicated=starts_engines)
     if is_cross_encoder(obj):
-        return reranker_of(obj.model_name, obj.client, own=starts_engines)
+        return reranker_of(obj.model_name, obj.client, dedicated=starts_engines)
     return none_for(obj)
 
 

@@ -1,4 +1,4 @@
-"""`serve=`: the models of a LlamaIndex object, and the engines for them."""
+"""`engines=`: the models of a LlamaIndex object, and the engines for them."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ BindOne = Callable[[Any, str, EnginePool], Any]
 
 
 def with_serving(obj: Any, options: Options, attempt: BindOne) -> tuple[Options, Serving | None]:
-    """Return the options with the objects that `serve=` binds, and its report; None without `serve=`."""
-    if options.serve is None:
+    """Return the options with the objects that `engines=` binds, and its report; None without `engines=`."""
+    if options.engines is None:
         return options, None
     bound_ids = {id(one) for one, _ in options.bind}
     models = [one for one in models_in(obj) if id(one) not in bound_ids]
-    choose = partial(engine_for, starts_engines=options.serve == "own")
-    serving = serve(models, choose, attempt, options.serve, options.pool)
+    choose = partial(engine_for, starts_engines=options.engines == "dedicated")
+    serving = serve(models, choose, attempt, options.engines, options.pool)
     return replace(options, pool=serving.pool, bind=options.bind + serving.bind), serving
 
 
 def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
     """Return the engine for a model, or the reason why it gets none."""
     if is_openai(obj):
-        return server_of(str(obj.api_base), obj.model, obj.api_key, own=starts_engines)
+        return server_of(str(obj.api_base), obj.model, obj.api_key, dedicated=starts_engines)
     try:
         if is_embedding(obj):
             model = read(HuggingFaceEmbeddingParts, obj).model
             prompts = {"query": model.prompts.get("query") or "", "document": model.prompts.get("text") or ""}
-            return embedder_of(obj.model_name, model, normalize=obj.normalize, prompts=prompts, own=starts_engines)
+            return embedder_of(
+                obj.model_name, model, normalize=obj.normalize, prompts=prompts, dedicated=starts_engines
+            )
         if is_reranker(obj):
-            return reranker_of(obj.model, read(SentenceTransformerRerankParts, obj).model, own=starts_engines)
+            return reranker_of(obj.model, read(SentenceTransformerRerankParts, obj).model, dedicated=starts_engines)
     except RegistrationError as error:
         return str(error)
     return none_for(obj)

@@ -47,7 +47,9 @@ def add_compare(commands: Any) -> None:
         metavar="module:object=ENGINE",
         help="the pool's engine that serves a model of yours (may be repeated)",
     )
-    parser.add_argument("--serve", choices=("auto", "own"), help="make engines for your own models, see accelerate()")
+    parser.add_argument(
+        "--engines", choices=("auto", "dedicated"), help="make engines for your own models, see accelerate()"
+    )
     parser.add_argument(
         "--repeats",
         type=_count,
@@ -104,7 +106,7 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     target = load(options.object)
     entries = entries_of(target.plain, options.object)
     given.check(inputs, entries, options.inputs)
-    arguments = arguments_of(target, options.pool, options.bind, options.speculate, options.serve)
+    arguments = arguments_of(target, options.pool, options.bind, options.speculate, options.engines)
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
     with Session(target.plain, fast, _pool_of(fast), entries) as session:
@@ -113,7 +115,7 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     if options.plot:
         _write(plot.write, options, runs)
     settings = {"object": options.object, "kind": entries.kind, "entries": entries.names, "repeats": repeats}
-    served = target.fast is not None or arguments.keys() & {"pool", "bind", "serve"}
+    served = target.fast is not None or arguments.keys() & {"pool", "bind", "engines"}
     return runs, {**settings, **found, "bindings": [] if served else bindings_that_help(target.plain)}
 
 

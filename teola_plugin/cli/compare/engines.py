@@ -11,12 +11,12 @@ from teola_plugin.errors import RegistrationError, unknown_name
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool
 
-ARGUMENTS = ("app", "bind", "concurrent", "passes", "pool", "serve", "speculate", "strict")
+ARGUMENTS = ("app", "bind", "concurrent", "engines", "passes", "pool", "speculate", "strict")
 """Of `accelerate`, as far as they make sense here."""
 
 
 def arguments_of(
-    target: Target, pool: str, bind: Sequence[str], speculate: str | None, serve: str | None = None
+    target: Target, pool: str, bind: Sequence[str], speculate: str | None, engines: str | None = None
 ) -> dict[str, Any]:
     """What `accelerate` is called with: what the module says, and what the command line says instead, or in addition.
 
@@ -31,11 +31,11 @@ def arguments_of(
     if bind:
         before = given.get("bind") or ()
         given["bind"] = [*(before.items() if isinstance(before, Mapping) else before), *map(_binding, bind)]
-    given |= {key: value for key, value in (("speculate", speculate), ("serve", serve)) if value is not None}
+    given |= {key: value for key, value in (("speculate", speculate), ("engines", engines)) if value is not None}
     if target.fast is not None and given:
         raise RegistrationError(
             "the object is accelerated already, on terms of its own.",
-            hint="leave --pool, --bind, --serve and --speculate away, or name the plain object",
+            hint="leave --pool, --bind, --engines and --speculate away, or name the plain object",
         )
     return {"app": "compare", **given}
 

@@ -51,7 +51,7 @@ def show(console: Console, found: Mapping[str, Any], runs: Sequence[Run]) -> Non
         console.rule("What would help")
         _line(console, "\n".join(f"* {line}" for line in found["advice"]))
     if found["bindings"]:
-        _line(console, '* Engines can serve your models: --serve auto tries it, accelerate(..., serve="auto") or')
+        _line(console, '* Engines can serve your models: --engines auto tries it, accelerate(..., engines="auto") or')
         lines = "\n".join(f"    {line}" for line in found["bindings"])
         console.print(lines, markup=False, highlight=False, soft_wrap=True)
 

@@ -14,7 +14,7 @@ BY_HAND = "By hand:\n"
 
 
 def bindings_that_help(plain: Any) -> list[str]:
-    """Lines of Python, as `serve="auto"` writes them; none where no model could be served. No engine is made."""
+    """Lines of Python, as `engines="auto"` writes them; none where no model could be served. No engine is made."""
     from teola_plugin.adapters.serving.serving import Bound, Serving, served_text
     from teola_plugin.adapters.serving.specs import EngineSpec
 

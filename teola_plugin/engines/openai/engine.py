@@ -41,12 +41,13 @@ _LAST = 1 << 40
 class OpenAIServer:
     """An LLM behind `base_url` (as clients write it, e.g. `http://localhost:8000/v1`), started by somebody else.
 
-    `model` is a name that the server knows; without it, the only one it serves. `own` declares that the server is one's
-    own, and may be sent what nobody waits for yet. Without it nothing goes out that the plain object would not send:
-    no prefixes, nothing for predicted items or for arms that are not chosen yet, no measuring.
+    `model` is a name that the server knows; without it, the only one it serves. `dedicated` declares that the server
+    is there for your apps, and may be sent what nobody waits for yet. Without it nothing goes out that the
+    plain object would not send: no prefixes, nothing for predicted items or for arms that are not chosen yet, no
+    measuring.
     `prefix_caching`: whether the server keeps the keys and values of prefixes, and is sent some ahead of time: a
-    request for one token on the known part of a prompt. Without a word a server of one's own does; to say that it does
-    declares it one's own. Where it has no `/tokenize`, as vLLM has, none is sent.
+    request for one token on the known part of a prompt. Without a word a dedicated server does; to say that it does
+    declares it dedicated. Where it has no `/tokenize`, as vLLM has, none is sent.
     `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
     so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
     `drafts` declares that the server is vLLM, started with the two flags of docs/drafts.md: what answers may repeat
@@ -67,7 +68,7 @@ class OpenAIServer:
         base_url: str,
         model: str | None = None,
         api_key: str | None = None,
-        own: bool = False,
+        dedicated: bool = False,
         prefix_caching: bool | None = None,
         calibrate: bool | None = None,
         priorities: bool = False,
@@ -78,8 +79,8 @@ class OpenAIServer:
         check: bool = True,
     ) -> None:
         self.name, self.base_url, self.model = name, without_credentials(base_url).rstrip("/"), model
-        self.own = own or bool(prefix_caching)
-        self.prefix_caching = self.own if prefix_caching is None else prefix_caching
+        self.dedicated = dedicated or bool(prefix_caching)
+        self.prefix_caching = self.dedicated if prefix_caching is None else prefix_caching
         self._priorities, self._calibrate = priorities, calibrate
         self._timeout, self._check = timeout, check
         self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
@@ -91,7 +92,7 @@ class OpenAIServer:
             max_efficient_batch=1 << 20,
             max_requests=max_requests,
             device=self.base_url,
-            own=self.own,
+            dedicated=self.dedicated,
             prefix_caching=self.prefix_caching,
             drafts=drafts_over_http.TOKENS if drafts else 0,
         )

@@ -80,7 +80,7 @@ class EmbeddingEngine(StaticBatchingEngine):
     `gpu_memory_utilization` is the share of the card's memory, 0 to 1, that an LLM beside it is to leave; by default
     it is estimated from the model's files. `batch_size` is what one forward pass takes; texts of similar length share
     one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU); on a CPU large batches are
-    computed in several threads side by side. `options` go to `SentenceTransformer` as they are. `own=False`: it
+    computed in several threads side by side. `options` go to `SentenceTransformer` as they are. `dedicated=False`: it
     computes nothing that nobody waits for, and is not measured.
     """
 
@@ -100,7 +100,7 @@ class EmbeddingEngine(StaticBatchingEngine):
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
         options: Mapping[str, Any] | None = None,
-        own: bool = True,
+        dedicated: bool = True,
     ) -> None:
         super().__init__(
             name,
@@ -109,7 +109,7 @@ class EmbeddingEngine(StaticBatchingEngine):
             cores=cores,
             max_batch=max_batch,
             gpu_memory_utilization=gpu_memory_utilization,
-            own=own,
+            dedicated=dedicated,
         )
         self.normalize, self._batch_size = normalize, batch_size
         self.prompts, self.options = dict(prompts or {}), dict(options or {})

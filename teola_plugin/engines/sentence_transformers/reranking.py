@@ -45,8 +45,8 @@ class RerankingEngine(StaticBatchingEngine):
     `model` is a folder or a hub name of a cross encoder with one label; or a `CrossEncoder` that is loaded already,
     which stays where it is and is shared; by default a tiny one with random weights, made on first use: real work, but
     its ranking means nothing. The scores are what `CrossEncoder.predict` gives, so the model's activation is applied.
-    `max_length` cuts pairs, in tokens. `device`, `cores`, `gpu_memory_utilization`, `batch_size` and `own` are as in
-    `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
+    `max_length` cuts pairs, in tokens. `device`, `cores`, `gpu_memory_utilization`, `batch_size` and `dedicated` are as
+    in `EmbeddingEngine`; `options` go to `CrossEncoder` as they are.
     """
 
     kinds = frozenset({PrimitiveKind.RERANKING})
@@ -64,7 +64,7 @@ class RerankingEngine(StaticBatchingEngine):
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
         options: Mapping[str, Any] | None = None,
-        own: bool = True,
+        dedicated: bool = True,
     ) -> None:
         super().__init__(
             name,
@@ -73,7 +73,7 @@ class RerankingEngine(StaticBatchingEngine):
             cores=cores,
             max_batch=max_batch,
             gpu_memory_utilization=gpu_memory_utilization,
-            own=own,
+            dedicated=dedicated,
         )
         self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
 

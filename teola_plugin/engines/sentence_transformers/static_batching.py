@@ -55,7 +55,7 @@ class StaticBatchingEngine:
         cores: str | Iterable[int] | None = None,
         max_batch: int = 256,
         gpu_memory_utilization: float | None = None,
-        own: bool = True,
+        dedicated: bool = True,
     ) -> None:
         self.given = None if isinstance(model, str) else model
         """A model that somebody else has loaded; the engine computes with its weights."""
@@ -69,7 +69,7 @@ class StaticBatchingEngine:
             max_efficient_batch=min(32, max_batch),
             max_requests=max_batch,
             device=profile_device(self.device, self.cores),
-            own=own,
+            dedicated=dedicated,
         )
         self._worker: TorchWorker | None = None
         self._loaded: Model | None = None
@@ -84,7 +84,7 @@ class StaticBatchingEngine:
     @property
     def measurable(self) -> bool:
         """Whether it may compute what nobody asked for."""
-        return self._profile.own
+        return self._profile.dedicated
 
     def adopt(self, profile: EngineProfile) -> None:
         """Take a profile that was measured before."""

@@ -34,7 +34,7 @@ class WebSearch:
     A search that fails on the way, or that the service puts off, is asked for again, `attempts` times in all, when the
     service says so; if that is more than `patience` seconds away, it fails. `timeout`: seconds between two
     signs of life.
-    `max_requests` searches run at a time. `own` declares that it may be asked for what nobody waits for yet, as a
+    `max_requests` searches run at a time. `dedicated` declares that it may be asked for what nobody waits for yet, as a
     SearXNG of one's own may; hosted services count each search.
     Raises `RegistrationError` for a service that is not known, or without its address or key.
     """
@@ -49,7 +49,7 @@ class WebSearch:
         base_url: str | None = None,
         api_key: str | None = None,
         options: Mapping[str, Any] | None = None,
-        own: bool = False,
+        dedicated: bool = False,
         max_requests: int = 8,
         timeout: float = 10.0,
         attempts: int = 3,
@@ -74,7 +74,7 @@ class WebSearch:
             max_efficient_batch=max_requests,
             max_requests=max_requests,
             device=self.base_url,
-            own=own,
+            dedicated=dedicated,
         )
         self._client: httpx.AsyncClient | None = None
         self._tasks = RequestTasks(name)

@@ -224,7 +224,7 @@ def _asked(payload: Any, port: Port) -> _Asked | None:
     """The answer itself, if it comes out the same whenever it is written. Of a sampled one the prompt alone: whether it
     is kept would hang on how soon it ended, and short answers would become likelier than they are."""
     profile = port.engine.profile
-    if not isinstance(payload, Generate) or not profile.own:
+    if not isinstance(payload, Generate) or not profile.dedicated:
         return None
     if repeatable(payload.sampling):
         return _Asked(payload, _K.PREFILLING, min(payload.sampling.max_tokens, ANSWER_TOKENS))

@@ -74,7 +74,7 @@ def test_a_model_is_served_by_the_engine(fakes: EnginePool, way: str) -> None:
     same = ask("{question}", ChatTeola(pool=fakes, max_tokens=8)) | StrOutputParser()
     assert call(fast, way) == call(same, way)
     assert not model.ledger.calls
-    assert fast.bound is chain and chain.steps[1] is model
+    assert fast.original is chain and chain.steps[1] is model
     trace = fast.last_trace()
     assert trace is not None and "llm" in {span.engine for span in trace.spans}
 

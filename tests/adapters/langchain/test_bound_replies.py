@@ -65,9 +65,9 @@ def stub() -> Iterator[Stub]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["not own", "own"])
+@pytest.fixture(scope="module", params=[False, True], ids=["not dedicated", "dedicated"])
 def echo_pool(stub: Stub, request: pytest.FixtureRequest) -> Iterator[EnginePool]:
-    engine = OpenAIServer("llm", base_url=stub.base_url, model=ECHO, own=request.param, calibrate=False)
+    engine = OpenAIServer("llm", base_url=stub.base_url, model=ECHO, dedicated=request.param, calibrate=False)
     with EnginePool.local([engine]) as pool:
         yield pool
 

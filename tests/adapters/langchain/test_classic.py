@@ -385,4 +385,4 @@ def test_classes_of_the_users_own_are_left_alone(kit: Kit) -> None:
         assert all(row.level != "lowered" for row in accelerate(chain, pool=kit.pool).report), chain
     searched = accelerate(parents(kit, docstore=Noisy()), pool=kit.pool)
     assert [row.level for row in searched.report] == ["joined"]
-    assert searched.invoke(ASKED) == searched.bound.invoke(ASKED)
+    assert searched.invoke(ASKED) == searched.original.invoke(ASKED)

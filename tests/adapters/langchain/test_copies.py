@@ -76,7 +76,7 @@ def test_a_deep_copy_has_its_own_objects_and_shares_the_pool() -> None:
         fast = accelerate(chain)
         made = copy.deepcopy(fast)
         assert made.invoke(GIVEN).content == fast.invoke(GIVEN).content
-        assert made._pool is pool and made.bound is not fast.bound
+        assert made._pool is pool and made.original is not fast.original
         assert ledger.calls == Counter({"model: why": 2})
 
 
@@ -86,7 +86,7 @@ def test_bound_objects_are_those_of_the_copy() -> None:
         model = Chat(ledger=Counts())
         chain = ChatPromptTemplate.from_template("{question}") | model
         made = copy.deepcopy(accelerate(chain, pool=pool, bind=[(model, "llm")]))
-        assert isinstance(made.chain.last, ChatTeola) and made.bound.last is not model
+        assert isinstance(made.chain.last, ChatTeola) and made.original.last is not model
         search = RunnablePassthrough() | InMemoryVectorStore(embeddings).as_retriever()
         assert copy.deepcopy(accelerate(search, pool=pool, bind=[(embeddings, "embedder")])).invoke("x") == []
 

@@ -61,7 +61,7 @@ def test_it_has_what_accelerated_objects_have(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     fast = accelerate(model, app="mine")
     fast.invoke(QUESTION)
-    assert fast.bound is model and fast.chain is model and not fast.gains
+    assert fast.original is model and fast.chain is model and not fast.gains
     assert "optimized  chain  ChatTeola" in str(fast.report) and "PREFILLING@llm" in fast.explain(details=True)
     trace = fast.last_trace()
     assert trace is not None and trace.app == "mine" and [span.engine for span in trace.spans] == ["llm"]
@@ -99,7 +99,7 @@ def test_its_methods_are_the_classs(fakes: EnginePool) -> None:
 def test_a_bound_model_keeps_its_class(fakes: EnginePool) -> None:
     mine = Provider(ledger=Ledger())
     fast = accelerate(mine, pool=fakes, bind=[(mine, "llm")])
-    assert isinstance(fast, Provider) and fast.bound is mine
+    assert isinstance(fast, Provider) and fast.original is mine
     assert fast.invoke(QUESTION).content == ChatTeola(pool=fakes, max_tokens=8).invoke(QUESTION).content
     assert fast.bind_tools([add]).invoke(QUESTION).content and not mine.ledger.calls
     trace = fast.last_trace()
@@ -147,7 +147,7 @@ def test_copies(fakes: EnginePool) -> None:
     mine = Provider(ledger=None)
     for fast in (accelerate(model, app="mine"), accelerate(mine, pool=fakes, bind=[(mine, "llm")], app="mine")):
         for made in (copy.copy(fast), copy.deepcopy(fast), fast.model_copy(update={"max_tokens": 2})):
-            assert isinstance(made, type(fast.bound)) and made is not fast and made.bound is not model
+            assert isinstance(made, type(fast.original)) and made is not fast and made.original is not model
             tokens = 2 if made.max_tokens == 2 else fast.max_tokens
             assert made.invoke(QUESTION).usage_metadata["output_tokens"] == tokens
             trace = made.last_trace()
@@ -161,7 +161,7 @@ def test_copies(fakes: EnginePool) -> None:
 def test_accelerated_once_more(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     twice = accelerate(accelerate(model), app="other")
-    assert twice.bound is model and twice.invoke(QUESTION).content == model.invoke(QUESTION).content
+    assert twice.original is model and twice.invoke(QUESTION).content == model.invoke(QUESTION).content
     trace = twice.last_trace()
     assert trace is not None and trace.app == "other"
 

@@ -18,7 +18,7 @@ from teola_plugin.passes import PassContext
 @pytest.fixture(scope="module")
 def kit() -> Iterator[Any]:
     machine = scaled(profiles.rtx3090(), 0.05)
-    made = pool_kit({**machine, "llm": replace(machine["llm"], own=False)})
+    made = pool_kit({**machine, "llm": replace(machine["llm"], dedicated=False)})
     yield made
     made.pool.close()
 
@@ -52,7 +52,7 @@ def test_what_is_certain_is_begun(kit: Any) -> None:
 
 def test_what_passes_may_do() -> None:
     machine = profiles.rtx3090()
-    context = PassContext({**machine, "llm": replace(machine["llm"], own=False)})
+    context = PassContext({**machine, "llm": replace(machine["llm"], dedicated=False)})
     assert context.may_read("llm") and not context.may_predict("llm") and context.may_predict("embedder", "store")
     assert not context.may_predict("embedder", "llm") and not context.may_ask("llm") and context.may_ask("nobody's")
     assert not context.may_predict("nobody's") and not context.may_read("nobody's")

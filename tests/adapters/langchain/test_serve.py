@@ -1,4 +1,4 @@
-"""`serve="auto"`: engines and bindings that are made by themselves."""
+"""`engines="auto"`: engines and bindings that are made by themselves."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ WAYS: dict[str, Callable[[Chain], Any]] = {
 def test_the_models_of_a_chain_are_served(stub: Stub, embeddings: Any, way: str) -> None:
     chain = rag(store_of(embeddings).as_retriever(search_kwargs={"k": 2}), model(stub))
     plain, sent = WAYS[way](chain), list(stub.asked)
-    fast = accelerate(chain, serve="auto")
+    fast = accelerate(chain, engines="auto")
     assert [type(one.obj).__name__ for one in fast.serving.bound] == ["HuggingFaceEmbeddings", "ChatOpenAI"]
     stub.asked.clear()
     assert WAYS[way](fast) == plain
@@ -109,14 +109,14 @@ def test_no_extra_requests_where_calls_are_many(stub: Stub, embeddings: Any) -> 
     both = RunnableParallel(a=rag(retriever, llm), b=asking("b", llm)) | (lambda x: x["a"] + x["b"])
     plain, sent = both.invoke(QUESTION), sorted(map(str, stub.asked))
     stub.asked.clear()
-    fast = accelerate(both, serve="auto")
+    fast = accelerate(both, engines="auto")
     assert fast.invoke(QUESTION) == plain
     assert sorted(map(str, stub.asked)) == sent
 
 
 def test_nothing_is_sent_before_the_chain_is_called(stub: Stub) -> None:
     gone = model(stub, base_url="http://127.0.0.1:9/v1")
-    fast = accelerate(asking("gone", gone), serve="auto")
+    fast = accelerate(asking("gone", gone), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [gone] and not stub.asked
     with pytest.raises(Exception, match="Connection error") as plain:
         asking("gone", gone).invoke(QUESTION)
@@ -127,15 +127,15 @@ def test_nothing_is_sent_before_the_chain_is_called(stub: Stub) -> None:
 
 @pytest.mark.models
 def test_engines_are_shared_by_later_calls(stub: Stub, embeddings: Any) -> None:
-    first = accelerate(rag(store_of(embeddings).as_retriever(), model(stub)), serve="auto")
-    again = accelerate(rag(store_of(embeddings).as_retriever(), model(stub, temperature=0.5)), serve="auto")
+    first = accelerate(rag(store_of(embeddings).as_retriever(), model(stub)), engines="auto")
+    again = accelerate(rag(store_of(embeddings).as_retriever(), model(stub, temperature=0.5)), engines="auto")
     equal = HuggingFaceEmbeddings(model_name=packaged_minilm())
-    other = accelerate(rag(store_of(equal).as_retriever(), model(stub)), serve="auto")
+    other = accelerate(rag(store_of(equal).as_retriever(), model(stub)), engines="auto")
     names = [name for _, name in first.serving.bind]
     assert [name for _, name in again.serving.bind] == [name for _, name in other.serving.bind] == names
     assert first.serving.pool is again.serving.pool is other.serving.pool is PROCESS.pool
     changed = HuggingFaceEmbeddings(model_name=packaged_minilm(), encode_kwargs={"prompt": "query: "})
-    [(_, name), _] = accelerate(rag(store_of(changed).as_retriever(), model(stub)), serve="auto").serving.bind
+    [(_, name), _] = accelerate(rag(store_of(changed).as_retriever(), model(stub)), engines="auto").serving.bind
     assert name not in names, "it puts a prompt before its texts"
 
 
@@ -145,7 +145,7 @@ def test_vectors_are_the_objects_own(stub: Stub) -> None:
 
     for options in ({}, {"encode_kwargs": {"prompt": "query: ", "normalize_embeddings": True}}):
         own = HuggingFaceEmbeddings(model_name=packaged_minilm(), **options)
-        fast = accelerate(store_of(own).as_retriever(), serve="auto")
+        fast = accelerate(store_of(own).as_retriever(), engines="auto")
         [bound] = fast.serving.bound
         made = fast.serving.pool.bound(own, bound.engine)
         assert np.allclose(made.embed_query("a\nb"), own.embed_query("a\nb"), atol=1e-5)
@@ -158,7 +158,7 @@ def test_a_cross_encoder_is_served(embeddings: Any) -> None:
     found = ContextualCompressionRetriever(
         base_compressor=CrossEncoderReranker(model=encoder, top_n=2), base_retriever=store_of(embeddings).as_retriever()
     )
-    fast = accelerate(found, serve="auto")
+    fast = accelerate(found, engines="auto")
     assert {type(one.obj).__name__ for one in fast.serving.bound} == {
         "HuggingFaceEmbeddings",
         "HuggingFaceCrossEncoder",
@@ -172,7 +172,7 @@ def test_searches_of_a_served_store_may_run_side_by_side(embeddings: Any) -> Non
     from langchain_community.vectorstores import FAISS
 
     retriever = FAISS.from_texts(FACTS, embeddings).as_retriever()
-    served = accelerate(retriever, serve="auto").chain
+    served = accelerate(retriever, engines="auto").chain
     assert not Threads(ThreadSafety()).allow(retriever) and Threads(ThreadSafety()).allow(served)
 
 
@@ -185,7 +185,7 @@ def left(fast: Any) -> dict[str, str]:
 
 def test_a_public_host_is_never_served(stub: Stub) -> None:
     there, here = model(stub, base_url="https://api.openai.com/v1"), model(stub)
-    fast = accelerate(RunnableParallel(a=asking("a", there), b=asking("b", here)), serve="auto")
+    fast = accelerate(RunnableParallel(a=asking("a", there), b=asking("b", here)), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [here]
     assert "https://api.openai.com/v1 is not known to be of this machine" in left(fast)["ChatOpenAI"]
 
@@ -197,7 +197,7 @@ def test_what_bind_would_refuse_is_left(stub: Stub) -> None:
 
     own = Own(model_name=packaged_minilm())
     chain = rag(store_of(own).as_retriever(), model(stub))
-    fast = accelerate(chain, serve="auto")
+    fast = accelerate(chain, engines="auto")
     assert "overrides how it embeds" in left(fast)["Own"]
     assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
@@ -205,10 +205,10 @@ def test_what_bind_would_refuse_is_left(stub: Stub) -> None:
 def test_a_model_that_a_function_holds_is_left(stub: Stub) -> None:
     llm, hidden = model(stub), model(stub)
     chain = RunnablePassthrough.assign(a=asking("a", llm)) | RunnableLambda(lambda x: llm.invoke(x["a"]).content)
-    fast = accelerate(chain, serve="auto")
+    fast = accelerate(chain, engines="auto")
     assert not fast.serving.bound and "also held by the function" in left(fast)["ChatOpenAI"]
     assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
-    fast = accelerate(asking("a", llm) | (lambda text: hidden.invoke(text).content), serve="auto")
+    fast = accelerate(asking("a", llm) | (lambda text: hidden.invoke(text).content), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [llm]
     assert "pool.bound(model, engine)" in left(fast)["ChatOpenAI"]
 
@@ -222,21 +222,21 @@ def test_nodes_of_a_graph(stub: Stub) -> None:
     graph.add_edge("chain", "function")
     graph.add_edge("function", END)
     plain = graph.compile()
-    fast = accelerate(plain, serve="auto")
+    fast = accelerate(plain, engines="auto")
     assert fast.invoke(QUESTION) == plain.invoke(QUESTION)
     told = fast.explain()
     assert "engine 'llm" in told and "pool.bound(model, engine)" in told
 
 
 def test_without_models_nothing_is_made(stub: Stub) -> None:
-    fast = accelerate(RunnableLambda(lambda x: x), serve="auto")
+    fast = accelerate(RunnableLambda(lambda x: x), engines="auto")
     assert fast.serving.pool is None and "No models were found." in fast.explain()
     assert accelerate(asking("a", model(stub))).serving is None
 
 
 def test_an_unknown_value() -> None:
-    with pytest.raises(RegistrationError, match="serve"):
-        accelerate(RunnableLambda(lambda x: x), serve="yes")
+    with pytest.raises(RegistrationError, match="engines"):
+        accelerate(RunnableLambda(lambda x: x), engines="yes")
 
 
 # ------------------------------------------------------------ beside what the user says
@@ -246,18 +246,18 @@ def test_bindings_of_the_user_go_first(stub: Stub) -> None:
     mine, other = model(stub), model(stub)
     with EnginePool.local([OpenAIServer("mine", base_url=stub.base_url, model=MODEL)]) as pool:
         chain = RunnableParallel(a=asking("a", mine), b=asking("b", other))
-        fast = accelerate(chain, pool=pool, bind=[(mine, "mine")], serve="auto")
+        fast = accelerate(chain, pool=pool, bind=[(mine, "mine")], engines="auto")
         assert [(one.obj, one.engine) for one in fast.serving.bound] == [(other, "mine")], "of the pool that was given"
         assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
 
 def test_a_pool_without_such_an_engine(stub: Stub, fakes: EnginePool) -> None:
-    fast = accelerate(asking("a", model(stub)), pool=fakes, serve="auto")
+    fast = accelerate(asking("a", model(stub)), pool=fakes, engines="auto")
     assert "the pool has no OpenAIServer(base_url=" in left(fast)["ChatOpenAI"]
 
 
 def test_own_servers_may_be_sent_prompts_ahead(stub: Stub) -> None:
-    fast = accelerate(asking("a", model(stub)), serve="own")
+    fast = accelerate(asking("a", model(stub)), engines="dedicated")
     [bound] = fast.serving.bound
     assert fast.serving.pool.profiles[bound.engine].prefix_caching
     asked = [path for path, _ in stub.asked]
@@ -266,7 +266,7 @@ def test_own_servers_may_be_sent_prompts_ahead(stub: Stub) -> None:
 
 
 def test_what_is_said(stub: Stub) -> None:
-    fast = accelerate(RunnableParallel(a=asking("a", model(stub)), b=asking("b", model(stub))), serve="auto")
+    fast = accelerate(RunnableParallel(a=asking("a", model(stub)), b=asking("b", model(stub))), engines="auto")
     [engine] = {name for _, name in fast.serving.bind}
     assert served_text(fast.serving).splitlines() == [
         *[f"ChatOpenAI 'echo': engine '{engine}', {stub.base_url}"] * 2,
@@ -283,7 +283,9 @@ def test_what_is_said(stub: Stub) -> None:
 def test_a_model_that_is_not_loaded_yet_is_left_alone(embeddings: HuggingFaceEmbeddings) -> None:
     """The framework's own classes load when they are made."""
     lazy = HuggingFaceEmbeddings.model_construct(model_name=packaged_minilm())
-    fast = accelerate(InMemoryVectorStore(lazy).as_retriever(), serve="auto")
+    fast = accelerate(InMemoryVectorStore(lazy).as_retriever(), engines="auto")
     assert "left as it is, since its model is not loaded yet" in served_text(fast.serving)
     lazy._client = embeddings._client
-    assert "engine 'embedder" in served_text(accelerate(InMemoryVectorStore(lazy).as_retriever(), serve="auto").serving)
+    assert "engine 'embedder" in served_text(
+        accelerate(InMemoryVectorStore(lazy).as_retriever(), engines="auto").serving
+    )

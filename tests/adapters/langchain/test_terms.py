@@ -434,7 +434,7 @@ def test_a_bounded_batch_asks_for_no_more_at_once() -> None:
         two = ChatPromptTemplate.from_template("{question}") | model | StrOutputParser()
         fast = accelerate(two | ChatPromptTemplate.from_template("again: {x}") | model | StrOutputParser())
         given = [{"question": f"cat {i}"} for i in range(8)]
-        assert fast.batch(given, {"max_concurrency": 1}) == fast.bound.batch(given, {"max_concurrency": 1})
+        assert fast.batch(given, {"max_concurrency": 1}) == fast.original.batch(given, {"max_concurrency": 1})
         assert most == 1
 
 

@@ -59,7 +59,9 @@ def test_the_search_starts_ahead_and_is_claimed(pool: EnginePool) -> None:
 def test_a_search_that_is_not_ones_own_waits_until_it_is_chosen(own: bool) -> None:
     """What only one arm asks for begins before the choice where it is free, and not where each search is paid for."""
     seen: list[str] = []
-    web = FakeWebSearch("web", replace(web_search(0.01), own=own), answer=lambda query, k: seen.append(query) or ())
+    web = FakeWebSearch(
+        "web", replace(web_search(0.01), dedicated=own), answer=lambda query, k: seen.append(query) or ()
+    )
     with EnginePool.local([*fake_engines(scaled(rtx3090(), 0.1)), web]) as pool:
         plain = searching_where_needed(pool)
         fast = accelerate(plain)

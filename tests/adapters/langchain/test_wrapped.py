@@ -436,7 +436,7 @@ def test_the_users_objects_are_neither_changed_nor_copied() -> None:
     chain = first.assign(b=ask("{question}!", model))
     before = repr(chain)
     fast = accelerate(chain)
-    assert fast.bound is chain and repr(chain) == before
+    assert fast.original is chain and repr(chain) == before
     assert fast.chain is chain
     assert len(fast._prefetch_plan.sites) == 2 and all(
         site.target is model for site in fast._prefetch_plan.sites.values()

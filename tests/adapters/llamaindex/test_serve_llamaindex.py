@@ -1,4 +1,4 @@
-"""`serve="auto"` for LlamaIndex objects."""
+"""`engines="auto"` for LlamaIndex objects."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_models_of_an_engine_are_served(stub: Stub, index: VectorStoreIndex,
     mode: Any = {"response_mode": "accumulate", "similarity_top_k": 3, "node_postprocessors": [rerank]}
     plain = index.as_query_engine(llm=llm_of(stub), **mode)
     wanted, sent = WAYS[way](plain), sorted(map(str, stub.asked))
-    fast = accelerate(plain, serve="auto")
+    fast = accelerate(plain, engines="auto")
     session = fast.__teola_session__
     kinds = {type(one.obj).__name__ for one in session.serving.bound}
     assert kinds == {"OpenAILike", "HuggingFaceEmbedding", "SentenceTransformerRerank"}, fast.explain()
@@ -90,7 +90,7 @@ def test_what_gets_no_engine_is_said(stub: Stub) -> None:
     there = llm_of(stub, api_base="https://api.openai.com/v1")
     for llm, said in ((there, "is not known to be of this machine"), (MockLLM(), "no engine is made for a MockLLM")):
         index = SummaryIndex.from_documents([Document(text=fact) for fact in FACTS])
-        fast = accelerate(index.as_query_engine(llm=llm), serve="auto")
+        fast = accelerate(index.as_query_engine(llm=llm), engines="auto")
         assert not fast.__teola_session__.serving.bound and said in fast.explain()
 
 
@@ -101,7 +101,7 @@ def test_calls_are_side_by_side_as_without_a_pool(stub: Stub, index: VectorStore
     plain = index.as_query_engine(llm=llm, response_mode="accumulate", similarity_top_k=3, text_qa_template=template)
     stub.go.set()
     wanted = str(plain.query("what is a primitive?"))
-    fast = accelerate(plain, serve="auto")
+    fast = accelerate(plain, engines="auto")
     for engine in (fast, accelerate(plain)):
         stub.asked.clear()
         stub.go.clear()

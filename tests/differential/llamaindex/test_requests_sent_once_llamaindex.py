@@ -106,7 +106,7 @@ def connections_are_freed() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, Server]]:
     with openai_stub(answer, joins=False) as exact, openai_stub(answer) as joining, openai_stub(answer) as bare:
-        engines = [OpenAIServer(base_url=one.base_url, own=True, calibrate=False) for one in (exact, joining)]
+        engines = [OpenAIServer(base_url=one.base_url, dedicated=True, calibrate=False) for one in (exact, joining)]
         with EnginePool.local(llm=engines[0]) as one, EnginePool.local(llm=engines[1]) as other:
             yield {"bare": Server(bare, None), "exact": Server(exact, one), "joining": Server(joining, other)}
 

@@ -83,8 +83,8 @@ def without(name: str) -> PassContext:
     "context",
     [
         PassContext(PROFILES, "off"),
-        PassContext({**PROFILES, "llm": replace(LLM, own=False)}),
-        PassContext({**PROFILES, "llm": replace(LLM, own=False)}, "all"),
+        PassContext({**PROFILES, "llm": replace(LLM, dedicated=False)}),
+        PassContext({**PROFILES, "llm": replace(LLM, dedicated=False)}, "all"),
         without("llm"),
         ONE_DEVICE,
         PassContext({**PROFILES, "reranker": replace(RERANKER, curves={K.RERANKING: Curve.linear(0.001, 0.0)})}),

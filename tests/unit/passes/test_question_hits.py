@@ -138,7 +138,7 @@ def changed(name: str, **changes: object) -> PassContext:
     "context",
     [
         PassContext(PROFILES, "off"),
-        changed("llm", own=False),
+        changed("llm", dedicated=False),
         changed("llm", device="gpu:1"),
         PassContext({name: one for name, one in PROFILES.items() if name != "llm"}, "all"),
     ],
@@ -152,7 +152,7 @@ def test_no_guess(context: PassContext) -> None:
 
 @pytest.mark.parametrize("name", ["embedder", "store", "reranker"])
 def test_an_engine_of_somebody_elses_is_asked_nothing_for_a_guess(name: str) -> None:
-    made = PASS.run(expanded(), changed(name, own=False))
+    made = PASS.run(expanded(), changed(name, dedicated=False))
     assert "queries.provisional" not in provisional(made)
     assert "rerank.provisional" in provisional(made), "the order before the reranker is there anyway"
 
