@@ -1,0 +1,199 @@
+"""Routing rules: which engine of a pool does the work of the user's own objects.
+
+The interceptors of each framework ask for the route of an object where a provider method is called. With a route, the
+object's *worker* does the work: a pool-backed object that is set up as the user's object is. Everything above the
+provider method stays the user's own object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import ref
+
+from teola_plugin.pool import EnginePool
+
+T = TypeVar("T")
+ROUTE = "__teola_route__"
+"""The class attribute of objects that are routed wherever they are called: `EngineRoute`, or `WORKER`."""
+WORKER = False
+"""The value of `ROUTE` for classes of workers: their own calls are never routed again."""
+
+
+class EngineRoute(NamedTuple):
+    """The engine that does the work of an object."""
+
+    pool: EnginePool
+    engine: str
+
+
+class ServerModel(NamedTuple):
+    """A model on a server, as an object of the user's names both."""
+
+    base_url: str
+    model: str
+
+
+class WeakIdentityMap(Generic[T]):
+    """Values by object, compared by identity. It keeps no object alive; those that cannot be weakly referenced are not
+    remembered."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[ref[Any], T]] = {}
+
+    def get(self, obj: Any) -> T | None:
+        """Return the value of an object; None without one."""
+        entry = self._entries.get(id(obj))
+        return entry[1] if entry is not None and entry[0]() is obj else None
+
+    def set(self, obj: Any, value: T) -> None:
+        """Remember a value as long as the object lives."""
+        identity, entries = id(obj), self._entries
+
+        def forget(dead: ref[Any]) -> None:
+            entry = entries.get(identity)
+            if entry is not None and entry[0] is dead:
+                del entries[identity]
+
+        with contextlib.suppress(TypeError):
+            entries[identity] = ref(obj, forget), value
+
+
+class RoutingRules:
+    """Rules by object, by class, and by server and model. They hold for objects that are created later, too."""
+
+    def __init__(
+        self,
+        objects: Iterable[tuple[Any, EngineRoute]] = (),
+        classes: Mapping[type, EngineRoute] | None = None,
+        servers: Callable[[ServerModel], EngineRoute | None] | None = None,
+        server_model_of: Callable[[Any], ServerModel | None] = lambda obj: None,
+    ) -> None:
+        """`servers`: returns the route of calls to a model on a server. `server_model_of`: returns which model on which
+        server an object talks to; None for objects that talk to none."""
+        self._objects = {id(obj): (obj, route) for obj, route in objects}
+        self._derived: WeakIdentityMap[EngineRoute] = WeakIdentityMap()
+        self._classes = dict(classes or {})
+        self._servers, self._server_model_of = servers, server_model_of
+
+    def __bool__(self) -> bool:
+        return bool(self._objects or self._classes or self._servers)
+
+    def route(self, obj: Any) -> EngineRoute | None:
+        """Return the engine that does the work of an object; None if the object does it itself."""
+        entry = self._objects.get(id(obj))
+        if entry is not None:
+            return entry[1]
+        if (derived := self._derived.get(obj)) is not None:
+            return derived
+        for cls in type(obj).__mro__ if self._classes else ():
+            if cls in self._classes:
+                return self._classes[cls]
+        if self._servers is None:
+            return None
+        address = self._server_model_of(obj)
+        return None if address is None else self._servers(address)
+
+    def derive(self, obj: Any, original: Any) -> None:
+        """Route an object that the framework made of `original` as `original` is routed."""
+        route = None if obj is original else self.route(original)
+        if route is not None:
+            self._derived.set(obj, route)
+
+
+current_rules: ContextVar[RoutingRules | None] = ContextVar("teola_routing_rules", default=None)
+"""The rules of the accelerated object whose code runs, or whose plans are made, here."""
+
+
+def route_of(obj: Any) -> EngineRoute | None:
+    """Return the engine that does the work of an object here; None if the object does it itself."""
+    route: EngineRoute | None = getattr(type(obj), ROUTE, None)
+    if route is not None:
+        return route or None
+    rules = current_rules.get()
+    return None if rules is None else rules.route(obj)
+
+
+def is_worker(obj: Any) -> bool:
+    """Return True for an object that does the work of a routed one."""
+    return getattr(type(obj), ROUTE, None) is WORKER
+
+
+def under_routing(rules: RoutingRules | None) -> AbstractContextManager[None]:
+    """Return a context in which these rules hold; without rules those around it do."""
+    return nullcontext() if not rules else _under_routing(rules)
+
+
+@contextmanager
+def _under_routing(rules: RoutingRules) -> Iterator[None]:
+    token = current_rules.set(rules)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
+            current_rules.reset(token)
+
+
+def routed_items(rules: RoutingRules | None, items: Iterator[T]) -> Iterator[T]:
+    """Return an iterator like `items`, each made under these rules, which never leak to the reader in between."""
+    return items if not rules else _routed_items(rules, items)
+
+
+def _routed_items(rules: RoutingRules, items: Iterator[T]) -> Iterator[T]:
+    with closing(items):  # type: ignore[type-var]
+        while True:
+            with _under_routing(rules):
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item
+
+
+def arouted_items(rules: RoutingRules | None, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Return `routed_items` in a loop."""
+    return items if not rules else _arouted_items(rules, items)
+
+
+async def _arouted_items(rules: RoutingRules, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    async with aclosing(items):  # type: ignore[type-var]
+        while True:
+            with _under_routing(rules):
+                item = await anext(items, _END)
+            if item is _END:
+                return
+            yield item
+
+
+_END: Any = object()
+
+
+class _Entry(NamedTuple):
+    route: EngineRoute
+    worker: Any
+    is_current: Callable[[Any], bool]
+
+
+class WorkerTable:
+    """The workers of routed objects: made once for each, and again when the fields that decide them have changed."""
+
+    def __init__(self, make: Callable[[Any, EngineRoute], tuple[Any, Callable[[Any], bool]]]) -> None:
+        """`make`: returns the worker of an object, and a function that tells if the worker still stands for it. Neither
+        may hold the object. Raises `RegistrationError` for what the engine cannot do."""
+        self._make = make
+        self._entries: WeakIdentityMap[dict[EngineRoute, _Entry]] = WeakIdentityMap()
+
+    def worker(self, obj: Any, route: EngineRoute) -> Any:
+        """Return the worker of an object on an engine. Raises `RegistrationError` for what the engine cannot do."""
+        entries = self._entries.get(obj)
+        entry = None if entries is None else entries.get(route)
+        if entry is not None and entry.is_current(obj):
+            return entry.worker
+        worker, is_current = self._make(obj, route)
+        if entries is None:
+            entries = {}
+            self._entries.set(obj, entries)
+        entries[route] = _Entry(route, worker, is_current)
+        return worker
