@@ -23,8 +23,8 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.workflow import Workflow
 
-from teola_plugin.adapters.checking.shadow import ShadowReport
-from teola_plugin.adapters.serving.serving import Serving
+from teola_plugin.adapters.automatic_engines import Serving
+from teola_plugin.adapters.shadow import ShadowReport
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool

@@ -32,7 +32,7 @@ class Options:
     strict: bool = True
     """Whether it is an error that something in `bind` does not occur in the object."""
     engines: str | None = None
-    """Which of the user's own models get engines by themselves: see `adapters.serving`."""
+    """Which of the user's own models get engines by themselves: see `adapters.automatic_engines`."""
 
     @classmethod
     def of(

@@ -9,10 +9,10 @@ from teola_plugin.lazy_names import lazy
 if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.chat import ChatTeola
     from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-    from teola_plugin.adapters.langchain.engine_tools import on_engine, read_only, tool_engine
     from teola_plugin.adapters.langchain.indexing import TeolaIndexer
     from teola_plugin.adapters.langchain.llm import TeolaLLM
     from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder, TeolaRerank
+    from teola_plugin.adapters.langchain.tools import on_engine, read_only, tool_engine
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
     from teola_plugin.adapters.langchain.web_search import TeolaWebSearch
     from teola_plugin.adapters.langgraph.middleware import EngineMiddleware
@@ -27,9 +27,9 @@ _HOMES = {
     "TeolaRerank": "langchain.rerank",
     "TeolaVectorStore": "langchain.vectorstore",
     "TeolaWebSearch": "langchain.web_search",
-    "on_engine": "langchain.engine_tools",
-    "read_only": "langchain.engine_tools",
-    "tool_engine": "langchain.engine_tools",
+    "on_engine": "langchain.tools",
+    "read_only": "langchain.tools",
+    "tool_engine": "langchain.tools",
 }
 
 __all__ = [

@@ -40,7 +40,7 @@ HOMES = (
     "teola_plugin.engines.sentence_transformers",
     "teola_plugin.engines.pgvector",
     "teola_plugin.engines.conformance",
-    "teola_plugin.adapters.langchain.engine_tools",
+    "teola_plugin.adapters.langchain.tools",
 )
 """Where what users call is found."""
 OTHERS: Mapping[str, frozenset[str]] = {

@@ -31,7 +31,7 @@ from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listening
-from teola_plugin.adapters.langchain.tools import Tool, Tools, described, without_tools
+from teola_plugin.adapters.langchain.tools import ToolDefinition, Tools, described, without_tools
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind, on_loop
@@ -292,7 +292,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         return plain if tools is None else tools.message(plain)
 
     def bind_tools(
-        self, tools: Sequence[Tool], *, tool_choice: str | bool | dict[str, Any] | None = None, **kwargs: Any
+        self, tools: Sequence[ToolDefinition], *, tool_choice: str | bool | dict[str, Any] | None = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Tools that the model may call, or must (`tool_choice`: a name, `any`); see `tools`.
 

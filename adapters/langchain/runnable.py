@@ -18,6 +18,7 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
+from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.early_work import joinable, log_fallback, runs_ahead, shape, submitted
 from teola_plugin.adapters.langchain.batches import Batches
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
@@ -33,7 +34,6 @@ from teola_plugin.adapters.langchain.shadow import (
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, without_tail
-from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import (
     NO_APP,
     Asked,
@@ -235,8 +235,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.bound, self._pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
-        from teola_plugin.adapters.expectations import ended_trace, left_for_form
-        from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.explain import ended_trace, explain, left_for_form
         from teola_plugin.adapters.langchain.composite_calls import advice, described
 
         rules = self._composites

@@ -13,11 +13,11 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from teola_plugin.adapters.checking import comparison
-from teola_plugin.adapters.checking.comparison import Fields, difference, failure
-from teola_plugin.adapters.checking.shadow import Shadow, ShadowReport
+from teola_plugin.adapters import comparison
+from teola_plugin.adapters.comparison import Fields, difference, failure
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.prefetching import untraced
+from teola_plugin.adapters.shadow import Shadow, ShadowReport
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import WorkflowTemplate
 from teola_plugin.runtime.call_limits import inside_early
@@ -58,7 +58,7 @@ def shadow_of(share: float) -> Shadow:
 
 
 class OriginalCall:
-    """`invoke` or `ainvoke` of the original, see `adapters/checking/shadow.py`."""
+    """`invoke` or `ainvoke` of the original, see `adapters/shadow.py`."""
 
     def __init__(
         self,

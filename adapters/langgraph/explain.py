@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from teola_plugin.adapters.early_words import listed
-from teola_plugin.adapters.expectations import COMPARE, only_whole
-from teola_plugin.adapters.explain import Explanation
+from teola_plugin.adapters.explain import COMPARE, Explanation, only_whole
 from teola_plugin.graph import PromptPart
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration

@@ -15,7 +15,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
 from teola_plugin.adapters.early_work import forms_matter
-from teola_plugin.adapters.expectations import only_whole
+from teola_plugin.adapters.explain import only_whole
 from teola_plugin.adapters.held import below, held, is_own
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.explain import (

@@ -18,6 +18,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.utils.aiter import aclosing
 from langgraph.pregel import Pregel
 
+from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
 from teola_plugin.adapters.langchain.started_calls import StartedCall
@@ -26,7 +27,6 @@ from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
-from teola_plugin.adapters.serving.serving import Serving, served_section
 from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
@@ -168,7 +168,7 @@ class AcceleratedGraph:
         return self._teola.original, self._teola.pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
-        from teola_plugin.adapters.expectations import ended_trace, left_for_form
+        from teola_plugin.adapters.explain import ended_trace, left_for_form
         from teola_plugin.adapters.langgraph.explain import NOTHING_PREFETCHED, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 

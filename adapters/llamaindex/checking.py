@@ -23,9 +23,9 @@ from llama_index.core.schema import BaseNode, QueryBundle
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Workflow
 
-from teola_plugin.adapters.checking import comparison
-from teola_plugin.adapters.checking.comparison import Fields
-from teola_plugin.adapters.checking.shadow import Shadow
+from teola_plugin.adapters import comparison
+from teola_plugin.adapters.comparison import Fields
+from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.errors import RegistrationError
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.llamaindex.silent_calls import install_silencing, silence_context
@@ -113,7 +113,7 @@ def _response_fields(response: Response) -> Fields:
 
 
 class OriginalCall:
-    """A call that the original makes once more, see `adapters/checking/shadow.py`."""
+    """A call that the original makes once more, see `adapters/shadow.py`."""
 
     def __init__(self, original: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._original, self._name = original, name

@@ -21,8 +21,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
-from teola_plugin.adapters.llamaindex import replies
-from teola_plugin.adapters.llamaindex.messages import to_prompt
+from teola_plugin.adapters.llamaindex.messages import assistant, to_chat, to_completion, to_prompt
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.llamaindex.tools import CallsTools, StreamedText, Tools, split_tools
 from teola_plugin.adapters.sampling import EngineModel
@@ -109,7 +108,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
 
     def completion_of(self, generation: Generation) -> CompletionResponse:
         """Return the response of `complete` for a generation."""
-        return replies.to_completion(generation, self.model_name)
+        return to_completion(generation, self.model_name)
 
     def chat_of(self, generation: Generation, **kwargs: Any) -> ChatResponse:
         """Return the response of `chat` for a generation. `kwargs`: those of the chat, tools among them."""
@@ -172,7 +171,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         return self.request(PrimitiveKind.PREFILLING, [request], stream=stream)
 
     def _chat_response(self, generation: Generation, tools: Tools | None) -> ChatResponse:
-        plain = replies.to_chat(generation, self.model_name)
+        plain = to_chat(generation, self.model_name)
         return plain if tools is None else tools.response(plain)
 
     def _last_chat_response(self, tools: Tools | None) -> LastResponse[ChatResponse]:
@@ -183,7 +182,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         return last_response
 
     def _last_completion_response(self, generation: Generation, streamed: StreamedText) -> CompletionResponse:
-        return replies.to_completion(generation, self.model_name, streamed.rest_of(generation.text))
+        return to_completion(generation, self.model_name, streamed.rest_of(generation.text))
 
     def _stream_responses(
         self,
@@ -218,7 +217,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
 
 
 def _chat_piece(streamed: str, delta: str) -> ChatResponse:
-    return ChatResponse(message=replies.assistant(streamed), delta=delta)
+    return ChatResponse(message=assistant(streamed), delta=delta)
 
 
 def _completion_piece(streamed: str, delta: str) -> CompletionResponse:

@@ -1,4 +1,7 @@
-"""The engines' messages for LlamaIndex's. Pure, so that a prefetched prompt equals the one that is sent later."""
+"""Conversion between LlamaIndex's messages and responses and those of the engines.
+
+It is pure, so that a prefetched prompt equals the one that is sent later.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Any
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
+    ChatResponse,
     CitableBlock,
     CitationBlock,
+    CompletionResponse,
     MessageRole,
     TextBlock,
     ThinkingBlock,
@@ -18,7 +23,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from teola_plugin.errors import RegistrationError
-from teola_plugin.requests.payloads import Message, Prompt
+from teola_plugin.requests.payloads import Generation, Message, Prompt
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -72,3 +77,49 @@ def _call_as_json(block: ToolCallBlock) -> str:
         except ValueError:
             pass
     return json.dumps({"name": block.tool_name, "arguments": kwargs})
+
+
+def usage(generation: Generation) -> dict[str, int]:
+    """Return the token counts of a generation, under LlamaIndex's names."""
+    return {
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": generation.completion_tokens,
+        "total_tokens": generation.prompt_tokens + generation.completion_tokens,
+    }
+
+
+def raw(generation: Generation, model_name: str) -> dict[str, Any]:
+    """Return the `raw` of a response; `cached_tokens` are prompt tokens that were found in the prefix cache."""
+    cached = {"prompt_tokens_details": {"cached_tokens": generation.cached_tokens}}
+    return {
+        "model": model_name,
+        "finish_reason": generation.finish_reason,
+        "usage": {**usage(generation), **cached},
+    }
+
+
+def to_completion(generation: Generation, model_name: str, delta: str | None = None) -> CompletionResponse:
+    return CompletionResponse(
+        text=generation.text, delta=delta, raw=raw(generation, model_name), additional_kwargs=usage(generation)
+    )
+
+
+def to_chat(generation: Generation, model_name: str, delta: str | None = None) -> ChatResponse:
+    return ChatResponse(
+        message=assistant(generation.text),
+        delta=delta,
+        raw=raw(generation, model_name),
+        additional_kwargs=usage(generation),
+    )
+
+
+def assistant(text: str) -> ChatMessage:
+    return ChatMessage(role=MessageRole.ASSISTANT, content=text)
+
+
+_OPENAI_ROLES = {"developer": MessageRole.SYSTEM}
+
+
+def chat_messages(pairs: Iterable[tuple[str, str]]) -> list[ChatMessage]:
+    """Return the messages for pairs (role as OpenAI names it, text)."""
+    return [ChatMessage(role=_OPENAI_ROLES.get(role) or MessageRole(role), content=text) for role, text in pairs]

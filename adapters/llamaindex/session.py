@@ -17,8 +17,8 @@ from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index.core.workflow import Workflow
 
+from teola_plugin.adapters.automatic_engines import Serving
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
-from teola_plugin.adapters.checking.shadow import Shadow
 from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
 from teola_plugin.adapters.llamaindex.checking import OriginalCall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
@@ -26,7 +26,7 @@ from teola_plugin.adapters.llamaindex.prefetching import PrefetchPlan, QueryPref
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.own_pool import watching_pool
-from teola_plugin.adapters.serving.serving import Serving
+from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Query, Terms
@@ -224,8 +224,7 @@ class Session(ServedObject):
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """Return the explanation of an entry, which `explain()` prints."""
-        from teola_plugin.adapters.expectations import ended_trace, left_for_form
-        from teola_plugin.adapters.explain import explain
+        from teola_plugin.adapters.explain import ended_trace, explain, left_for_form
 
         trace, more = ended_trace(self._last), self._describe_prefetching(entry)
         traced, left = self.entry(entry).traced, left_for_form(self._last)

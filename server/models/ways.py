@@ -202,7 +202,7 @@ def _history_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
 
 
 def _chat_arguments(asked: Any) -> dict[str, Any]:
-    from teola_plugin.adapters.llamaindex.history import chat_messages
+    from teola_plugin.adapters.llamaindex.messages import chat_messages
 
     if isinstance(asked, str):
         return {"message": asked, "chat_history": []}

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from teola_plugin.adapters.early_work import shape
-from teola_plugin.adapters.expectations import ended_trace
-from teola_plugin.adapters.explain import Explanation, explain
+from teola_plugin.adapters.explain import Explanation, ended_trace, explain
 from teola_plugin.adapters.terms import Asked, named, outer_terms
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import Query, Terms, has_own_thread, own_thread

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 from support.openai_stub import MODEL, Stub, openai_stub
 
-from teola_plugin.adapters.serving.hosts import is_private
-from teola_plugin.adapters.serving.served_pool import ServedPool
-from teola_plugin.adapters.serving.specs import ServerSpec
+from teola_plugin.adapters.automatic_engines import ServedPool
+from teola_plugin.adapters.engine_specs import ServerSpec, is_private
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
 from teola_plugin.errors import EngineUnavailable, RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -73,7 +72,7 @@ def test_one_engine_for_a_server_and_a_model(stub: Stub) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system forks no processes")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_makes_its_own(stub: Stub) -> None:
-    from teola_plugin.adapters.serving.served_pool import PROCESS
+    from teola_plugin.adapters.automatic_engines import PROCESS
 
     pool, _ = PROCESS.engine_for(ServerSpec(MODEL, False, stub.base_url))
     child = os.fork()

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from teola_plugin.adapters.engine_specs import computes_with
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder
-from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langchain import sentence_transformer

@@ -19,14 +19,15 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
-from teola_plugin.adapters.openai.bypass import (
+from teola_plugin.adapters.openai_transport import (
+    AsyncEngineTransport,
     Captured,
+    EngineTransport,
     araising_pool_errors_in,
     capturing,
     raising_pool_errors,
     raising_pool_errors_in,
 )
-from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
 from teola_plugin.adapters.own_class import ServedBy, subclass_of
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers

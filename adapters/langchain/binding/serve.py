@@ -11,13 +11,13 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
+from teola_plugin.adapters.automatic_engines import LeftAlone, Serving, serve
+from teola_plugin.adapters.engine_specs import Wanted, embedder_of, none_for, reranker_of, server_of
 from teola_plugin.adapters.held import MOST, below, held
 from teola_plugin.adapters.langchain.binding.bind import CLOSED, bound, replaced
 from teola_plugin.adapters.langchain.binding.huggingface import is_cross_encoder, is_embeddings, prompts_of
 from teola_plugin.adapters.langchain.binding.openai import is_openai_chat
 from teola_plugin.adapters.options import Options
-from teola_plugin.adapters.serving.serving import LeftAlone, Serving, serve
-from teola_plugin.adapters.serving.specs import Wanted, embedder_of, none_for, reranker_of, server_of
 from teola_plugin.adapters.whole import kept_by
 from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import is_pool_backed

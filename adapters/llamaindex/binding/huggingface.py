@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.adapters.engine_specs import computes_with
 from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, Role
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
     EngineProxy,
@@ -18,7 +19,6 @@ from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
     proxied,
     read,
 )
-from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair

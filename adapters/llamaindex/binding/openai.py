@@ -20,14 +20,15 @@ from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
     proxied,
     read,
 )
-from teola_plugin.adapters.openai.bypass import (
+from teola_plugin.adapters.openai_transport import (
+    AsyncEngineTransport,
     Captured,
+    EngineTransport,
     araising_pool_errors_in,
     capturing,
     raising_pool_errors,
     raising_pool_errors_in,
 )
-from teola_plugin.adapters.openai.transport import AsyncEngineTransport, EngineTransport
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError

@@ -10,14 +10,14 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
 
+from teola_plugin.adapters.automatic_engines import Serving, serve
+from teola_plugin.adapters.engine_specs import Wanted, embedder_of, none_for, reranker_of, server_of
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import EngineProxy, read
 from teola_plugin.adapters.llamaindex.binding.huggingface import is_embedding, is_reranker
 from teola_plugin.adapters.llamaindex.binding.openai import is_openai
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.llamaindex.substitution import replaced
 from teola_plugin.adapters.options import Options
-from teola_plugin.adapters.serving.serving import Serving, serve
-from teola_plugin.adapters.serving.specs import Wanted, embedder_of, none_for, reranker_of, server_of
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts

@@ -1,24 +1,36 @@
-"""The calls of an accelerated workflow or agent: each run is a query."""
+"""The session of an accelerated workflow or agent: its runs, each of which is a query, and what `explain()` says."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from llama_index.core.agent.workflow import AgentWorkflow
+from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.workflow.errors import WorkflowCancelledByUser  # type: ignore[attr-defined]
+from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[attr-defined]
 
 from teola_plugin.adapters.calls import joined
-from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings
+from teola_plugin.adapters.explain import COMPARE, NO_POOL, Explanation, ended_trace
+from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
-from teola_plugin.adapters.llamaindex.workflows.report import report_rows
-from teola_plugin.adapters.llamaindex.workflows.runs import keep_query_open
-from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
+from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator, called_part
+from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
+from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.text import duration
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.shims.llamaindex.workflows import Result, call_when_ended, intercept_result, step_names
+from teola_plugin.tracer.llamaindex.classes import is_pool_object
 from teola_plugin.tracer.llamaindex.lowering import Lowering
-from teola_plugin.tracer.llamaindex.trace import TracedEntry
-
-if TYPE_CHECKING:
-    from teola_plugin.adapters.explain import Explanation
+from teola_plugin.tracer.llamaindex.trace import TracedEntry, trace
+from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
 RUN = "run"
 """The entry of a workflow."""
@@ -58,8 +70,6 @@ class WorkflowSession(Session):
         return TracedEntry(lowering.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
-        from teola_plugin.adapters.expectations import ended_trace
-        from teola_plugin.adapters.llamaindex.workflows.report import explain_workflow
 
         return explain_workflow(self.target, self.pool, self._accelerate_part, ended_trace(self._last))
 
@@ -80,3 +90,135 @@ class WorkflowSession(Session):
             return None
         run.whole.has_user_code = True
         return AgentRun(self.pool, run.whole, self._tools, self.terms.passes) if self._is_agent else None
+
+
+# ------------------------------------------------------------ the end of a run
+
+GRACE_S = 5.0
+"""Seconds in which a run may end by itself after its deadline, as in `handler.cancel_run()`."""
+
+
+def keep_query_open(call: StartedCall, handler: Any) -> Any:
+    """Return what `run()` returned; the query ends when that has its result."""
+    if isinstance(handler, WorkflowHandler):
+        if call.deadline is not None:
+            deadline = call.deadline
+            intercept_result(handler, lambda result, cancel: in_time(deadline, result, cancel))
+        call_when_ended(handler, lambda error: _close_call(call, error))
+        return handler
+    if asyncio.iscoroutine(handler):  # a `run` of the user's own
+        return _await_in_query(call, handler)
+    call.close()
+    return handler
+
+
+def _close_call(call: StartedCall, error: BaseException | None) -> None:
+    if error is None:
+        call.close()
+        return
+    is_cancelled = isinstance(error, WorkflowCancelledByUser)
+    with contextlib.suppress(BaseException), call.failing():
+        raise asyncio.CancelledError() if is_cancelled else error
+
+
+async def _await_in_query(call: StartedCall, run: Awaitable[Any]) -> Any:
+    with call.ending(), joined(call.query_run, call.terms):
+        async with interrupting(call.deadline):
+            return await run
+
+
+async def in_time(deadline: Deadline, result: Result, cancel: Result) -> Any:
+    """Return the event that ends the run. Raise the error with which the run failed.
+
+    Raise `QueryTimeout` after the deadline: the run is cancelled first, so that readers of its events learn of it.
+    """
+    task = asyncio.ensure_future(result())
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, deadline.at - deadline.clock()))
+        if not task.done():
+            await cancel()
+            await asyncio.wait({task}, timeout=GRACE_S)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if not task.done():
+        task.cancel()
+    elif not deadline.passed or (not task.cancelled() and _failed_by_itself(task)):
+        return task.result()
+    raise deadline.error()
+
+
+def _failed_by_itself(task: asyncio.Future[Any]) -> bool:
+    """Return True if the run failed with an error of its own."""
+    error = task.exception()
+    return error is not None and not isinstance(error, WorkflowCancelledByUser)
+
+
+# ------------------------------------------------------------ report and explanation
+
+CODE = "what it asks the pool for is part of the query"
+
+
+def report_rows(workflow: Any, pool: EnginePool | None) -> list[TraceNode]:
+    """Return a row for each step of a workflow, or for each model and tool of an agent."""
+    code: Level = "original" if pool is None else "joined"
+    if isinstance(workflow, BaseWorkflowAgent):
+        return list(_agent_rows("agent", workflow, code))
+    if isinstance(workflow, AgentWorkflow):
+        members = workflow.agents.items()
+        return [row for name, agent in members for row in _agent_rows(f'agents["{name}"]', agent, code)]
+    return [_code_row(f"workflow.{name}", workflow, code) for name in step_names(workflow)]
+
+
+def _code_row(path: str, node: Any, code: Level) -> TraceNode:
+    """Return the row of a step or tool that runs the user's code."""
+    return TraceNode(path, type(node).__name__, code, reason=CODE if code == "joined" else "")
+
+
+def _agent_rows(path: str, agent: BaseWorkflowAgent, code: Level) -> Iterator[TraceNode]:
+    llm = agent.llm
+    yield TraceNode(f"{path}.llm", type(llm).__name__, "joined" if is_pool_object(llm) else "original")
+    yield from _tool_rows(path, agent.tools or (), code)
+
+
+def _tool_rows(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNode]:
+    for tool in tools:
+        name, part = f'{path}.tools["{tool.metadata.name}"]', called_part(tool)
+        if part is None or hasattr(part, "__teola_accelerated__"):
+            yield _code_row(name, tool, code)
+            continue
+        entry = "query" if isinstance(part, BaseQueryEngine) else "retrieve"
+        for row in trace(part, entry).traced.report:
+            yield replace(row, path=f"{name}.{row.path}")
+
+
+# ------------------------------------------------------------ prefetched calls
+
+
+def explain_workflow(
+    workflow: Any, pool: EnginePool | None, accelerate: Accelerate, trace: QueryTrace | None
+) -> Explanation:
+    """Return the explanation of a workflow. `accelerate`: accelerates the engines that an agent's tools call."""
+    report = TraceReport(tuple(report_rows(workflow, pool)))
+    if pool is None:
+        return Explanation(report, (), f"no gain: {NO_POOL}")
+    prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
+    if not prefetched:
+        return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
+    took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
+    return Explanation(report, prefetched, f"faster; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
+
+
+def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
+    """Yield a phrase for each prefetched call of agents; the calls of other workflows' steps are not known before."""
+    agents = workflow.agents if isinstance(workflow, AgentWorkflow) else {"agent": workflow}
+    for name, agent in agents.items():
+        tools: Iterable[Any] = (agent.tools or ()) if isinstance(agent, BaseWorkflowAgent) else ()
+        if tools and is_pool_object(agent.llm):
+            yield f"the next prompt of {name}, while its tools run"
+        for tool in tools:
+            part = called_part(tool)
+            fast = None if part is None else accelerate(part)
+            if fast is not None and fast is not part:
+                yield from (f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_explained__().early)

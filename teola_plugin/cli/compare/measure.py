@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.checking.comparison import failure
+from teola_plugin.adapters.comparison import failure
 from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:

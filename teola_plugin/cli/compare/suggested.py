@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.serving.specs import Wanted
+    from teola_plugin.adapters.engine_specs import Wanted
 
 BY_HAND = "By hand:\n"
 
 
 def bindings_that_help(plain: Any) -> list[str]:
     """Lines of Python, as `engines="auto"` writes them; none where no model could be served. No engine is made."""
-    from teola_plugin.adapters.serving.serving import Bound, Serving, served_text
-    from teola_plugin.adapters.serving.specs import EngineSpec
+    from teola_plugin.adapters.automatic_engines import Bound, Serving, served_text
+    from teola_plugin.adapters.engine_specs import EngineSpec
 
     names: dict[str, str] = {}
     bound = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from teola_plugin.adapters.checking.comparison import difference
+from teola_plugin.adapters.comparison import difference
 from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST_ASYNC, FAST_SYNC, SYNC, Run
 
 State = Literal["equal", "different", "undecided"]

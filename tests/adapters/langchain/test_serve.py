@@ -20,9 +20,8 @@ from langgraph.graph import END, START, StateGraph
 from support.openai_stub import MODEL, Stub, openai_stub
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.automatic_engines import PROCESS, served_text
 from teola_plugin.adapters.langchain.composite_calls import Threads
-from teola_plugin.adapters.serving.served_pool import PROCESS
-from teola_plugin.adapters.serving.serving import served_text
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer

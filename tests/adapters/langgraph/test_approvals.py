@@ -24,8 +24,7 @@ from langgraph.types import interrupt as ask
 from support.agents import GIVEN, World, agent, react, world
 from support.writing_llm import call
 
-from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
-from teola_plugin.adapters.langgraph.agents.reach import reach
+from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, reach, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner
 from teola_plugin.langchain import read_only
 

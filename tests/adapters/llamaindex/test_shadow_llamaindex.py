@@ -21,7 +21,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from support.llamaindex_engines import ENGINES, Library, shown
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.checking.shadow import ShadowReport
+from teola_plugin.adapters.shadow import ShadowReport
 from teola_plugin.errors import RegistrationError
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")

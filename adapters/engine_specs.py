@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
-from teola_plugin.adapters.serving.hosts import is_private
-from teola_plugin.adapters.serving.loaded import computes_with
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.graph import PrimitiveKind
+
+_PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
+"""Ends of names that no public name has (RFC 6761, 6762, 8375; `.internal` is reserved by ICANN)."""
+
+
+def is_private(url: str) -> bool:
+    """Whether an address is of this machine or a private network, by its spelling alone: nothing is looked up.
+
+    Names without a dot are: containers of one compose file or cluster find each other by such ones.
+    """
+    host = (urlsplit(url).hostname or "").rstrip(".").lower()
+    try:
+        return not ipaddress.ip_address(host.partition("%")[0]).is_global
+    except ValueError:
+        known = {socket.gethostname().lower(), socket.getfqdn().lower()} if "." in host else set()
+        return bool(host) and ("." not in host or host.endswith(_PRIVATE) or host in known)
+
+
+def computes_with(engine: Any, loaded: Any) -> bool:
+    """Whether an engine was given that very model, or an equal one: then there is nothing else to compare."""
+    given = getattr(engine, "given", None)
+    if given is None or loaded is None:
+        return False
+    from teola_plugin.engines.sentence_transformers.loaded_models import same_model
+
+    return same_model(given, loaded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from teola_plugin.adapters.checking.comparison import difference, failure, snapshot
+from teola_plugin.adapters.comparison import difference, failure, snapshot
 from teola_plugin.errors import QueryError, RegistrationError
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 

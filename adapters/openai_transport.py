@@ -4,7 +4,8 @@ A request goes past the engine, by the client that the object came with, only wh
 of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
 where something here fails before anything is sent. What became of a request that was taken is told to the client as
 its server and its connection would have told it. What the pool itself says (`QueryTimeout`, `QueryCancelled`,
-`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is: see `bypass`.
+`EngineOverloaded`, `EngineUnavailable`) reaches the caller of the object as it is, past a client that retries or wraps
+every `Exception`: see `raising_pool_errors`.
 
 That package uses `httpx`, or `httpx2` from its version 3 on; whichever it is, it is found through the client's class.
 """
@@ -16,11 +17,11 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextvars import ContextVar
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from teola_plugin.adapters.openai.bypass import raise_captured, raise_past_client
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
@@ -39,6 +40,87 @@ from teola_plugin.requests.payloads import AnswerForm, Generate
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle, PieceLog
+
+T = TypeVar("T")
+_END = object()
+_capture: ContextVar[bool] = ContextVar("teola_capture", default=False)
+_raising: ContextVar[bool] = ContextVar("teola_raising", default=False)
+
+
+class Captured(BaseException):
+    """A request that was asked for, in place of its answer. No `Exception`, so that no client retries it."""
+
+    def __init__(self, asked: Generate) -> None:
+        super().__init__()
+        self.asked = asked
+
+
+class Bypass(BaseException):
+    """An error of the pool on its way through the client. No `Exception`, so that no client retries or wraps it."""
+
+    def __init__(self, error: TeolaError) -> None:
+        super().__init__()
+        self.error = error
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Requests in the body raise `Captured` and are not sent."""
+    token = _capture.set(True)
+    try:
+        yield
+    finally:
+        _capture.reset(token)
+
+
+@contextlib.contextmanager
+def raising_pool_errors() -> Iterator[None]:
+    """The body uses a client: what the pool says of its requests is raised as it is, past what the client would do.
+
+    Around whatever of an object's methods sends requests. Outside of it a client is told that the connection broke.
+    """
+    token = _raising.set(True)
+    try:
+        yield
+    except Bypass as bypass:
+        raise bypass.error from bypass.error.__cause__
+    finally:
+        _raising.reset(token)
+
+
+def raising_pool_errors_in(items: Iterator[T]) -> Iterator[T]:
+    """The items, each made inside `raising_pool_errors()`."""
+    with contextlib.closing(items):  # type: ignore[type-var]
+        while True:
+            with raising_pool_errors():
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+async def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """`raising_pool_errors_in` in a loop."""
+    async with contextlib.aclosing(items):  # type: ignore[type-var]
+        while True:
+            with raising_pool_errors():
+                item = await anext(items, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+def raise_past_client(error: TeolaError) -> None:
+    """Raises it past the client, inside of `raising_pool_errors()`; does nothing elsewhere."""
+    if _raising.get():
+        raise Bypass(error)
+
+
+def raise_captured(asked: Generate) -> None:
+    """Raises `Captured`, inside of `capturing()`; does nothing elsewhere."""
+    if _capture.get():
+        raise Captured(asked)
+
 
 log = logging.getLogger("teola_plugin")
 _OF_THE_POOL = (QueryError, EngineUnavailable, EngineOverloaded)

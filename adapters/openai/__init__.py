@@ -1,1 +1,0 @@
-"""The user's own OpenAI clients, sent over a pool engine."""

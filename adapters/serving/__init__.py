@@ -1,1 +1,0 @@
-"""`engines=`: engines and bindings that are made by themselves, for the user's own models."""
