@@ -122,7 +122,7 @@ class CompositeCalls:
         while (claimed := self._next()) is not None:
             call, scope = claimed
             try:
-                self._context.copy().run(scope.result, call)
+                self._context.copy().run(scope.last_result, call)
             except BaseException:  # the original gets it where it claims the call, and goes no further
                 self._stop()
 
@@ -131,7 +131,7 @@ class CompositeCalls:
         while (claimed := self._next()) is not None:
             call, scope = claimed
             try:
-                await scope.aresult(call)
+                await scope.alast_result(call)
             except asyncio.CancelledError:
                 raise
             except BaseException:

@@ -22,6 +22,7 @@ from weakref import WeakSet
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
 from teola_plugin.adapters.early_work import freed, shape, submitted, takes_time
@@ -374,7 +375,7 @@ class QueryPrefetcher:
 
     def _call(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
         try:
-            value = result_for_graph(scope.result(invocation))
+            value = result_for_graph(scope.last_result(invocation))
         except CallsPublicMethod:
             _nested_events.add(type(invocation.target))
             scope.may_make = False
@@ -387,7 +388,7 @@ class QueryPrefetcher:
     def _await(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
         """End `result` once the original has made the call."""
         try:
-            value = result_for_graph(scope.result(invocation))
+            value = result_for_graph(scope.last_result(invocation))
         except Parked as parked:
             scope.expected = parked.call
             parked.call.when_over(lambda: self._await(invocation, scope, result))
@@ -428,7 +429,7 @@ def result_for_graph(value: Any) -> Any:
         nodes = None if value.nodes is None else [node.model_copy(deep=True) for node in value.nodes]
         return VectorStoreQueryResult(nodes, _list(value.similarities), _list(value.ids))
     if type(value) is list:
-        return list(value)
+        return [one.model_copy(deep=True) if isinstance(one, NodeWithScore) else one for one in value]
     if type(value) is str:
         return value
     raise TypeError(f"it returns a {type(value).__name__}")

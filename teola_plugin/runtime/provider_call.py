@@ -92,6 +92,11 @@ class ProviderCall:
             wake()
 
     @property
+    def has_results(self) -> bool:
+        """True once the provider has given a result or a chunk."""
+        return any(not item.is_event for item in reversed(self._items))
+
+    @property
     def is_shared(self) -> bool:
         return self.state is not CallProgress.NOT_SHARED
 

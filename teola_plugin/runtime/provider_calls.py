@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Item, Parked, ProviderCall
 from teola_plugin.runtime.works.identities import Party
+from teola_plugin.shims.interception import STREAM_OPENED
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.query_run import QueryRun
@@ -221,7 +222,9 @@ class CallScope:
                 delivered = False
                 try:
                     for item in call.items():
-                        if item.is_event:
+                        if item.value is STREAM_OPENED:
+                            yield item.value
+                        elif item.is_event:
                             invocation.report(item.value)
                         else:
                             delivered = True
@@ -315,6 +318,7 @@ class CallScope:
                 with self._inside(call, invocation):
                     value = next(steps, _END)
                 if value is _END:
+                    self._note_changed_arguments(call, invocation)
                     break
                 value = self._shared(call, invocation, value)
                 if value is not _END:
@@ -340,7 +344,9 @@ class CallScope:
                 delivered = False
                 try:
                     async for item in call.aitems():
-                        if item.is_event:
+                        if item.value is STREAM_OPENED:
+                            yield item.value
+                        elif item.is_event:
                             await invocation.report(item.value)
                         else:
                             delivered = True
@@ -366,6 +372,7 @@ class CallScope:
                 with self._inside(call, invocation):
                     value = await anext(steps, _END)
                 if value is _END:
+                    self._note_changed_arguments(call, invocation)
                     break
                 value = self._shared(call, invocation, value)
                 if value is not _END:
@@ -376,6 +383,40 @@ class CallScope:
                 await steps.aclose()
             raise
         self._ended(call)
+
+    def stream(self, invocation: Invocation) -> Any:
+        """Return the generator of chunks that a provider method returns, once it has returned: it may raise before.
+
+        What the invocation yields must begin with `STREAM_OPENED`. Without that its first value is returned instead:
+        the method returned no generator.
+        """
+        items = self.items(invocation)
+        first = next(items, STREAM_OPENED)
+        return _chunks(items) if first is STREAM_OPENED else first
+
+    async def astream(self, invocation: Invocation) -> Any:
+        """`stream` for async methods."""
+        items = self.aitems(invocation)
+        first = await anext(items, STREAM_OPENED)
+        return _achunks(items) if first is STREAM_OPENED else first
+
+    def last_result(self, invocation: Invocation) -> Any:
+        """Return what a provider method gives, of a stream the last chunk; for a planner, which reads no chunks."""
+        if not invocation.streams:
+            return self.result(invocation)
+        last = None
+        for last in self.stream(invocation):  # noqa: B007 - only the last one is of interest
+            pass
+        return last
+
+    async def alast_result(self, invocation: Invocation) -> Any:
+        """`last_result` for async methods."""
+        if not invocation.streams:
+            return await self.aresult(invocation)
+        last = None
+        async for last in await self.astream(invocation):  # noqa: B007 - as above
+            pass
+        return last
 
     def _early_permit(self, invocation: Invocation) -> Permit:
         """Return the leave for a prefetch to make its call. It is given back if the call is made by another."""
@@ -421,12 +462,12 @@ class CallScope:
 
     def _shared(self, call: ProviderCall, invocation: Invocation, value: Any) -> Any:
         """Give the other party the value, or a copy of it, and return this party's; `_END` if it cannot have one."""
+        if value is STREAM_OPENED:
+            call.put(Item(value, is_event=True))
+            return value
         is_early = self.party is Party.EARLY
-        if is_early and not self.has_changed and invocation.key() != call.key:
-            self.has_changed = True
-            self.on_change()
-            if not invocation.streams:
-                call.withdraw()  # what the original calls it with has yet to be changed
+        if not invocation.streams or not call.has_results:  # a key takes longer than a chunk
+            self._note_changed_arguments(call, invocation)
         if not call.is_shared:
             return value
         try:
@@ -439,6 +480,15 @@ class CallScope:
             return value
         call.put(Item(value if is_early else copied))
         return copied if is_early else value
+
+    def _note_changed_arguments(self, call: ProviderCall, invocation: Invocation) -> None:
+        """Do not share a prefetched result if the method changed what it was called with: the original would, too."""
+        if self.party is not Party.EARLY or self.has_changed or invocation.key() == call.key:
+            return
+        self.has_changed = True
+        self.on_change()
+        if not invocation.streams:
+            call.withdraw()
 
     def _failed(self, call: ProviderCall, error: BaseException) -> None:
         self.table.ended(call)
@@ -489,6 +539,22 @@ def _only(values: list[Any]) -> Any:
     if not values or values[0] is _END:
         raise TypeError("the result of a prefetched call cannot be copied")
     return values[0]
+
+
+def _chunks(items: Iterator[Any]) -> Generator[Any, None, None]:
+    try:
+        yield from (item for item in items if item is not STREAM_OPENED)
+    finally:
+        items.close()  # type: ignore[attr-defined]
+
+
+async def _achunks(items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    try:
+        async for item in items:
+            if item is not STREAM_OPENED:
+                yield item
+    finally:
+        await items.aclose()  # type: ignore[attr-defined]
 
 
 async def _one(result: Awaitable[Any]) -> AsyncGenerator[Any, None]:

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 Wrap = Callable[[Any], Any]
 """Return the wrapper of a function. It keeps the function as `__wrapped__` (`functools.wraps`)."""
 
+STREAM_OPENED: Any = object()
+"""The first item of the stream of a method that returns its chunks: the method has returned, and may not raise now."""
+
 
 class FunctionSlot(Protocol):
     """A place that holds the function of a method, where it can be replaced."""

@@ -1,4 +1,4 @@
-"""LlamaIndex's seam: the methods by which integrations of models and stores call their provider.
+"""LlamaIndex's seam: the methods by which models, stores, retrievers and postprocessors call their provider.
 
 An LLM's public methods emit events around a body, and spans around both. The body is intercepted, so events, spans and
 callbacks happen in the original's place, unchanged. It stands in a variable of the decorator's closure, or in the
@@ -8,20 +8,26 @@ intercepted instead.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
 from array import array
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import LLM
 from llama_index.core.llms.callbacks import llm_chat_callback
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery
 
 from teola_plugin.request_keys import TargetKey, freeze
 from teola_plugin.shims.interception import (
+    STREAM_OPENED,
     ClassAttribute,
     ClosureCell,
     FunctionSlot,
@@ -36,14 +42,27 @@ Body = Callable[..., Any]
 PUBLIC_METHODS = ("complete", "acomplete", "chat", "achat")
 """Methods of an LLM that answer whole, each with events around it."""
 STREAMING_METHODS = ("stream_complete", "astream_complete", "stream_chat", "astream_chat")
+"""Those that answer in chunks: each returns a generator."""
+STRUCTURED_METHODS = (
+    *("structured_predict", "astructured_predict"),
+    *("stream_structured_predict", "astream_structured_predict"),
+)
+"""Methods of an LLM that come to the others with a schema in the arguments."""
 EMBED_QUERY, EMBED_TEXT = ("_get_query_embedding", "_aget_query_embedding"), "_get_text_embedding"
 EMBED_BATCH = "_get_text_embeddings"
 SEARCH = ("query", "aquery")
+RETRIEVE = ("_retrieve", "_aretrieve")
+POSTPROCESS = ("_postprocess_nodes", "_apostprocess_nodes")
 _PURE = frozenset((*EMBED_QUERY, *SEARCH))
-_KINDS = {**dict.fromkeys((*EMBED_QUERY, EMBED_TEXT, EMBED_BATCH), "EMBEDDING"), **dict.fromkeys(SEARCH, "SEARCHING")}
+_KINDS = {
+    **dict.fromkeys((*EMBED_QUERY, EMBED_TEXT, EMBED_BATCH), "EMBEDDING"),
+    **dict.fromkeys((*SEARCH, *RETRIEVE), "SEARCHING"),
+    **dict.fromkeys(POSTPROCESS, "RERANKING"),
+}
 """What the trace calls a method; `GENERATION` for the others."""
 _OPENAI = ("llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike")
 _OPENAI_BODIES = ("_complete", "_acomplete", "_chat", "_achat")
+_OPENAI_STREAMS = ("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat")
 """All public methods of OpenAI's classes call one of these, which emit no events."""
 _FRAMEWORK_METHODS = (
     *("predict", "apredict", "_get_prompt", "_get_messages"),
@@ -58,6 +77,10 @@ class ProviderScope(Protocol):
     def result(self, invocation: Any, /) -> Any: ...
 
     async def aresult(self, invocation: Any, /) -> Any: ...
+
+    def stream(self, invocation: Any, /) -> Any: ...
+
+    async def astream(self, invocation: Any, /) -> Any: ...
 
 
 FindScope = Callable[[Any], ProviderScope | None]
@@ -111,10 +134,16 @@ def is_async_method(name: str) -> bool:
 def provider_methods(kind: type) -> tuple[str, ...]:
     """Return the names of the methods by which objects of a class call their provider.
 
-    Raises `Unreadable` for a class that is no model or store, or that is not known to call its provider by them.
+    Raises `Unreadable` for a class of another kind, or one that is not known to call its provider by them.
     """
     if issubclass(kind, LLM):
         return _methods_of_llm(kind)
+    if issubclass(kind, BaseRetriever):
+        return _methods_of_own_class(kind, BaseRetriever, RETRIEVE, "retrieve", "aretrieve")
+    if issubclass(kind, BaseNodePostprocessor):
+        return _methods_of_own_class(
+            kind, BaseNodePostprocessor, POSTPROCESS, "postprocess_nodes", "apostprocess_nodes"
+        )
     if issubclass(kind, BaseEmbedding):
         _require_unchanged(kind, BaseEmbedding, "get_query_embedding", "aget_query_embedding")
         _require_unchanged(kind, BaseEmbedding, "get_agg_embedding_from_queries", "aget_agg_embedding_from_queries")
@@ -127,17 +156,29 @@ def provider_methods(kind: type) -> tuple[str, ...]:
 def _methods_of_llm(kind: type) -> tuple[str, ...]:
     _require_unchanged(kind, LLM, *_FRAMEWORK_METHODS)
     if is_openai(kind):
-        return _OPENAI_BODIES
+        return (*_OPENAI_BODIES, *_OPENAI_STREAMS)
     names = tuple(name for name in PUBLIC_METHODS if not _delegates(body_of(kind, name)))
     if not names:
         raise Unreadable(f"{kind.__name__} calls another class's methods")
-    return names
+    streams = (name for name in STREAMING_METHODS if is_intercepted(kind, name))
+    return (*names, *(name for name in streams if not _delegates(body_of(kind, name))))
+
+
+def _methods_of_own_class(kind: type, base: type, names: tuple[str, ...], *framework_methods: str) -> tuple[str, ...]:
+    """Return those of the methods that a class from elsewhere than the framework's core has itself."""
+    if kind.__module__.startswith("llama_index.core."):
+        raise Unreadable(f"{kind.__name__} calls methods of other objects")
+    _require_unchanged(kind, base, *framework_methods)
+    return tuple(name for name in names if is_intercepted(kind, name))
+
+
+_PUBLIC_NAMES = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS))
 
 
 def _delegates(body: Any) -> bool:
     """Return True if a body calls another public method, or that of a class above."""
     code = body.__code__
-    return "__class__" in code.co_freevars or any(name in code.co_names for name in PUBLIC_METHODS)
+    return "__class__" in code.co_freevars or not _PUBLIC_NAMES.isdisjoint(code.co_names)
 
 
 def _require_unchanged(kind: type, base: type, *names: str) -> None:
@@ -162,9 +203,8 @@ def embedding_method(kind: type[BaseEmbedding]) -> str:
 class LlamaIndexInvocation:
     """One entry into a provider method; see `Invocation`."""
 
-    __slots__ = ("_args", "_body", "_kwargs", "_method", "is_pure", "kind", "target")
+    __slots__ = ("_args", "_body", "_kwargs", "_method", "is_pure", "kind", "streams", "target")
 
-    streams = False
     run_id: Any = None
 
     def __init__(self, target: Any, method: str, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -172,6 +212,7 @@ class LlamaIndexInvocation:
         self._args, self._kwargs = args, kwargs
         self.kind = _KINDS.get(method, "GENERATION")
         self.is_pure = method in _PURE
+        self.streams = method in _STREAMS
 
     @property
     def is_async(self) -> bool:
@@ -184,22 +225,63 @@ class LlamaIndexInvocation:
         return TargetKey(self.target), self._method, freeze(self._args, query_key), freeze(kwargs, query_key)
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
-        """Call the body of the method."""
-        return self._body(self.target, *self._args, **self._kwargs)
+        """Call the body of the method; return its chunks behind `STREAM_OPENED` if it returns a generator."""
+        if not self.streams:
+            return self._body(self.target, *self._args, **self._kwargs)
+        chunk_of = _detached if record is not None else _unchanged
+        return self._achunks(chunk_of) if self.is_async else self._chunks(chunk_of)
+
+    def _chunks(self, chunk_of: Callable[[Any], Any]) -> Generator[Any, None, None]:
+        chunks = self._body(self.target, *self._args, **self._kwargs)
+        if not isinstance(chunks, Generator):  # the framework takes it for a whole answer
+            yield chunks
+            return
+        with contextlib.closing(chunks):
+            yield STREAM_OPENED
+            for chunk in chunks:
+                yield chunk_of(chunk)
+
+    async def _achunks(self, chunk_of: Callable[[Any], Any]) -> AsyncGenerator[Any, None]:
+        chunks = await self._body(self.target, *self._args, **self._kwargs)
+        if not isinstance(chunks, AsyncGenerator):
+            yield chunks
+            return
+        async with contextlib.aclosing(chunks):
+            yield STREAM_OPENED
+            async for chunk in chunks:
+                yield chunk_of(chunk)
 
     def report(self, event: Any) -> Any:
         """Report nothing: these methods have no run manager."""
 
 
+def _unchanged(chunk: Any) -> Any:
+    return chunk
+
+
+def _detached(chunk: Any) -> Any:
+    """Return a chunk that stays as it is: OpenAI's classes go on writing in the tool calls of earlier ones."""
+    message = getattr(chunk, "message", None)
+    if message is None or not message.additional_kwargs:
+        return chunk
+    kwargs = copy.deepcopy(message.additional_kwargs)
+    return chunk.model_copy(update={"message": message.model_copy(update={"additional_kwargs": kwargs})})
+
+
 def query_key(value: Any) -> Hashable | None:
-    """Return the key of a store's query, whose vector is long; None for any other value."""
-    if type(value) is not VectorStoreQuery:
+    """Return the key of a query of a store or a retriever, whose vector is long; None for any other value."""
+    vector_name = _VECTORS.get(type(value))
+    if vector_name is None:
         return None
     fields = dict(vars(value))
-    vector = fields["query_embedding"]
+    vector = fields[vector_name]
     if type(vector) is list and all(type(one) is float for one in vector):
-        fields["query_embedding"] = array("d", vector).tobytes()
-    return VectorStoreQuery, freeze(fields)
+        fields[vector_name] = array("d", vector).tobytes()
+    return type(value), freeze(fields)
+
+
+_VECTORS: dict[type, str] = {VectorStoreQuery: "query_embedding", QueryBundle: "embedding"}
+"""Classes of queries, and the field that holds the vector."""
 
 
 # ------------------------------------------------------------ the wrappers
@@ -245,9 +327,46 @@ def _intercept_result(name: str) -> Wrap:
     return _keep_original(wrap)
 
 
-_METHODS = (*PUBLIC_METHODS, *_OPENAI_BODIES, *EMBED_QUERY, EMBED_TEXT, EMBED_BATCH, *SEARCH)
-_WRAPS = {name: _intercept_result(name) for name in _METHODS}
-_DEFAULTS = ("LLM", "BaseLLM", "FunctionCallingLLM", "CustomLLM", "BaseEmbedding", "BasePydanticVectorStore")
+def _intercept_stream(name: str) -> Wrap:
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            scope = _scope(self) if live_scopes else None
+            if scope is None:
+                return original(self, *args, **kwargs)
+            return scope.stream(LlamaIndexInvocation(self, name, original, args, kwargs))
+
+        @functools.wraps(original)
+        async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            scope = _scope(self) if live_scopes else None
+            if scope is None:
+                return await original(self, *args, **kwargs)
+            return await scope.astream(LlamaIndexInvocation(self, name, original, args, kwargs))
+
+        @functools.wraps(original)
+        def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self, *args, **kwargs)
+
+        if inspect.isasyncgenfunction(original):  # nobody awaits it
+            return pass_on
+        return awrapper if is_async_method(name) else wrapper
+
+    return _keep_original(wrap)
+
+
+_RESULTS = (
+    *(*PUBLIC_METHODS, *_OPENAI_BODIES, *EMBED_QUERY, EMBED_TEXT, EMBED_BATCH),
+    *(*SEARCH, *RETRIEVE, *POSTPROCESS),
+)
+_STREAMS = frozenset((*STREAMING_METHODS, *_OPENAI_STREAMS))
+_WRAPS = {
+    **{name: _intercept_result(name) for name in _RESULTS},
+    **{name: _intercept_stream(name) for name in _STREAMS},
+}
+_DEFAULTS = (
+    *("LLM", "BaseLLM", "FunctionCallingLLM", "CustomLLM", "BaseEmbedding"),
+    *("BasePydanticVectorStore", "BaseRetriever", "BaseNodePostprocessor"),
+)
 """Classes of the framework whose methods call other methods of the same object."""
 
 

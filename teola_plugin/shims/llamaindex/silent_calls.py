@@ -9,13 +9,16 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index_instrumentation.dispatcher import Dispatcher
 
 from teola_plugin.errors import RegistrationError
@@ -23,8 +26,10 @@ from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting, sha
 from teola_plugin.shims.llamaindex.interceptors import (
     PUBLIC_METHODS,
     STREAMING_METHODS,
+    STRUCTURED_METHODS,
     Body,
     body_of,
+    is_async_method,
     is_openai,
     provider_methods,
 )
@@ -62,9 +67,32 @@ def silent_body(target: Any, method: str) -> Body:
     """
     kind: Any = type(target)
     body = body_of(kind, method)
+    if isinstance(target, (BaseRetriever, BaseNodePostprocessor)):
+        install_silencing()
+        return _refusing_events(body, is_async=is_async_method(method))
     emits_no_events = is_openai(kind) or not isinstance(target, LLM)
     silent_target = target if emits_no_events else sharing(_without_public_methods(kind), target)
     return lambda _, *args, **kwargs: body(silent_target, *args, **kwargs)
+
+
+def _refusing_events(body: Body, *, is_async: bool) -> Body:
+    """Return a body that raises `CallsPublicMethod` where code that it calls would notify a handler."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token = _silence.set(Silence.REFUSED)
+        try:
+            return body(*args, **kwargs)
+        finally:
+            _silence.reset(token)
+
+    async def arun(*args: Any, **kwargs: Any) -> Any:
+        token = _silence.set(Silence.REFUSED)
+        try:
+            return await body(*args, **kwargs)
+        finally:
+            _silence.reset(token)
+
+    return arun if is_async else run
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +100,7 @@ def _without_public_methods(cls: type) -> type:
     def refuse(*_: Any, **__: Any) -> Any:
         raise CallsPublicMethod
 
-    names = (*STREAMING_METHODS, *PUBLIC_METHODS)
+    names = (*STREAMING_METHODS, *PUBLIC_METHODS, *STRUCTURED_METHODS)
     members = {name: refuse for name in names if hasattr(cls, name)}
     return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
 
@@ -166,7 +194,16 @@ def _capturing_method(name: str, is_async: bool) -> Any:
 # ------------------------------------------------------------ silence for a whole context
 
 
-_silent: ContextVar[bool] = ContextVar("teola_silent", default=False)
+class Silence(Enum):
+    """What becomes of a notification of handlers in a context."""
+
+    HEARD = "heard"
+    SILENT = "silent"
+    REFUSED = "refused"
+    """It raises `CallsPublicMethod`."""
+
+
+_silence: ContextVar[Silence] = ContextVar("teola_silence", default=Silence.HEARD)
 _NOTIFYING_METHODS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (CallbackManager, ("on_event_start", "on_event_end", "start_trace", "end_trace")),
     (Dispatcher, ("event", "aevent", "span_enter", "span_exit", "span_drop")),
@@ -176,7 +213,7 @@ _NOTIFYING_METHODS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 def silence_context() -> None:
     """Hide all calls in this context from handlers from now on. Needs `install_silencing` first."""
-    _silent.set(True)
+    _silence.set(Silence.SILENT)
 
 
 def install_silencing() -> None:
@@ -199,20 +236,27 @@ def _silenceable(method: Any) -> Any:
 
         @functools.wraps(method)
         async def anotify(*args: Any, **kwargs: Any) -> Any:
-            return None if _silent.get() else await method(*args, **kwargs)
+            return None if _is_silent() else await method(*args, **kwargs)
 
         wrapper: Any = anotify
     else:
 
         @functools.wraps(method)
         def notify(*args: Any, **kwargs: Any) -> Any:
-            if not _silent.get():
+            if not _is_silent():
                 return method(*args, **kwargs)
             return kwargs.get("event_id") or str(uuid4())  # of an event that begins
 
         wrapper = notify
     wrapper.__teola_asks__ = True
     return wrapper
+
+
+def _is_silent() -> bool:
+    silence = _silence.get()
+    if silence is Silence.REFUSED:
+        raise CallsPublicMethod
+    return silence is Silence.SILENT
 
 
 def _unknown_listeners() -> RegistrationError:

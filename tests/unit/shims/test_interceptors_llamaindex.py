@@ -94,8 +94,10 @@ def kit() -> Kit:
 
 
 def test_provider_methods_by_class(kit: Kit) -> None:
-    assert seam.provider_methods(type(kit.llm)) == ("complete", "acomplete")  # `chat` calls `complete`
-    assert seam.provider_methods(OpenAILike) == ("_complete", "_acomplete", "_chat", "_achat")
+    whole = ("complete", "acomplete")  # `chat` calls `complete`
+    assert seam.provider_methods(type(kit.llm)) == (*whole, "stream_complete", "astream_complete")
+    streams = ("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat")
+    assert seam.provider_methods(OpenAILike) == ("_complete", "_acomplete", "_chat", "_achat", *streams)
     assert seam.provider_methods(type(kit.embedding)) == seam.EMBED_QUERY
     assert seam.provider_methods(type(kit.reports.vector_store)) == seam.SEARCH
 
