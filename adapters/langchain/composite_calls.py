@@ -45,10 +45,10 @@ from teola_plugin.adapters.langchain.prefetching import (
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_interceptors import intercept_composites, live_scopes
 from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of
@@ -252,7 +252,7 @@ class CompositeCalls:
     def running(self) -> Iterator[None]:
         """Prefetch while the body runs; drop what it did not claim."""
         live_scopes.add(id(self))
-        token = calls_scope.set(CallScope(self._table, Party.PLAIN, copied))
+        token = calls_scope.set(CallScope(self._table, Caller.ORIGINAL, copied))
         try:
             if self._on_loop:
                 self._tasks = [self._start(call) for call in self._waiting]
@@ -296,7 +296,7 @@ class CompositeCalls:
             await call.part.ainvoke(call.input, config, **call.kwargs)
 
     def _silent(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
-        scope = CallScope(self._table, Party.EARLY, copied, is_offer=True)
+        scope = CallScope(self._table, Caller.PLANNER, copied, is_offer=True)
         with self._lock:
             self._scopes.append(scope)
         context = self._context.copy()

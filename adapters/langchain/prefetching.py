@@ -33,13 +33,13 @@ from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.daemon_threads import threads
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
 from teola_plugin.shims.langchain_interceptors import live_scopes
@@ -185,7 +185,7 @@ class QueryCalls:
         self._inherited = _inherited(config)
         self.table = ProviderCallTable(self._limits_of, self._note_call, self._asks_for)
         self.classes = frozenset(type(site.target) for site in sites.values())
-        self.original = CallScope(self.table, Party.PLAIN, copied)
+        self.original = CallScope(self.table, Caller.ORIGINAL, copied)
         self._prefetched, self._required_inputs, self._unread = prefetched, required_inputs, unread
         self._limit, self._form = limit, form
         self._loop = asyncio.get_running_loop() if on_loop else None
@@ -236,7 +236,7 @@ class QueryCalls:
                 prefetch.drop()
         for prefetch in (*prefetches, *self._refuted) if succeeded and self._learns else ():
             calls = prefetch.scope.calls
-            if calls and not prefetch.site.mapped and not any(Party.PLAIN in call.claimed_by for call in calls):
+            if calls and not prefetch.site.mapped and not any(call.is_claimed_by(Caller.ORIGINAL) for call in calls):
                 prefetch.site.keeps_its_place.set()
 
     # ------------------------------------------------------------ the graph's side
@@ -244,7 +244,7 @@ class QueryCalls:
     def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
         """Return what the object at a site gives for an input: from a prefetch, or from the original's own call."""
         site = self.sites[key]
-        scope = CallScope(self.table, Party.EARLY, copied, request_id=request_id, on_change=site.keeps_its_place.set)
+        scope = CallScope(self.table, Caller.PLANNER, copied, request_id=request_id, on_change=site.keeps_its_place.set)
         prefetch = Prefetch(site, None, scope)
         scope.stop = lambda: prefetch.cancel()
         with self._lock:
@@ -378,7 +378,7 @@ class QueryCalls:
                 if prefetch.site.key in keys and not prefetch.result.done() and prefetch.scope.may_make:
                     if not prefetch.scope.calls:
                         prefetch.scope.may_make = False  # it takes this call, if it is the same, and makes no other
-                    elif not any(Party.PLAIN in call.claimed_by for call in prefetch.scope.calls):
+                    elif not any(call.is_claimed_by(Caller.ORIGINAL) for call in prefetch.scope.calls):
                         wrong.append(prefetch)
         self._refuted += wrong
         for prefetch in wrong:

@@ -7,16 +7,17 @@ caller.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.adapters.calls import to_list
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, current_write
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText, Vector
+from teola_plugin.runtime.claims import Caller, ClaimRule, Claims, ClaimTable
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.shims.llamaindex.models import is_paced
 
@@ -26,20 +27,42 @@ if TYPE_CHECKING:
 Role = Literal["query", "document"]
 
 
+@dataclass(slots=True, eq=False)
+class _PrefetchedBatch:
+    """The embedding of one batch, which the planner has requested. An entry of a `ClaimTable`."""
+
+    start: int
+    """Number of its first text."""
+    handle: CallHandle
+    claims: Claims
+    is_claimable = True
+    is_expected = False
+
+    def forget(self) -> None:
+        """See `Claimable`. The vectors go with the batch."""
+
+
 class _PrefetchedBatches:
     """The prefetched batches of one call, each until the framework's own code claims it."""
 
     def __init__(self, model: BatchPrefetching, texts: Sequence[str], write: PipelinedWrite | None) -> None:
         size = model.embed_batch_size
-        self._write = write
-        self._calls: dict[tuple[str, ...], deque[tuple[int, CallHandle]]] = defaultdict(deque)
+        self._model, self._write = model, write
+        self._claims = ClaimTable[_PrefetchedBatch]()
         for start in range(0, len(texts), size):
-            batch = tuple(texts[start : start + size])
-            self._calls[batch].append((start, model.call(batch, "document")))
+            texts_of_batch = texts[start : start + size]
+            batch = _PrefetchedBatch(
+                start, model.call(texts_of_batch, "document"), Claims(ClaimRule.ONCE_PER_CALLER, Caller.PLANNER)
+            )
+            self._claims.add(self._key(texts_of_batch), batch, Caller.PLANNER)
 
-    def claim(self, texts: Sequence[str]) -> tuple[int, CallHandle] | None:
-        calls = self._calls.get(tuple(texts))
-        return calls.popleft() if calls else None
+    def _key(self, texts: Sequence[str]) -> Hashable:
+        """Return the request key of a batch: the engine's requests."""
+        return tuple(self._model.payload(text, "document") for text in texts)
+
+    def claim(self, texts: Sequence[str]) -> _PrefetchedBatch | None:
+        """Claim the batch of these texts for the original; None if there is none left."""
+        return self._claims.claim(self._key(texts), Caller.ORIGINAL)
 
     def pass_on(self, start: int, vectors: Sequence[Sequence[float]]) -> None:
         """Hand the vectors of a batch to the write that runs beside the embedding, if there is one."""
@@ -48,9 +71,9 @@ class _PrefetchedBatches:
 
     def close(self) -> None:
         """Cancel the batches that nobody claimed."""
-        for calls in self._calls.values():
-            for _, handle in calls:
-                handle.cancel()
+        for batch in self._claims:
+            if Caller.ORIGINAL not in batch.claims.callers:
+                batch.handle.cancel()
 
 
 _prefetched: ContextVar[_PrefetchedBatches | None] = ContextVar("teola_batches", default=None)
@@ -78,27 +101,23 @@ class BatchPrefetching:
 
     def vectors(self, texts: Sequence[str], role: Role) -> list[list[float]]:
         """Return one vector per text, in order."""
-        batches, (start, handle) = self._claim_or_call(texts, role)
+        batches = _prefetched.get() if role == "document" else None
+        batch = batches.claim(texts) if batches is not None else None
+        handle = self.call(texts, role) if batch is None else batch.handle
         vectors = [self.vector_of(value) for value in handle.result()]
-        if batches is not None:
-            batches.pass_on(start, vectors)
+        if batches is not None and batch is not None:
+            batches.pass_on(batch.start, vectors)
         return vectors
 
     async def avectors(self, texts: Sequence[str], role: Role) -> list[list[float]]:
         """`vectors` in a loop."""
-        batches, (start, handle) = self._claim_or_call(texts, role)
-        vectors = [self.vector_of(value) for value in await handle]
-        if batches is not None:
-            batches.pass_on(start, vectors)
-        return vectors
-
-    def _claim_or_call(
-        self, texts: Sequence[str], role: Role
-    ) -> tuple[_PrefetchedBatches | None, tuple[int, CallHandle]]:
-        """Return the batches, and the number of the first text and the call; without batches for a call that is new."""
         batches = _prefetched.get() if role == "document" else None
-        claimed = batches.claim(texts) if batches is not None else None
-        return (batches, claimed) if claimed is not None else (None, (0, self.call(texts, role)))
+        batch = batches.claim(texts) if batches is not None else None
+        handle = self.call(texts, role) if batch is None else batch.handle
+        vectors = [self.vector_of(value) for value in await handle]
+        if batches is not None and batch is not None:
+            batches.pass_on(batch.start, vectors)
+        return vectors
 
     # ------------------------------------------------------------ LlamaIndex's interface
 

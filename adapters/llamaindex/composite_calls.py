@@ -23,9 +23,9 @@ from llama_index.core.extractors import TitleExtractor
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.prefetching import original_scope
 from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting
 from teola_plugin.shims.llamaindex.interceptors import (
     EMBED_BATCH,
@@ -97,7 +97,7 @@ class CompositeCalls:
     @contextlib.contextmanager
     def _claimable(self) -> Iterator[None]:
         live_scopes.add(id(self))
-        token = original_scope.set((CallScope(self._table, Party.PLAIN, _same), self._targets))
+        token = original_scope.set((CallScope(self._table, Caller.ORIGINAL, _same), self._targets))
         try:
             yield
         finally:
@@ -114,7 +114,7 @@ class CompositeCalls:
         with self._lock:
             if not self._waiting:
                 return None
-            scope = CallScope(self._table, Party.EARLY, _same, is_offer=True)
+            scope = CallScope(self._table, Caller.PLANNER, _same, is_offer=True)
             self._scopes.append(scope)
             return self._waiting.popleft(), scope
 

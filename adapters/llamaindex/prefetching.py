@@ -33,12 +33,12 @@ from teola_plugin.graph import Component, Graph, Primitive, Query, Ref, Workflow
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early, limit_of
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims.llamaindex.interceptors import (
     LlamaIndexInvocation,
     install,
@@ -268,7 +268,7 @@ class QueryPrefetcher:
         self._table = ProviderCallTable(lambda target: limits.get(id(target), ()))
         if report_to is not None:
             self._table.begin(report_to)
-        self._original = CallScope(self._table, Party.PLAIN, result_for_graph), limits.keys()
+        self._original = CallScope(self._table, Caller.ORIGINAL, result_for_graph), limits.keys()
         self._context = copy_context()
         self._context.run(inside_early.set, True)
         self._lock = threading.Lock()
@@ -326,7 +326,7 @@ class QueryPrefetcher:
         """Return the result of a call at a site, as the graph reads it. See `Prefetcher`."""
         result: Future[Outcome] = Future()
         site = self._plan.sites[key]
-        scope = CallScope(self._table, Party.EARLY, result_for_graph)
+        scope = CallScope(self._table, Caller.PLANNER, result_for_graph)
         try:
             args, kwargs = _copied_arguments(input)
         except NotCopied as error:

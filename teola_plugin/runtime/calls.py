@@ -16,6 +16,7 @@ from teola_plugin.graph import PrimitiveKind, Query, Terms
 from teola_plugin.observe.waits import OpenWait
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
@@ -26,7 +27,7 @@ from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.works.identities import Identity, Party
+from teola_plugin.runtime.works.identities import Identity
 from teola_plugin.runtime.works.work import PendingCall, Work, placed, request_id
 
 _calls = itertools.count(1)
@@ -134,7 +135,7 @@ class PlainCalls:
             self._told(run, call, call.wait)
         name = f"{call.port.name}.call#{run.calls_made}"
         for collection in {one.collection for one in call.payloads if isinstance(one, IngestRow)}:
-            self._driver.engines.works.overwritten(call.port.name, collection)
+            self._driver.engines.works.drop_writes(call.port.name, collection)
         doubtful: list[int] = []
         for number, payload in enumerate(call.payloads):
             work = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)
@@ -156,8 +157,8 @@ class PlainCalls:
             known = call.identities[number] if call.identities else None
             known = known or engines.identity_of(call.port, run.query.tenant, payload)
         drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
-        work = engines.join(run, Party.PLAIN, call.port, call.kind, payload, known, call.terms, name, drafts=drafts)
-        work.taken = run.calls_made
+        work = engines.join(run, Caller.ORIGINAL, call.port, call.kind, payload, known, call.terms, name, drafts=drafts)
+        work.claims.last_claim = run.calls_made
         if work.made and call.step:
             self._driver.trace.at_step(run, work, call.step)
         if not work.made and not run.claims:  # nobody can come to read its pieces
@@ -188,7 +189,7 @@ class PlainCalls:
             drafts=all_drafts(call.port.engine.profile, payload),
         )
         work = Work(request, call.port.name, None, name, terms=terms, made=False)
-        work.subscribe(Party.PLAIN, terms)
+        work.subscribe(Caller.ORIGINAL, terms)
         if call.log is not None:
             work.read_into(call.log)
         return work
@@ -233,7 +234,12 @@ class PlainCalls:
 
         None where that cannot be: the query is over, or pieces were passed on; and where it would fail alike.
         """
-        if not lost.lost or lost.by is not Party.EARLY or run.id not in self._driver.runs or call.given_up:
+        if (
+            not lost.lost
+            or lost.claims.made_by is not Caller.PLANNER
+            or run.id not in self._driver.runs
+            or call.given_up
+        ):
             return None
         if call.log is not None and lost.pieces:
             if not call.log.tentative:
@@ -241,7 +247,7 @@ class PlainCalls:
             call.log.close()
             call.log = None
         self._note(call.port.name, lost)
-        lost.unsubscribe(Party.PLAIN)  # so it counts as wasted
+        lost.claims.give_up(Caller.ORIGINAL)  # so it counts as wasted
         number = next(i for i, work in enumerate(call.works) if work is lost)
         work = call.works[number] = self._claimed(run, call, number, name)
         self._send(run, call, name, live=True)
@@ -267,7 +273,7 @@ class PlainCalls:
         """The caller does not want it any more."""
         call.given_up = True
         for work in call.works:
-            self._driver.engines.give_up(work, Party.PLAIN)
+            self._driver.engines.give_up(work, Caller.ORIGINAL)
 
     # ------------------------------------------------------------ searches that were made before
 
@@ -298,7 +304,7 @@ class PlainCalls:
     def _search_again(self, run: QueryRun, call: Call, number: int, name: str) -> None:
         work = call.works[number]
         work.stale = True
-        self._driver.engines.give_up(work, Party.PLAIN)
+        self._driver.engines.give_up(work, Caller.ORIGINAL)
         live = run.id in self._driver.runs
         payload = call.payloads[number]
         call.works[number] = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)

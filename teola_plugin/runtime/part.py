@@ -8,7 +8,7 @@ from typing import Any
 
 from teola_plugin.graph import Graph, InstancePath
 from teola_plugin.requests.payloads import AnswerForm
-from teola_plugin.runtime.works.identities import EarlyGraph
+from teola_plugin.runtime.claims import PlannerGraph
 from teola_plugin.scheduling.objectives import in_gang
 
 
@@ -42,7 +42,7 @@ class Part:
 
     def asks(self, since: int, at: float = 0.0) -> AskingPart:
         """As a party to works, from this time and the plain object's call of that number on."""
-        alone = EarlyGraph(self.name, self.name, self.lookahead, since)
+        alone = PlannerGraph(self.name, self.name, self.lookahead, since)
         return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone, at)
 
 
@@ -73,13 +73,13 @@ class AskingPart:
     """A live part, and the graphs that it asks as."""
 
     part: Part
-    alone: EarlyGraph
-    beside: EarlyGraph
+    alone: PlannerGraph
+    beside: PlannerGraph
     """For what its gang asks for, too."""
     began: float = 0.0
     """On the runtime's clock."""
 
-    def graph_of(self, primitive: str) -> EarlyGraph:
+    def graph_of(self, primitive: str) -> PlannerGraph:
         """The one that asks for that primitive of it."""
         return self.beside if self.beside is self.alone or self._member(primitive) else self.alone
 

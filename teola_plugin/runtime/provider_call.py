@@ -1,4 +1,4 @@
-"""One call of a provider method, whose results two parties read: while they come, from any thread or loop."""
+"""One call of a provider method, whose results both callers of a query read: as they come, from any thread or loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import Enum
 from typing import Any
 
 from teola_plugin.observe.waits import OwnCall
-from teola_plugin.runtime.works.identities import Party
+from teola_plugin.runtime.claims import Caller, Claims
 
 
 class CallNotShared(Exception):
-    """The result of a call cannot be given to the other party: the call was cancelled, or the result not copied."""
+    """The result of a call cannot be given to the other caller: the call was cancelled, or the result not copied."""
 
 
 class Parked(Exception):
@@ -50,9 +50,8 @@ class Item:
 class ProviderCall:
     """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
 
-    def __init__(self, key: Hashable, made_by: Party, state: CallProgress) -> None:
-        self.key, self.state = key, state
-        self.claimed_by = {made_by}
+    def __init__(self, key: Hashable, claims: Claims, state: CallProgress) -> None:
+        self.key, self.claims, self.state = key, claims, state
         self.run_id: Any = None
         """Of the framework's run in which the provider method is called; None if that is not known."""
         self.target: Any = None
@@ -65,6 +64,14 @@ class ProviderCall:
         self._items: list[Item] = []
         self._wakers: list[Callable[[], object]] = []
         self._lock = threading.Lock()
+
+    def begin(self) -> bool:
+        """Begin a call that is expected. Return False if somebody else has begun it."""
+        with self._lock:
+            if self.state is not CallProgress.EXPECTED:
+                return False
+            self.state = CallProgress.RUNNING
+            return True
 
     def put(self, item: Item) -> None:
         """Add the next item and wake those who wait for it."""
@@ -97,8 +104,21 @@ class ProviderCall:
         return any(not item.is_event for item in reversed(self._items))
 
     @property
-    def is_shared(self) -> bool:
+    def is_claimable(self) -> bool:
+        """See `Claimable`."""
         return self.state is not CallProgress.NOT_SHARED
+
+    @property
+    def is_expected(self) -> bool:
+        """See `Claimable`."""
+        return self.state is CallProgress.EXPECTED
+
+    def forget(self) -> None:
+        """See `Claimable`. The results go with the call, once nobody reads them."""
+
+    def is_claimed_by(self, caller: Caller) -> bool:
+        """Return True if that caller has made or claimed the call."""
+        return caller in self.claims.callers
 
     @property
     def is_over(self) -> bool:

@@ -1,14 +1,13 @@
 """Provider calls of a query: calls of the user's own models and retrievers, each made once and claimed once.
 
-Two parties make them: the original app, in its own order, and the planner, which prefetches. Whoever comes first with a
-request key makes the call; the other one gets what came of it, while it comes. Two calls of the original with equal
-keys stay two calls. A claimed call that was cancelled, or failed in a way that may pass, is made again by the original.
+Whoever comes first with a request key, the original or the planner, makes the call. The other one claims it (see
+`claims`) and gets its results as they come. A claimed call that was cancelled, or failed in a way that may pass, is
+made again by the original.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from teola_plugin.observe.waits import OwnCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
+from teola_plugin.runtime.claims import Caller, ClaimRule, Claims, ClaimTable
 from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Item, Parked, ProviderCall
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims.interception import STREAM_OPENED
 
 if TYPE_CHECKING:
@@ -49,64 +48,57 @@ class ProviderCallTable:
         self.is_closed = False
         self._limits, self._on_call, self._asks_for = limits, on_call, asks_for
         self._run: QueryRun | None = None
-        self._calls: dict[Hashable, list[ProviderCall]] = {}
-        self._lock = threading.Lock()
+        self._claims = ClaimTable[ProviderCall]()
 
     def begin(self, run: QueryRun) -> None:
         """Write calls and waits to the trace of this query from now on."""
         self._run = run
 
     def join(
-        self, key: Hashable, party: Party, invocation: Invocation, *, may_make: bool = True, is_offer: bool = False
+        self, key: Hashable, caller: Caller, invocation: Invocation, *, may_make: bool = True, is_offer: bool = False
     ) -> tuple[ProviderCall, bool]:
-        """Return the call that `party` gets for this key, and whether it has to make that call itself.
+        """Return the call that `caller` gets for this key, and whether it has to make that call itself.
 
-        A party gets each call once; the planner gets pure calls again. `may_make`: False for a planner that waits for
-        the original's call. `is_offer`: the call is made for whoever asks for it, unless the object was called so
-        before; raises `CallNotShared` then.
+        `may_make`: False for a planner that waits for the original's call. `is_offer`: the call is made for whoever
+        asks for it, unless the object was called so before; raises `CallNotShared` then.
         """
-        with self._lock:
-            known = self._calls.get(key, ())
-            if is_offer and any(call.target is invocation.target for call in known):
+        new = list[ProviderCall]()
+
+        def make() -> ProviderCall:
+            rule = ClaimRule.PURE_FOR_PLANNER if invocation.is_pure else ClaimRule.ONCE_PER_CALLER
+            call = ProviderCall(key, Claims(rule, caller), CallProgress.EXPECTED)
+            call.run_id, call.target = invocation.run_id, invocation.target
+            asked_by = partial(self._asks_for, target=invocation.target)
+            call.report = OwnCall(type(invocation.target).__name__, invocation.kind, PROVIDER, asked_by=asked_by)
+            new.append(call)
+            return call
+
+        if not is_offer:
+            call = self._claims.claim_or_add(key, caller, make)
+        else:
+            call = make()
+            if not self._claims.offer(key, call, unless=lambda other: other.target is invocation.target):
                 raise CallNotShared
-            repeats = party is Party.EARLY and invocation.is_pure
-            for call in () if is_offer else known:
-                if (repeats or party not in call.claimed_by) and call.is_shared:
-                    call.claimed_by.add(party)
-                    is_maker = may_make and call.state is CallProgress.EXPECTED
-                    if is_maker:
-                        call.state = CallProgress.RUNNING
-                    break
-            else:
-                call = ProviderCall(key, party, CallProgress.RUNNING if may_make else CallProgress.EXPECTED)
-                call.run_id, call.target = invocation.run_id, invocation.target
-                if is_offer:
-                    call.claimed_by.clear()
-                self._calls.setdefault(key, []).append(call)
-                is_maker = may_make
-                asked_by = partial(self._asks_for, target=invocation.target)
-                call.report = OwnCall(type(invocation.target).__name__, invocation.kind, PROVIDER, asked_by=asked_by)
-                if self._run is not None:
-                    self._run.waits.calls(call.report)
+        if new and call.report is not None and self._run is not None:
+            self._run.waits.calls(call.report)
+        is_maker = may_make and call.begin()
         if call.report is not None:
-            call.report.used |= party is Party.PLAIN
+            call.report.used |= caller is Caller.ORIGINAL
             if is_maker:
                 call.report.began = self._now()
-        if party is Party.PLAIN:
+        if caller is Caller.ORIGINAL:
             self._on_call(invocation.target, is_maker)
         return call, is_maker
 
     def has_call(self, key: Hashable) -> bool:
         """Return True if a call with this key was made, or is expected, and can be shared."""
-        with self._lock:
-            return any(call.is_shared for call in self._calls.get(key, ()))
+        return self._claims.has(key)
 
-    def add(self, key: Hashable, party: Party, report: OwnCall | None) -> ProviderCall:
-        """Return a new call that `party` makes, whatever others there are for this key."""
-        call = ProviderCall(key, party, CallProgress.RUNNING)
-        call.report = report
-        with self._lock:
-            self._calls.setdefault(key, []).append(call)
+    def make_again(self, lost: ProviderCall, caller: Caller) -> ProviderCall:
+        """Return a new call that `caller` makes in place of one whose result it cannot have."""
+        call = ProviderCall(lost.key, Claims(lost.claims.rule, caller), CallProgress.RUNNING)
+        call.report = lost.report
+        self._claims.add(lost.key, call, caller)
         return call
 
     def ended(self, call: ProviderCall) -> None:
@@ -114,17 +106,17 @@ class ProviderCallTable:
         if call.report is not None:
             call.report.ended = self._now()
 
-    def permit(self, party: Party, target: Any) -> Permit:
+    def permit(self, caller: Caller, target: Any) -> Permit:
         """Return the leave to call an object. Where it takes one call at a time, the original waits for prefetched
         calls, and those wait for all others; what is called in turn waits for nobody."""
         limits = self._limits(target) if executing.get() is None else ()
-        return Permit(limits, early=party is Party.EARLY)
+        return Permit(limits, early=caller is Caller.PLANNER)
 
     @contextmanager
-    def waiting(self, party: Party, call: ProviderCall) -> Iterator[None]:
+    def waiting(self, caller: Caller, call: ProviderCall) -> Iterator[None]:
         """Note in the trace that the original waits for a call in the body."""
         run = self._run
-        if run is None or party is Party.EARLY:
+        if run is None or caller is Caller.PLANNER:
             yield
             return
         wait = run.waits.asked(self._now(), run.steps.id_of(current_place.get().step))
@@ -140,11 +132,9 @@ class ProviderCallTable:
 
     def close(self) -> None:
         """End the query: cancel prefetched calls that the original did not claim."""
-        with self._lock:
-            self.is_closed = True
-            calls = [call for calls in self._calls.values() for call in calls]
-        for call in calls:
-            if Party.PLAIN not in call.claimed_by:
+        self.is_closed = True
+        for call in self._claims:
+            if not call.is_claimed_by(Caller.ORIGINAL):
                 call.cancel()
                 call.withdraw()
 
@@ -188,7 +178,7 @@ class CallScope:
     """On whose behalf provider calls are made here: by the original of a query, or by one of its prefetches."""
 
     table: ProviderCallTable
-    party: Party
+    caller: Caller
     copy: Copy
     may_make: bool = True
     """False for a prefetch whose call only the original may make."""
@@ -211,13 +201,13 @@ class CallScope:
     """Those that the prefetch made."""
 
     def items(self, invocation: Invocation) -> Iterator[Any]:
-        """Yield what the provider method gives: from the call of the other party, or by calling it."""
+        """Yield what the provider method gives: from the call of the other caller, or by calling it."""
         with self._early_permit(invocation):
             call, is_maker = self._join(invocation)
-            if is_maker and self.party is Party.EARLY:
+            if is_maker and self.caller is Caller.PLANNER:
                 yield from self._results(call, invocation)
                 return
-        with self.table.waiting(self.party, call):
+        with self.table.waiting(self.caller, call):
             if not is_maker:
                 delivered = False
                 try:
@@ -235,16 +225,16 @@ class CallScope:
                     raise
                 except Exception as error:
                     call = self._call_again(call, error, delivered)
-            with self.table.permit(self.party, invocation.target):
+            with self.table.permit(self.caller, invocation.target):
                 yield from self._results(call, invocation)
 
     def result(self, invocation: Invocation) -> Any:
-        """Return what a provider method returns that does not stream: from the other party's call, or by calling it."""
+        """Return what a provider method returns that does not stream: from the other caller, or by calling it."""
         with self._early_permit(invocation):
             call, is_maker = self._join(invocation)
-            if is_maker and self.party is Party.EARLY:
+            if is_maker and self.caller is Caller.PLANNER:
                 return self._make(call, invocation)
-        with self.table.waiting(self.party, call):
+        with self.table.waiting(self.caller, call):
             if not is_maker:
                 values = list[Any]()
                 try:
@@ -259,7 +249,7 @@ class CallScope:
                     raise
                 except Exception as error:
                     call = self._call_again(call, error, bool(values))
-            with self.table.permit(self.party, invocation.target):
+            with self.table.permit(self.caller, invocation.target):
                 return self._make(call, invocation)
 
     def _make(self, call: ProviderCall, invocation: Invocation) -> Any:
@@ -277,9 +267,9 @@ class CallScope:
         """`result` for async methods."""
         async with self._early_permit(invocation):
             call, is_maker = self._join(invocation)
-            if is_maker and self.party is Party.EARLY:
+            if is_maker and self.caller is Caller.PLANNER:
                 return await self._amake(call, invocation)
-        with self.table.waiting(self.party, call):
+        with self.table.waiting(self.caller, call):
             if not is_maker:
                 values = list[Any]()
                 try:
@@ -294,7 +284,7 @@ class CallScope:
                     raise
                 except Exception as error:
                     call = self._call_again(call, error, bool(values))
-            async with self.table.permit(self.party, invocation.target):
+            async with self.table.permit(self.caller, invocation.target):
                 return await self._amake(call, invocation)
 
     async def _amake(self, call: ProviderCall, invocation: Invocation) -> Any:
@@ -334,12 +324,12 @@ class CallScope:
         """`items` for async methods."""
         async with self._early_permit(invocation):
             call, is_maker = self._join(invocation)
-            if is_maker and self.party is Party.EARLY:
+            if is_maker and self.caller is Caller.PLANNER:
                 async with aclosing(self._aresults(call, invocation)) as results:
                     async for value in results:
                         yield value
                 return
-        with self.table.waiting(self.party, call):
+        with self.table.waiting(self.caller, call):
             if not is_maker:
                 delivered = False
                 try:
@@ -358,7 +348,7 @@ class CallScope:
                 except Exception as error:
                     call = self._call_again(call, error, delivered)
             results = self._aresults(call, invocation)
-            async with self.table.permit(self.party, invocation.target), aclosing(results):
+            async with self.table.permit(self.caller, invocation.target), aclosing(results):
                 async for value in results:
                     yield value
 
@@ -420,20 +410,20 @@ class CallScope:
 
     def _early_permit(self, invocation: Invocation) -> Permit:
         """Return the leave for a prefetch to make its call. It is given back if the call is made by another."""
-        makes = self.party is Party.EARLY and self.may_make and self.expected is None
-        return self.table.permit(self.party, invocation.target) if makes else Permit((), early=True)
+        makes = self.caller is Caller.PLANNER and self.may_make and self.expected is None
+        return self.table.permit(self.caller, invocation.target) if makes else Permit((), early=True)
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
-        is_early = self.party is Party.EARLY
+        is_early = self.caller is Caller.PLANNER
         try:
             key = invocation.key()
         except UnknownValue:  # nobody else can ask for the same
             if is_early:
                 raise
-            return ProviderCall(object(), self.party, CallProgress.NOT_SHARED), True
+            return ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED), True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
-        call, is_maker = self.table.join(key, self.party, invocation, may_make=self.may_make, is_offer=self.is_offer)
+        call, is_maker = self.table.join(key, self.caller, invocation, may_make=self.may_make, is_offer=self.is_offer)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
         if is_early and not is_maker and not self.may_make:
@@ -449,26 +439,26 @@ class CallScope:
     def _call_again(self, call: ProviderCall, error: Exception, delivered: bool) -> ProviderCall:
         """Return a call of the original's own, as if nothing had been prefetched. Raise an error that it has to see."""
         is_lost = isinstance(error, CallNotShared) or is_transient(error)
-        if delivered or not is_lost or self.party is Party.EARLY:
+        if delivered or not is_lost or self.caller is Caller.PLANNER:
             raise error
-        return self.table.add(call.key, self.party, call.report)
+        return self.table.make_again(call, self.caller)
 
     def _inside(self, call: ProviderCall, invocation: Invocation) -> AbstractContextManager[None]:
         """Return a context whose body runs as part of the provider method."""
         return nullcontext() if self.is_user_code else _Inside(call, invocation)
 
     def _recorder(self, call: ProviderCall) -> Callable[[Any], object] | None:
-        return (lambda event: call.put(Item(event, is_event=True))) if self.party is Party.EARLY else None
+        return (lambda event: call.put(Item(event, is_event=True))) if self.caller is Caller.PLANNER else None
 
     def _shared(self, call: ProviderCall, invocation: Invocation, value: Any) -> Any:
-        """Give the other party the value, or a copy of it, and return this party's; `_END` if it cannot have one."""
+        """Give the other caller the value, or a copy of it, and return this caller's; `_END` if it cannot have one."""
         if value is STREAM_OPENED:
             call.put(Item(value, is_event=True))
             return value
-        is_early = self.party is Party.EARLY
+        is_early = self.caller is Caller.PLANNER
         if not invocation.streams or not call.has_results:  # a key takes longer than a chunk
             self._note_changed_arguments(call, invocation)
-        if not call.is_shared:
+        if not call.is_claimable:
             return value
         try:
             copied = self.copy(value)
@@ -483,7 +473,7 @@ class CallScope:
 
     def _note_changed_arguments(self, call: ProviderCall, invocation: Invocation) -> None:
         """Do not share a prefetched result if the method changed what it was called with: the original would, too."""
-        if self.party is not Party.EARLY or self.has_changed or invocation.key() == call.key:
+        if self.caller is not Caller.PLANNER or self.has_changed or invocation.key() == call.key:
             return
         self.has_changed = True
         self.on_change()
@@ -512,7 +502,7 @@ class CallScope:
         """Give up the calls that nobody has claimed."""
         self.is_dropped = True
         for call in self.calls:
-            if not call.claimed_by - {Party.EARLY}:
+            if not call.is_claimed_by(Caller.ORIGINAL):
                 call.cancel()
                 call.withdraw()
 
@@ -535,7 +525,7 @@ class _Inside:
 
 
 def _only(values: list[Any]) -> Any:
-    """Return the result among the values of a call. Raises `TypeError` if it could not be copied for this party."""
+    """Return the result among the values of a call. Raises `TypeError` if it could not be copied for this caller."""
     if not values or values[0] is _END:
         raise TypeError("the result of a prefetched call cannot be copied")
     return values[0]

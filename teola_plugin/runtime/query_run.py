@@ -14,6 +14,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
 from teola_plugin.observe.waits import WaitLog
 from teola_plugin.requests.payloads import AnswerForm
+from teola_plugin.runtime.claims import OWN_GRAPH, PlannerGraph
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
@@ -22,7 +23,6 @@ from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.warmups import WarmedPrefix
-from teola_plugin.runtime.works.identities import OWN_GRAPH, EarlyGraph
 from teola_plugin.runtime.works.work import Work
 
 FIRST_CALL = 0.005
@@ -200,7 +200,7 @@ class QueryRun:
         found = self._part_of(primitive)
         return self.calls if found is None else found.part.calls
 
-    def graph_of(self, primitive: str) -> EarlyGraph:
+    def graph_of(self, primitive: str) -> PlannerGraph:
         """The graph of the query that the primitive is of."""
         found = self._part_of(primitive)
         return OWN_GRAPH if found is None else found.graph_of(primitive)

@@ -19,8 +19,8 @@ from teola_plugin.engines.fake.llm import PrefixCache
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Generation, Warmup
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.simulation.cluster import Cluster
@@ -112,7 +112,7 @@ def _work(asked: Asked, log: Log, waits: Waits, shared: frozenset[int]) -> FlowW
         event.kind,
         tuple(_request(asked, work, blocks=log.wants_blocks) for work in asked.works),
         waits["ask", asked.key],
-        asked.works[0].by is Party.EARLY,
+        asked.works[0].claims.made_by is Caller.PLANNER,
         event.depth,
         event.objective,
         _inside(event.gang),

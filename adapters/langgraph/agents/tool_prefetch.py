@@ -31,10 +31,10 @@ from teola_plugin.adapters.langchain.prefetching import untraced
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.call_limits import inside_early
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.context import CallPlace, current_place, current_run
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys
 from teola_plugin.shims.langchain_interceptors import ToolInvocation, ToolOutcome, tool_claim
@@ -90,7 +90,7 @@ class ToolPrefetch:
         self.cancel: Callable[[], object] = bool
         """Cancels the task that makes the call, if there is one. A thread cannot be cancelled."""
         self._invocation, self._history, self._table = invocation, history, table
-        self._scope = CallScope(table, Party.EARLY, self._keep_nothing, is_user_code=True)
+        self._scope = CallScope(table, Caller.PLANNER, self._keep_nothing, is_user_code=True)
         self._scope.on_change, self._scope.stop = history.needs_place.set, lambda: self.cancel()
         self._is_stopped = False
         self._step: OpenStep | None = None
@@ -169,7 +169,7 @@ class ToolPrefetch:
         """
         if not self._scope.calls:
             self._scope.is_dropped = True
-        return ToolClaim(self.tool, self, CallScope(self._table, Party.PLAIN, _not_copied, is_user_code=True))
+        return ToolClaim(self.tool, self, CallScope(self._table, Caller.ORIGINAL, _not_copied, is_user_code=True))
 
     def close(self, run: QueryRun) -> None:
         """Give the call up unless it was claimed, and write to the trace what became of it."""

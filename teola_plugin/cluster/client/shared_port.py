@@ -224,7 +224,7 @@ class SharedPort(ForwardingPort):
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
         again = replace(request, id=request_id(request.query), keep_remote=False)
         work, future = Work(again, self.name, None, event.primitive), Future[list[Any]]()
-        work.plain = 1
+        work.claims.open_by_original = 1
         PendingCall([work], future)
         self.enqueue([work], replace(event, requests=()))
         [value] = await asyncio.wrap_future(future)

@@ -16,6 +16,7 @@ from teola_plugin.requests.payloads import AnswerForm, Generate, Generation, Sea
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
+from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
@@ -28,18 +29,8 @@ from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
-from teola_plugin.runtime.works.identities import (
-    OWN_GRAPH,
-    EarlyGraph,
-    Fingerprint,
-    Identity,
-    Party,
-    Rule,
-    fingerprint,
-    identity,
-    rule_of,
-)
-from teola_plugin.runtime.works.table import WorkTable
+from teola_plugin.runtime.works.identities import Fingerprint, Identity, fingerprint, identity, rule_of
+from teola_plugin.runtime.works.table import RequestTable
 from teola_plugin.runtime.works.work import Work, placed, request_id
 from teola_plugin.runtime.works.writes import Writes
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
@@ -55,7 +46,7 @@ class EngineWork:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.works = WorkTable()
+        self.works = RequestTable()
         self.writes = Writes()
         self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
         self._news = PrimitiveNews(driver)
@@ -163,14 +154,14 @@ class EngineWork:
             drafts += self.guesses.drafts(run, p, payload, known)
             request = follower_request(name, number) if name else ""
             work = self.join(
-                run, Party.EARLY, port, p.kind, payload, known, terms, p.id, request, graph, drafts, for_guess=guess
+                run, Caller.PLANNER, port, p.kind, payload, known, terms, p.id, request, graph, drafts, for_guess=guess
             )
-            work.adopt(graph, lookahead=lookahead)
+            work.claims.add_graph(graph, lookahead=lookahead, is_new=work.is_expected)
             live.wait_for(work)
             if live.reads_items:
                 self.listen(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
-            if not work.made and not (run.ahead and work.rule is Rule.WRITE):
+            if not work.made and not (run.ahead and work.claims.rule is ClaimRule.WRITE):
                 work.made, work.queued_depth = True, live.depth
                 fresh.append(work)
         return fresh
@@ -178,7 +169,7 @@ class EngineWork:
     def join(
         self,
         run: QueryRun,
-        party: Party,
+        caller: Caller,
         port: Port,
         kind: PrimitiveKind,
         payload: Any,
@@ -186,12 +177,12 @@ class EngineWork:
         terms: Terms,
         primitive: str,
         request: str = "",
-        graph: EarlyGraph = OWN_GRAPH,
+        graph: PlannerGraph = OWN_GRAPH,
         drafts: tuple[str, ...] = (),
         *,
         for_guess: bool = False,
     ) -> Work:
-        """The work of a party of a live query; one that is not `made` has to be sent. `request`: its id, if any;
+        """The work of a caller of a live query; one that is not `made` has to be sent. `request`: its id, if any;
         `graph`: the one that asks, if it is early; `drafts`: texts that the result may repeat; `for_guess`: only a
         guess at a prompt needs it."""
 
@@ -215,19 +206,17 @@ class EngineWork:
                 port.name,
                 known,
                 primitive,
-                rule,
+                Claims(rule_of(payload), caller),
                 terms,
                 made=False,
                 coarse=not made.stream,
-                by=party,
                 writes_seen=self.writes.version(port.name, payload),
                 for_guess=for_guess,
             )
 
-        rule = rule_of(payload)
-        work = self.works.join(run.id, known, party, terms, rule, make, graph)
+        work = self.works.join(run.id, known, caller, terms, make, graph)
         if work.provisional:
-            self.guesses.claimed(run, work, party, primitive, terms.depth)
+            self.guesses.claimed(run, work, caller, primitive, terms.depth)
         if work.for_guess and not for_guess:
             self._wanted(run, port, work)
         if work.made:
@@ -250,7 +239,7 @@ class EngineWork:
 
     def _found(self, run: QueryRun, port: Port, work: Work) -> None:
         """Somebody else had asked for it: who comes now may be further from the end of the query."""
-        if work.by is Party.EARLY and not work.held_by:
+        if work.claims.is_left_by_planner:
             self._driver.trace.used(run, work.primitive)
         if work.terms.depth > work.queued_depth and not (work.began or work.ended):
             work.queued_depth = work.terms.depth
@@ -332,7 +321,7 @@ class EngineWork:
             return
         live = run.primitives.get(name)
         works = self.leave(run, live) if live is not None else []
-        if not works or not all(work.wanted for work in works):
+        if not works or not all(work.claims.is_wanted for work in works):
             self._driver.trace.done(run, name, "cancelled")
 
     def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
@@ -342,9 +331,9 @@ class EngineWork:
         for work in works:
             run.waiters[work.request.id].remove(name)
             if work.goes_on:
-                self.works.leave(work, Party.EARLY)
+                work.claims.give_up(Caller.PLANNER)
             else:
-                self.give_up(work, Party.EARLY)
+                self.give_up(work, Caller.PLANNER)
         return works
 
     def used(self, run: QueryRun, name: str) -> None:
@@ -359,14 +348,14 @@ class EngineWork:
         """Parts that had them are over: what has ended is forgotten, the rest will be when it ends."""
         for work in works:
             live = run.primitives.get(work.primitive)
-            if live is not None and all(one.ended and not one.held_by for one in live.works):
+            if live is not None and all(one.ended and not one.claims.graphs for one in live.works):
                 del run.primitives[work.primitive]
-        self.works.discard(run.id, works)
+        self.works.release(run.id, works)
 
-    def give_up(self, work: Work, party: Party) -> None:
-        """A party does not want it any more: it is stopped with the last that does."""
+    def give_up(self, work: Work, caller: Caller) -> None:
+        """Take a claim of a caller back, and stop the request if nobody wants it any more."""
         port = self._driver.ports[work.engine]
-        if self.works.leave(work, party) and not work.cancelled and port.holds(work):
+        if work.claims.give_up(caller) and not work.cancelled and port.holds(work):
             port.cancel([work])
 
     # ------------------------------------------------------------ what ports report
@@ -400,20 +389,20 @@ class EngineWork:
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """A method of an engine was called, maybe one that deletes."""
         if self.writes.administered(engine, method, args):
-            self.works.overwritten(engine, args[0])
+            self.works.drop_writes(engine, args[0])
 
     def request_ended(self, work: Work, value: Any, error: BaseException | None) -> None:
         self.writes.ended(work.engine, work.request.payload)
         run = self._driver.runs.get(work.request.query)
         if work.provisional and run is not None:
             self.guesses.ended(run, work, value, error)
-            self.works.ended(work, value, error)
+            self.works.end(work, value, error)
             return
         if error is not None and run is not None and self.guesses.again(run, work):
             return
         named = error if error is None else located(error, work)
         names = run.waiters.pop(work.request.id, ()) if run is not None else ()
-        self.works.ended(work, value, named)
+        self.works.end(work, value, named)
         if run is None:
             return
         run.wrote += value.completion_tokens if isinstance(value, Generation) else 0
@@ -430,7 +419,7 @@ class EngineWork:
                 self._driver.fail(run, name, named)
             elif live.left == 0:
                 self._news.all_ended(run, live)
-        if work.by is Party.EARLY and not work.held_by:
+        if work.claims.is_left_by_planner:
             self.let_go(run, [work])
 
 

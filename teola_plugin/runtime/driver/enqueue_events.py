@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work, placed
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_primitive import LivePrimitive
@@ -33,7 +33,7 @@ def gang_changed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: 
     wanted, gang = live.wanted.objective, _gang(run, live.wanted)
     member = wanted is Objective.THROUGHPUT
     found = [work for work in claimed if not (work.ended or work.prefilled) and work.queued_gang != gang]
-    changed = [work for work in found if not member or work.by is Party.PLAIN]
+    changed = [work for work in found if not member or work.claims.made_by is Caller.ORIGINAL]
     for work in changed:
         work.queued_gang = gang
     calls = {work.primitive for work in changed}

@@ -15,13 +15,14 @@ from teola_plugin.passes.estimate import ANSWER_TOKENS
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.claims import Caller, Claims
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event
 from teola_plugin.runtime.driver.protocol import Driver
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import Guess, QueryRun
-from teola_plugin.runtime.works.identities import Identity, Party, rule_of
-from teola_plugin.runtime.works.table import WorkTable
+from teola_plugin.runtime.works.identities import Identity, rule_of
+from teola_plugin.runtime.works.table import RequestTable
 from teola_plugin.runtime.works.work import Work, placed, request_id
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch, Unused
@@ -47,7 +48,7 @@ class _Asked:
 class ProvisionalAnswers:
     """Of all live queries of one runtime."""
 
-    def __init__(self, driver: Driver, works: WorkTable, identify: Identify) -> None:
+    def __init__(self, driver: Driver, works: RequestTable, identify: Identify) -> None:
         self._driver, self._works, self._identify = driver, works, identify
 
     # ------------------------------------------------------------ begin
@@ -90,11 +91,11 @@ class ProvisionalAnswers:
             app=query.app,
             drafts=all_drafts(port.engine.profile, asked.payload),
         )
-        rule, terms = rule_of(asked.payload), placed(query.terms, 0, "")
-        work = Work(request, port.name, known, place, rule, terms, by=Party.EARLY)
+        claims, terms = Claims(rule_of(asked.payload), Caller.PLANNER), placed(query.terms, 0, "")
+        work = Work(request, port.name, known, place, claims, terms)
         guess = run.guesses[place] = Guess(p.id, work, asked.expected, {place})
         run.expected += asked.expected
-        self._works.guess(run.id, work)
+        self._works.offer(run.id, known, work)
         self._driver.trace.guessed(run, p, asked.payload)
         event = enqueue_event(self._driver.now(), run, p.with_(id=place), 0, None)
         port.enqueue([work], replace(event, objective=Objective.PROVISIONAL, gang=""))
@@ -145,7 +146,7 @@ class ProvisionalAnswers:
 
     # ------------------------------------------------------------ ends
 
-    def claimed(self, run: QueryRun, work: Work, party: Party, name: str, depth: int) -> None:
+    def claimed(self, run: QueryRun, work: Work, caller: Caller, name: str, depth: int) -> None:
         """Somebody asks for the same: from now on it is that party's, by that name, and as urgent as any."""
         work.provisional = False
         guess = _of(run, work)
@@ -155,13 +156,13 @@ class ProvisionalAnswers:
             wanted = {work.primitive: (Objective.LATENCY, "")}
             news = DepthChanged(self._driver.now(), run.id, {work.primitive: depth}, wanted)
             self._driver.ports[work.engine].depths(news)
-        work.primitive, work.by, work.queued_depth = name, party, depth
+        work.primitive, work.claims.made_by, work.queued_depth = name, caller, depth
         run.guessed -= guess.tokens
         for place in guess.places:
             run.guesses.pop(place, None)
         run.expected -= guess.expected
         self._driver.trace.guess_ended(run, guess, "claimed")
-        if party is Party.PLAIN:
+        if caller is Caller.ORIGINAL:
             self._driver.trace.called(run, name, [work], depth)
             if work.began:
                 self._driver.trace.started(run, name)
@@ -200,7 +201,7 @@ class ProvisionalAnswers:
         if not guess.places:
             self._stop(run, guess)
             self._driver.trace.guess_ended(run, guess, "claimed" if read else "wasted")
-            self._works.guessed_wrong(guess.work)
+            self._works.withdraw(guess.work)
             run.expected -= guess.expected
 
     def _stop(self, run: QueryRun, guess: Guess) -> None:

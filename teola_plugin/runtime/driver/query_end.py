@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from teola_plugin.graph import InstancePath
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.driver.engine_work import EngineWork
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
-from teola_plugin.runtime.works.identities import Party
 
 
 def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: EngineWork) -> None:
@@ -15,11 +15,11 @@ def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: En
     for work in works if error is not None else ():
         work.resolve(None, error)
     for work in works:
-        unclaimed = not work.plain
-        work.early = 0
+        unclaimed = not work.claims.open_by_original
+        work.claims.open_by_planner = 0
         if error is not None:
-            work.plain = 0
-        engines.give_up(work, Party.EARLY)
+            work.claims.open_by_original = 0
+        engines.give_up(work, Caller.PLANNER)
         if unclaimed and run.ahead and outcome == "closed" and not work.cancelled:
             engines.settled(run, work)
     engines.ahead.withdraw(run)
@@ -35,9 +35,9 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
     for key in over:
         _leave(run, run.primitives[key], engines)
     works = {id(work): work for key in over for work in run.primitives[key].works}
-    left = [work for work in works.values() if work.left_by(name)]
+    left = [work for work in works.values() if work.claims.remove_graph(name)]
     for work in left:
-        if not work.plain:
+        if not work.claims.open_by_original:
             engines.settled(run, work)
     for key in over:  # what was adopted is run, and traced, as the primitive that asked first
         if all(work.primitive != key for work in run.primitives[key].works):
@@ -48,6 +48,6 @@ def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
 def _leave(run: QueryRun, live: LivePrimitiveRun, engines: EngineWork) -> None:
     """A prefilling may be done whose decodings were cancelled just now: others may go on with them."""
     works = engines.leave(run, live)
-    if works and live.group is not None and all(work.wanted for work in works):
+    if works and live.group is not None and all(work.claims.is_wanted for work in works):
         for member in live.group.members:
             engines.used(run, member.id)

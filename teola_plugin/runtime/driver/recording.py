@@ -10,9 +10,9 @@ from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
 from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.query_run import Guess, LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.warmups import note_use, warmed
-from teola_plugin.runtime.works.identities import Party
 from teola_plugin.runtime.works.work import Work
 
 SHOWN_REQUESTS = 8
@@ -50,9 +50,13 @@ class RunTrace:
         """The primitive has its works. Where another part, or the plain object, has asked for all of them before, it is
         shown as what that has asked for."""
         p, graph = live.primitive, run.graph_of(live.primitive.id)
-        known = [w.primitive for w in live.works if w.by is Party.PLAIN or run.graph_of(w.primitive) is not graph]
+        known = [
+            w.primitive
+            for w in live.works
+            if w.claims.made_by is Caller.ORIGINAL or run.graph_of(w.primitive) is not graph
+        ]
         adopted = known and len(known) == len(live.works)
-        kind = p.kind.name if live.works and live.works[-1].by is Party.PLAIN else ""
+        kind = p.kind.name if live.works and live.works[-1].claims.made_by is Caller.ORIGINAL else ""
         if not (adopted and self.recorder.same(run.id, p.id, known[-1], kind=kind)):
             self.queued(run, p, live.depth, payloads)
 
@@ -228,7 +232,7 @@ def _fate(run: QueryRun, work: Work) -> str:
     live = run.primitives.get(work.primitive)
     if live is None:
         return "wasted"
-    return "done" if any(w.plain for w in live.works) else "wasted"
+    return "done" if any(w.claims.open_by_original for w in live.works) else "wasted"
 
 
 def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from dataclasses import fields
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -24,81 +23,27 @@ from teola_plugin.requests.payloads import (
     ScorePair,
     SearchText,
     SearchVector,
-    Version,
     Warmup,
 )
+from teola_plugin.runtime.claims import ClaimRule
 from teola_plugin.runtime.works.remote_values import RemoteValue
 
-
-class Party(Enum):
-    """The two that ask on behalf of one query."""
-
-    PLAIN = "plain"
-    """The user's object, in its own order."""
-    EARLY = "early"
-    """The e-graph, ahead of it."""
-
-    __hash__ = object.__hash__
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyGraph:
-    """Which of a query's graphs asks early: its own, or that of a part that began later."""
-
-    name: str = ""
-    """Of the part; empty for the query's own graph."""
-    round: str = ""
-    """Graphs of one round run beside each other: what one of them has asked for is not for another. A part on its own
-    is a round."""
-    lookahead: bool = False
-    """It runs ahead of code that later parts may be begun for: they adopt what it has asked for."""
-    since: int = 0
-    """How many calls the plain object had made when it began."""
-    names: frozenset[str] = field(init=False, repr=False)
-    rounds: frozenset[str] = field(init=False, repr=False)
-    """`name` and `round`, as works keep them."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", frozenset((self.name,)))
-        object.__setattr__(self, "rounds", frozenset((self.round,)))
-
-
-OWN_GRAPH = EarlyGraph()
-
-
-class Rule(Enum):
-    """How often a work may be claimed within its query."""
-
-    PURE = "pure"
-    """Any number of times: embedding, reranking, a search at a version."""
-    ONCE_PER_PARTY = "once per party"
-    """A generation, a search of the web, a tool that changes nothing: two calls of one party stay two calls."""
-    WRITE = "write"
-    """Made when the plain object has come to it, never before; the graph's own step ends with it."""
-    WARM_UP = "warm-up"
-    """Any number of times by graphs of the query: one prefix is warmed up once. Never by the plain object."""
-    ALONE = "alone"
-    """Never: calls of the user's own objects, and tools that may change something."""
-
-    __hash__ = object.__hash__
-
-
-_RULES: dict[type, Rule] = {
-    EmbedText: Rule.PURE,
-    ScorePair: Rule.PURE,
-    SearchVector: Rule.PURE,
-    Generate: Rule.ONCE_PER_PARTY,
-    SearchText: Rule.ONCE_PER_PARTY,
-    Warmup: Rule.WARM_UP,
-    IngestRow: Rule.WRITE,
+_RULES: dict[type, ClaimRule] = {
+    EmbedText: ClaimRule.PURE,
+    ScorePair: ClaimRule.PURE,
+    SearchVector: ClaimRule.PURE,
+    Generate: ClaimRule.ONCE_PER_CALLER,
+    SearchText: ClaimRule.ONCE_PER_CALLER,
+    Warmup: ClaimRule.WARM_UP,
+    IngestRow: ClaimRule.WRITE,
 }
 
 
-def rule_of(payload: Any) -> Rule:
-    """The sharing rule of a payload's kind."""
+def rule_of(payload: Any) -> ClaimRule:
+    """Return the claim rule of a payload's kind."""
     if type(payload) is CallTool and payload.read_only:
-        return Rule.ONCE_PER_PARTY
-    return _RULES.get(type(payload), Rule.ALONE)
+        return ClaimRule.ONCE_PER_CALLER
+    return _RULES.get(type(payload), ClaimRule.ALONE)
 
 
 class Fingerprint(NamedTuple):
@@ -119,13 +64,6 @@ class Identity(NamedTuple):
     engine: Fingerprint
     payload: Hashable
     """What is asked, with its types."""
-    version: Version | None = None
-    """SEARCHING: of the collection, as the search has found it; None while it is not known."""
-
-
-def asked(identity: Identity) -> Identity:
-    """What is asked for, before anybody knows at which version it is found."""
-    return identity if identity.version is None else identity._replace(version=None)
 
 
 def identity(engine: Fingerprint, tenant: str, payload: Any) -> Identity | None:

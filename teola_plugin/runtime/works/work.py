@@ -13,12 +13,11 @@ from teola_plugin.graph import Terms
 from teola_plugin.requests.payloads import CallTool, Generate, Generation, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.claims import Caller, Claims
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.works.identities import EarlyGraph, Identity, Party, Rule
+from teola_plugin.runtime.works.identities import Identity
 
 _numbers = itertools.count(1)
-_ALONE = {party: frozenset({party}) for party in Party}
-_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Work:
     """None for what is never shared."""
     primitive: str
     """The primitive it is queued, run and traced as."""
-    rule: Rule = Rule.ALONE
+    claims: Claims = field(default_factory=Claims)
     terms: Terms = NO_TERMS
     """Of its most urgent subscriber; they hold on a retry, too."""
     hints: Hints = NO_HINTS
@@ -68,30 +67,15 @@ class Work:
     """Then: characters of the pieces that it would have come in, once it has ended."""
     logs: list[PieceLog] = field(default_factory=list)
     """Readers of the pieces."""
-    early: int = 0
-    plain: int = 0
-    """How many of each party wait for it, or took it."""
-    claimed: frozenset[Party] = frozenset()
-    """The parties that have ever claimed it."""
-    by: Party = Party.PLAIN
-    """Who asked first."""
-    lookahead: bool = False
-    """Made for a part that is yet to be chosen, or to come: its own graph, once there, may claim it."""
     provisional: bool = False
     """Made on a guess, and nobody has come for it: no party has it, and whoever comes first makes it theirs."""
     guessed: bool = False
     """Whether it was made on a guess, and has not been asked for anew."""
     for_guess: bool = False
     """Only a guess at a prompt needs it so far: it waits until its engine is idle."""
-    held_by: frozenset[str] = _NOBODY
-    """The graphs of its query that have it, by the names of their parts; those that are over have it no more."""
-    rounds: frozenset[str] = _NOBODY
-    """The rounds of graphs that have ever claimed it."""
     queued_depth: int = 0
     queued_gang: str = ""
     """As its engine was told."""
-    taken: int = 0
-    """Which call of the plain object claimed it last, counted from 1."""
     stale: bool = False
     """What it found is no longer so: nobody may claim it any more."""
     found_version: Version | None = None
@@ -188,8 +172,6 @@ class Work:
         if self.ended:
             return
         self.ended, self.value, self.error = True, value, error
-        if self.identity is not None and self.found_version is not None:
-            self.identity = self.identity._replace(version=self.found_version)
         if self.coarse and isinstance(value, Generation):
             self._say_rest(value.text)
         waiting, self.waiting = self.waiting, []  # no circle of references: large values are freed at once
@@ -243,36 +225,25 @@ class Work:
 
     # ------------------------------------------------------------ subscribers
 
-    def subscribe(self, party: Party, terms: Terms) -> None:
-        if party is Party.EARLY:
-            self.early += 1
-        else:
-            self.plain += 1
-        if party not in self.claimed:
-            self.claimed = self.claimed | _ALONE[party]
+    def subscribe(self, caller: Caller, terms: Terms) -> None:
+        """Note that a caller waits for the result, on these terms."""
+        self.claims.add(caller)
+        self.take_terms(terms)
+
+    def take_terms(self, terms: Terms) -> None:
+        """Make the request as urgent as these terms require."""
         if terms is not self.terms:
             self.terms = more_urgent(self.terms, terms)
 
-    def adopt(self, graph: EarlyGraph, *, lookahead: bool) -> None:
-        """A graph of its query has it, too. If that one is no lookahead itself, it is the one that it was made for."""
-        self.lookahead = lookahead and (self.lookahead or not self.made)
-        self.held_by = self.held_by | graph.names if self.held_by else graph.names
-        self.rounds = self.rounds | graph.rounds if self.rounds else graph.rounds
-
-    def left_by(self, graph: str) -> bool:
-        """That part is over. Whether no graph of the query has it any more."""
-        self.held_by -= {graph}
-        return not self.held_by
-
-    def unsubscribe(self, party: Party) -> None:
-        if party is Party.EARLY:
-            self.early = max(0, self.early - 1)
-        else:
-            self.plain = max(0, self.plain - 1)
+    @property
+    def is_claimable(self) -> bool:
+        """See `Claimable`."""
+        return not (self.cancelled or self.lost or self.stale)
 
     @property
-    def wanted(self) -> bool:
-        return self.early > 0 or self.plain > 0
+    def is_expected(self) -> bool:
+        """See `Claimable`."""
+        return not self.made
 
     @property
     def goes_on(self) -> bool:
@@ -281,7 +252,9 @@ class Work:
         It is not stopped before its query ends: the server would get it a second time.
         """
         payload = self.request.payload
-        return self.began and self.lookahead and isinstance(payload, Generate) and payload.prompt.carried
+        return (
+            self.began and self.claims.is_for_later_graph and isinstance(payload, Generate) and payload.prompt.carried
+        )
 
 
 def _cut(text: str, cuts: Iterable[int], begin: int) -> Iterator[str]:

@@ -319,7 +319,7 @@ def test_an_open_query_keeps_a_bounded_part_of_what_it_asked_for(seen: Seen) -> 
         run.call(K.PREFILLING, "llm", [Generate(Prompt(text=f"{number}"))]).result(5)
     works = seen.pool.runtime._driver.engines.works
     held = works._queries[run.id]
-    assert len(held.by_identity) <= 300 and len(held.open) == 0
+    assert len(list(held.claims)) <= 300 and len(held.open) == 0
     run.close()
 
 

@@ -12,9 +12,9 @@ import pytest
 from teola_plugin.adapters.snapshots import snapshot
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
+from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_call import CallNotShared, Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing, is_transient
-from teola_plugin.runtime.works.identities import Party
 
 
 class Provider:
@@ -79,7 +79,7 @@ class Call:
 def scopes(table: ProviderCallTable | None = None) -> tuple[CallScope, CallScope]:
     """Return the scope of an original, and that of a prefetch."""
     table = table or ProviderCallTable()
-    return CallScope(table, Party.PLAIN, snapshot), CallScope(table, Party.EARLY, snapshot)
+    return CallScope(table, Caller.ORIGINAL, snapshot), CallScope(table, Caller.PLANNER, snapshot)
 
 
 @pytest.mark.parametrize("first", ["original", "prefetch"])
@@ -300,10 +300,10 @@ def test_a_planner_that_may_not_call_waits_for_the_originals_call() -> None:
 def test_two_planners_that_may_not_call_wait_for_one_pure_call_of_the_original() -> None:
     table, provider = ProviderCallTable(), Provider()
     for _ in range(2):
-        prefetch = CallScope(table, Party.EARLY, snapshot, may_make=False)
+        prefetch = CallScope(table, Caller.PLANNER, snapshot, may_make=False)
         with pytest.raises(Parked):
             list(prefetch.items(Call(provider, is_pure=True)))
-    list(CallScope(table, Party.PLAIN, snapshot).items(Call(provider, is_pure=True)))
+    list(CallScope(table, Caller.ORIGINAL, snapshot).items(Call(provider, is_pure=True)))
     assert provider.calls == 1
 
 
@@ -357,7 +357,7 @@ def test_a_call_that_is_withdrawn_is_made_by_the_original() -> None:
 
 def test_an_offer_serves_a_prefetch_and_the_original_and_is_made_once() -> None:
     provider, (original, prefetch) = Provider(), scopes()
-    offer, again = (CallScope(original.table, Party.EARLY, snapshot, is_offer=True) for _ in range(2))
+    offer, again = (CallScope(original.table, Caller.PLANNER, snapshot, is_offer=True) for _ in range(2))
     list(offer.items(Call(provider)))
     with pytest.raises(CallNotShared):
         list(again.items(Call(provider)))
@@ -368,7 +368,7 @@ def test_an_offer_serves_a_prefetch_and_the_original_and_is_made_once() -> None:
 
 def test_an_offer_that_is_dropped_is_not_claimed() -> None:
     provider, (original, _) = Provider(), scopes()
-    offer = CallScope(original.table, Party.EARLY, snapshot, is_offer=True)
+    offer = CallScope(original.table, Caller.PLANNER, snapshot, is_offer=True)
     list(offer.items(Call(provider)))
     offer.drop()
     list(original.items(Call(provider)))

@@ -21,21 +21,13 @@ from teola_plugin.requests.payloads import (
     Warmup,
 )
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.works.identities import (
-    OWN_GRAPH,
-    EarlyGraph,
-    Fingerprint,
-    Identity,
-    Party,
-    Rule,
-    identity,
-    rule_of,
-)
-from teola_plugin.runtime.works.table import WorkTable
+from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
+from teola_plugin.runtime.works.identities import Fingerprint, identity, rule_of
+from teola_plugin.runtime.works.table import RequestTable
 from teola_plugin.runtime.works.work import Work, more_urgent
 
 ENGINE = Fingerprint("engine")
-EARLY, PLAIN = Party.EARLY, Party.PLAIN
+EARLY, PLAIN = Caller.PLANNER, Caller.ORIGINAL
 TERMS = Terms("acme")
 
 
@@ -43,26 +35,25 @@ class Table:
     """A table, and works in it by name."""
 
     def __init__(self, kept: int = 256) -> None:
-        self.table = WorkTable(kept)
+        self.table = RequestTable(kept)
         self.count = 0
 
     def join(
-        self, party: Party, payload: Any, query: str = "q", terms: Terms = TERMS, graph: EarlyGraph = OWN_GRAPH
+        self, party: Caller, payload: Any, query: str = "q", terms: Terms = TERMS, graph: PlannerGraph = OWN_GRAPH
     ) -> Work:
         self.count += 1
         request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
         known = identity(ENGINE, terms.tenant, payload)
-        rule = rule_of(payload)
-        new = Work(request, "e", known, "p", rule, terms, made=False, by=party)
-        work = self.table.join(query, known, party, terms, rule, lambda: new, graph)
+        new = Work(request, "e", known, "p", Claims(rule_of(payload), party), terms, made=False)
+        work = self.table.join(query, known, party, terms, lambda: new, graph)
         if party is EARLY:
-            work.adopt(graph, lookahead=graph.lookahead)
-        if not (work.rule is Rule.WRITE and party is EARLY):
+            work.claims.add_graph(graph, lookahead=graph.lookahead, is_new=work.is_expected)
+        if not (work.claims.rule is ClaimRule.WRITE and party is EARLY):
             work.made = True
         return work
 
     def end(self, work: Work, value: Any = "value", error: BaseException | None = None) -> None:
-        self.table.ended(work, value, error)
+        self.table.end(work, value, error)
 
 
 TEXT = EmbedText("a")
@@ -143,21 +134,21 @@ def test_a_generation_is_claimed_once_by_each_party() -> None:
 def test_a_generation_that_was_given_up_is_no_longer_there_for_the_same_party() -> None:
     made = Table()
     work = made.join(PLAIN, ASKED)
-    assert made.table.leave(work, PLAIN), "nobody wants it"
+    assert work.claims.give_up(PLAIN), "nobody wants it"
     assert made.join(PLAIN, ASKED) is not work
 
 
 def test_spare_work_is_claimed_by_the_graph_of_the_part_that_was_chosen() -> None:
     made = Table()
     work = made.join(EARLY, ASKED)
-    work.lookahead = True
-    chosen = EarlyGraph("part1", "part1")
-    assert made.join(EARLY, ASKED, graph=chosen) is work and not work.lookahead
-    assert made.join(EARLY, ASKED, graph=EarlyGraph("part2", "part2")) is not work, "it was made for one"
+    work.claims.is_for_later_graph = True
+    chosen = PlannerGraph("part1", "part1")
+    assert made.join(EARLY, ASKED, graph=chosen) is work and not work.claims.is_for_later_graph
+    assert made.join(EARLY, ASKED, graph=PlannerGraph("part2", "part2")) is not work, "it was made for one"
 
 
-def ahead(number: int, round: str = "", since: int = 0) -> EarlyGraph:
-    return EarlyGraph(f"part{number}", round or f"part{number}", True, since)
+def ahead(number: int, round: str = "", since: int = 0) -> PlannerGraph:
+    return PlannerGraph(f"part{number}", round or f"part{number}", True, since)
 
 
 def test_each_round_of_parts_that_look_ahead_has_a_work_once() -> None:
@@ -166,14 +157,14 @@ def test_each_round_of_parts_that_look_ahead_has_a_work_once() -> None:
     assert len({*map(id, first)}) == 3
     assert [made.join(EARLY, ASKED, graph=ahead(number, "two")) for number in range(3, 6)] == first
     assert made.join(EARLY, ASKED, graph=ahead(6, "two")) not in first
-    assert [work.held_by for work in first] == [{"part0", "part3"}, {"part1", "part4"}, {"part2", "part5"}]
+    assert [work.claims.graphs for work in first] == [{"part0", "part3"}, {"part1", "part4"}, {"part2", "part5"}]
     assert [made.join(PLAIN, ASKED) for _ in range(3)] == first
 
 
 def test_what_the_plain_object_had_before_a_part_began_is_another_call() -> None:
     made = Table()
     work = made.join(PLAIN, ASKED)
-    work.taken = 3
+    work.claims.last_claim = 3
     assert made.join(EARLY, ASKED, graph=ahead(1, since=3)) is not work
     assert made.join(EARLY, ASKED, graph=ahead(2, since=2)) is work, "that part is late, no more"
     assert made.join(EARLY, TEXT, graph=ahead(2)) is made.join(EARLY, TEXT, graph=ahead(3, since=9)), "but not if pure"
@@ -192,8 +183,8 @@ def test_a_prefix_is_warmed_up_once_for_all_graphs_and_never_claimed() -> None:
     assert made.join(EARLY, Warmup(Prompt(text=f"a{UNKNOWN}c"))) is work, "of what is known"
     assert made.join(EARLY, Warmup(Prompt(text="ab"))) is not work and made.join(PLAIN, warm) is not work
     made.end(work)
-    work.left_by("")
-    made.table.discard("q", [work])
+    work.claims.remove_graph("")
+    made.table.release("q", [work])
     assert made.join(EARLY, warm) is work, "it stays warm when its part is over"
 
 
@@ -203,8 +194,8 @@ def test_works_of_parts_that_are_over_are_let_go_in_time() -> None:
     works = [made.join(EARLY, EmbedText(str(number)), graph=ahead(number)) for number in range(4)]
     for work in works:
         made.end(work)
-        work.left_by("part" + work.request.payload.text)
-    made.table.discard("q", works)
+        work.claims.remove_graph("part" + work.request.payload.text)
+    made.table.release("q", works)
     assert [work.value for work in works] == [None, None, "value", "value"]
     assert len(list(made.table.of("q"))) == 1, "none of them is settled twice"
 
@@ -225,7 +216,7 @@ def test_the_graph_finds_a_write_that_the_plain_object_has_made_unless_another_c
         work = made.join(PLAIN, row())
         made.end(work)
         if overwritten:
-            made.table.overwritten("e", "c")
+            made.table.drop_writes("e", "c")
         found = made.join(EARLY, row())
         assert (found is work) is not overwritten
 
@@ -260,12 +251,11 @@ def test_a_work_goes_by_the_most_urgent_of_its_subscribers() -> None:
     assert more_urgent(one, one) is one
 
 
-def test_a_search_has_the_version_that_it_was_found_at_in_its_identity() -> None:
+def test_a_search_is_claimed_whatever_the_version_at_which_it_was_found() -> None:
     made = Table()
     work = made.join(EARLY, search())
     work.found_version = Version("c", 3)
     made.end(work, ())
-    assert isinstance(work.identity, Identity) and work.identity.version == Version("c", 3)
     assert made.join(PLAIN, search()) is work, "whether that is still so is asked at the claim"
 
 
@@ -299,19 +289,21 @@ def test_of_a_query_that_is_over_nothing_is_left() -> None:
 def guessed(t: Table, payload: Any = ASKED) -> Work:
     t.count += 1
     request = Request(f"r{t.count}", PrimitiveKind.PREFILLING, payload, query="q")
-    work = Work(request, "e", identity(ENGINE, "acme", payload), "p", rule_of(payload), TERMS, by=EARLY)
-    t.table.guess("q", work)
+    known = identity(ENGINE, "acme", payload)
+    assert known is not None
+    work = Work(request, "e", known, "p", Claims(rule_of(payload), EARLY), TERMS)
+    t.table.offer("q", known, work)
     return work
 
 
 @pytest.mark.parametrize("order", [(EARLY, PLAIN), (PLAIN, EARLY)])
-def test_a_guess_is_claimed_by_either_party_and_once_by_each(order: tuple[Party, Party]) -> None:
+def test_a_guess_is_claimed_by_either_party_and_once_by_each(order: tuple[Caller, Caller]) -> None:
     t = Table()
     work = guessed(t)
-    assert work.provisional and not work.wanted and not work.repeatable
+    assert work.provisional and not work.claims.is_wanted and not work.repeatable
     assert all(t.join(party, ASKED) is work for party in order)
     work.provisional = False
-    assert work.wanted and work.repeatable
+    assert work.claims.is_wanted and work.repeatable
     assert t.join(PLAIN, ASKED) is not work and t.join(EARLY, ASKED) is not work
 
 
@@ -325,7 +317,7 @@ def test_a_guess_that_has_ended_waits_for_who_asks_for_it() -> None:
 def test_a_wrong_or_failed_guess_is_nobodys() -> None:
     t = Table()
     wrong, failed = guessed(t), guessed(t, Generate(Prompt(text="b")))
-    t.table.guessed_wrong(wrong)
+    t.table.withdraw(wrong)
     t.end(failed, None, ValueError("x"))
     assert t.join(EARLY, ASKED) is not wrong and t.join(PLAIN, failed.request.payload) is not failed
     assert wrong not in list(t.table.of("q"))
