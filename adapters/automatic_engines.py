@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.engine_specs import EngineSpec, Wanted
+from teola_plugin.adapters.engine_specs import EngineSpec, SpecOrReason
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.pool import EnginePool
 
 
 class ServedPool:
-    """Makes each engine once, and keeps it until the process ends."""
+    """A pool that creates each engine once, and keeps it until the process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,34 +25,34 @@ class ServedPool:
 
     @property
     def pool(self) -> EnginePool | None:
-        """None before the first engine."""
+        """The pool; None before the first engine."""
         return self._pool
 
     def engine_for(self, spec: EngineSpec) -> tuple[EnginePool, str]:
-        """The pool, running, and the name of the engine in it. Raises what starting an engine raises."""
+        """Return the running pool and the name of the engine in it. Raise what starting an engine raises."""
         with self._lock:
             pool = self._pool if self._pool is not None and self._pool.running else None
             if pool is None:
                 self._specs = {}
             for name in self._specs:
-                if pool is not None and spec.is_done_by(pool.engine(name)):
+                if pool is not None and spec.matches(pool.engine(name)):
                     return pool, name
             name = self._free(spec.NAME)
             if pool is None:
-                pool = EnginePool.local({name: spec.make(name)}).start()
+                pool = EnginePool.local({name: spec.create(name)}).start()
                 atexit.register(pool.close)
             else:
-                pool.add(spec.make(name))
+                pool.add(spec.create(name))
             self._pool, self._specs[name] = pool, spec
             return pool, name
 
     def _free(self, name: str) -> str:
-        """`llm`, `llm2`, `llm3`, ..."""
-        number = sum(name == known.NAME for known in self._specs.values())
+        """Return a free name: `llm`, `llm2`, `llm3`, ..."""
+        number = sum(name == spec.NAME for spec in self._specs.values())
         return f"{name}{number + 1}" if number else name
 
     def forget(self) -> None:
-        """In a process that was forked: the pool, and its threads, are the parent's."""
+        """Forget the pool in a forked process: it and its threads are the parent's."""
         self.__init__()  # type: ignore[misc]
 
 
@@ -75,72 +75,78 @@ class LeftAlone:
     """A model that stays as it is."""
 
     obj: Any
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Of one object."""
+    """The result of `engines=` for one object."""
 
     mode: str
-    """As `engines=` was given."""
+    """The value of `engines=`."""
     pool: EnginePool | None = None
     bound: tuple[Bound, ...] = ()
     left: tuple[LeftAlone, ...] = ()
-    given: bool = False
-    """Whether the pool is the user's own."""
+    has_own_pool: bool = False
+    """True if the pool is the user's own."""
 
     @property
     def bind(self) -> tuple[tuple[Any, str], ...]:
-        """As the argument of that name."""
+        """The bindings in the form of the argument `bind=`."""
         return tuple((one.obj, one.engine) for one in self.bound)
 
 
-Try = Callable[[Any, str, EnginePool], Any]
-"""Binds one object for a test. Raises `RegistrationError` where `bind=` would."""
+BindingCheck = Callable[[Any, str, EnginePool], Any]
+"""Binds one object as a test. Raises `RegistrationError` where `bind=` would."""
 
 
 def serve(
-    models: Iterable[Any], want: Callable[[Any], Wanted], attempt: Try, mode: str, pool: EnginePool | None
+    models: Iterable[Any],
+    choose_spec: Callable[[Any], SpecOrReason],
+    attempt: BindingCheck,
+    mode: str,
+    pool: EnginePool | None,
 ) -> Serving:
-    """Each model on an engine, of `pool` or, without one, of the process's own; or why it is not.
+    """Bind each model to an engine of `pool` or, without one, of the process's pool.
 
-    What `bind=` would refuse, and an engine that does not start, leaves that one model alone.
+    A model that `bind=` would refuse, or whose engine does not start, is left as it is, with the reason.
     """
-    bound, left, used = list[Bound](), list[LeftAlone](), pool
+    bound, left, pool_in_use = list[Bound](), list[LeftAlone](), pool
     for obj in models:
-        wanted = want(obj)
-        found = wanted if isinstance(wanted, str) else _engine_for(obj, wanted, attempt, pool)
-        if isinstance(found, str) or isinstance(wanted, str):
-            left.append(LeftAlone(obj, str(found)))
+        spec = choose_spec(obj)
+        choice = spec if isinstance(spec, str) else _engine_for(obj, spec, attempt, pool)
+        if isinstance(choice, str) or isinstance(spec, str):
+            left.append(LeftAlone(obj, str(choice)))
         else:
-            used, engine = found
-            bound.append(Bound(obj, engine, wanted))
-    return Serving(mode, used, tuple(bound), tuple(left), pool is not None)
+            pool_in_use, engine = choice
+            bound.append(Bound(obj, engine, spec))
+    return Serving(mode, pool_in_use, tuple(bound), tuple(left), pool is not None)
 
 
-def _engine_for(obj: Any, wanted: EngineSpec, attempt: Try, pool: EnginePool | None) -> tuple[EnginePool, str] | str:
-    """A pool and its engine; or why there is none."""
+def _engine_for(
+    obj: Any, spec: EngineSpec, attempt: BindingCheck, pool: EnginePool | None
+) -> tuple[EnginePool, str] | str:
+    """Return a pool and its engine, or the reason why there is none."""
     if pool is None:
         try:
-            made, engine = PROCESS.engine_for(wanted)
-        except TeolaError as why:
-            return _said(why)
-        pool, names = made, [engine]
+            process_pool, engine = PROCESS.engine_for(spec)
+        except TeolaError as error:
+            return _first_line(error)
+        pool, names = process_pool, [engine]
     else:
-        names = [name for name in pool.engine_names if wanted.may_be(pool.engine(name))]
-    said = f"the pool has no {wanted.written()}"
+        names = [name for name in pool.engine_names if spec.is_kind_of(pool.engine(name))]
+    reason = f"the pool has no {spec.source_line()}"
     for name in names:
         try:
             attempt(obj, name, pool)
-        except RegistrationError as why:
-            said = _said(why)
+        except RegistrationError as error:
+            reason = _first_line(error)
         else:
             return pool, name
-    return said
+    return reason
 
 
-def _said(error: TeolaError) -> str:
+def _first_line(error: TeolaError) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
@@ -148,9 +154,9 @@ def _said(error: TeolaError) -> str:
 
 
 def served_text(serving: Serving) -> str:
-    """Which models engines serve, which stay as they are and why, and the lines that do the same by hand."""
-    lines = [f"{_title(one.obj)}: engine {one.engine!r}, {one.spec.place()}" for one in serving.bound]
-    lines += [f"{_title(one.obj)}: left as it is, since {one.why}" for one in serving.left]
+    """Say which models engines serve, which stay as they are and why, and which lines do the same by hand."""
+    lines = [f"{_title(one.obj)}: engine {one.engine!r}, {one.spec.location()}" for one in serving.bound]
+    lines += [f"{_title(one.obj)}: left as it is, since {one.reason}" for one in serving.left]
     if not lines:
         return "No models were found."
     if serving.bound:
@@ -159,7 +165,7 @@ def served_text(serving: Serving) -> str:
 
 
 def served_section(serving: Serving | None) -> str:
-    """The same as the last section of what `explain()` says; empty without `engines=`."""
+    """Return the same as the last section of `explain()`; empty without `engines=`."""
     title = "" if serving is None else f'Served (engines="{serving.mode}")'
     return "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
 
@@ -170,19 +176,19 @@ def _title(obj: Any) -> str:
 
 
 def _by_hand(serving: Serving) -> list[str]:
-    made = {one.engine: one.spec.written() for one in serving.bound}
-    pool = [f"    {name!r}: {line}," for name, line in made.items()]
-    start = [] if serving.given else ["pool = EnginePool.local({", *pool, "}).start()"]
+    engine_lines = {one.engine: one.spec.source_line() for one in serving.bound}
+    pool = [f"    {name!r}: {line}," for name, line in engine_lines.items()]
+    start = [] if serving.has_own_pool else ["pool = EnginePool.local({", *pool, "}).start()"]
     names = _names([one.obj for one in serving.bound])
     pairs = ", ".join(f"({name}, {one.engine!r})" for name, one in zip(names, serving.bound, strict=True))
     return [*start, f"accelerate(..., pool=pool, bind=[{pairs}])"]
 
 
 def _names(objects: Sequence[Any]) -> list[str]:
-    """A variable for each: `chat_openai`, `chat_openai2`."""
-    found: list[str] = []
+    """Return a name of a variable for each object: `chat_openai`, `chat_openai2`."""
+    variables: list[str] = []
     for obj in objects:
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(obj).__name__).lower()
-        count = sum(re.fullmatch(rf"{name}\d*", one) is not None for one in found)
-        found.append(f"{name}{count + 1}" if count else name)
-    return found
+        count = sum(re.fullmatch(rf"{name}\d*", one) is not None for one in variables)
+        variables.append(f"{name}{count + 1}" if count else name)
+    return variables

@@ -23,13 +23,13 @@ else:  # what is no pool is left to `check_engine`, which says what to do
 
 
 def check_engine(pool: Any, engine: str) -> None:
-    """Fails early, where an object is made: `RegistrationError` for no pool, or an engine that it does not have."""
+    """Raise `RegistrationError`, where an object is made, if there is no pool or it has no such engine."""
     if engine not in need_pool(pool).engine_names:
         raise unknown_name("engine", engine, list(pool.engine_names))
 
 
 def carries_openai(engine: Any) -> bool:
-    """Whether it carries requests of OpenAI clients as they are: an `OpenAIServer`, here or in a shared pool."""
+    """Return True for an engine that carries OpenAI clients' requests: an `OpenAIServer`, here or in a shared pool."""
     return bool(getattr(engine, "carries_openai", False))
 
 
@@ -51,7 +51,7 @@ def _joined(run: Any, terms: Terms | None) -> Iterator[None]:
 
 
 def streamed_in(run: Any, terms: Terms | None, items: Iterator[T]) -> Iterator[T]:
-    """The items, each made inside `joined(run, terms)`, which never leaks to the reader between two of them."""
+    """Yield the items, each made inside `joined(run, terms)`, which never leaks to the reader between two of them."""
     with closing(items):  # type: ignore[type-var]
         while True:
             with joined(run, terms):
@@ -62,7 +62,7 @@ def streamed_in(run: Any, terms: Terms | None, items: Iterator[T]) -> Iterator[T
 
 
 async def astreamed_in(run: Any, terms: Terms | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """`streamed_in` in a loop."""
+    """Yield the items as `streamed_in` does, in a loop."""
     async with aclosing(items):  # type: ignore[type-var]
         while True:
             with joined(run, terms):
@@ -74,7 +74,7 @@ async def astreamed_in(run: Any, terms: Terms | None, items: AsyncIterator[T]) -
 
 @contextmanager
 def giving_up(handle: CallHandle) -> Iterator[None]:
-    """Whoever leaves the block by an error, or closes the generator that holds it, no longer wants the results."""
+    """Cancel the request if the block is left by an error, or the generator that contains it is closed."""
     try:
         yield
     except BaseException:
@@ -84,7 +84,7 @@ def giving_up(handle: CallHandle) -> Iterator[None]:
 
 @on_loop
 def to_list(vector: Vector) -> list[float]:
-    """Plain floats, whatever sequence an engine gives."""
+    """Return plain floats, whatever sequence an engine gives."""
     tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
     return tolist() if tolist else [float(x) for x in vector]
 

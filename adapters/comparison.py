@@ -1,4 +1,4 @@
-"""Whether two answers are the same, and where they first differ; whatever the framework."""
+"""Comparison of two answers of any framework: are they the same, and where do they first differ?"""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pydantic import BaseModel
 TOLERANCE = 1e-5
 """Embeddings and scores may differ by as much, absolutely or relatively: batches of other sizes round differently."""
 _DEEPEST = 60
-_SHOWN = 80
-_WHOLE = (str, bytes, int, float, complex, type(None), type, enum.Enum)
-"""Compared as they are."""
+_MAX_CHARS = 80
+_PLAIN_TYPES = (str, bytes, int, float, complex, type(None), type, enum.Enum)
+"""Types whose values are compared as they are."""
 
 
 class Shaped(NamedTuple):
@@ -26,36 +26,39 @@ class Shaped(NamedTuple):
 
 
 Fields = Iterator[tuple[str, Any]]
-Known = Callable[[Any], Fields | None]
-"""What makes up an object of a framework, without what differs from call to call; None for all other values."""
+FieldsOf = Callable[[Any], Fields | None]
+"""Returns the fields of a framework's object, without those that differ from call to call; None for other values."""
 
 
-def snapshot(value: Any, depth: int = 60, known: Known = lambda _: None) -> Any:
-    """Plain data that stands for the value; later changes of the value do not reach it.
+def snapshot(value: Any, depth: int = 60, fields_of: FieldsOf = lambda _: None) -> Any:
+    """Return plain data that stands for the value; later changes of the value do not reach it.
 
     Below `depth` containers within each other only types are kept; of objects of unknown classes, two levels.
     """
-    if isinstance(value, _WHOLE):
+    if isinstance(value, _PLAIN_TYPES):
         return value
     name = type(value).__qualname__
     if depth <= 0 or callable(value):
         return Shaped(name, {"name": getattr(value, "__qualname__", "")})
     if isinstance(value, Mapping):
-        return {key: snapshot(inner, depth - 1, known) for key, inner in value.items()}
-    made = known(value)
-    if made is None and _is_unknown(value):
-        return Shaped(name, {key: snapshot(inner, min(depth, 2) - 1, known) for key, inner in vars(value).items()})
-    fields = {key: snapshot(inner, depth - 1, known) for key, inner in (_fields(value) if made is None else made)}
+        return {key: snapshot(inner, depth - 1, fields_of) for key, inner in value.items()}
+    own_fields = fields_of(value)
+    if own_fields is None and _is_unknown(value):
+        return Shaped(name, {key: snapshot(inner, min(depth, 2) - 1, fields_of) for key, inner in vars(value).items()})
+    fields = {
+        key: snapshot(inner, depth - 1, fields_of)
+        for key, inner in (_fields(value) if own_fields is None else own_fields)
+    }
     return Shaped(name, fields) if fields else value
 
 
 def failure(error: BaseException) -> Shaped:
-    """The snapshot of a call that raised."""
+    """Return the snapshot of a call that raised."""
     return Shaped(f"raised {type(error).__qualname__}", {"text": str(error)})
 
 
 def _fields(value: Any) -> Fields:
-    """What makes up the value; nothing for one that is compared by its own idea of equality."""
+    """Yield the fields of a value; nothing for one that is compared by its own `__eq__`."""
     if isinstance(value, BaseModel):
         yield from ((name, getattr(value, name, None)) for name in type(value).model_fields)
         yield from (value.model_extra or {}).items()
@@ -70,26 +73,26 @@ def _fields(value: Any) -> Fields:
 
 
 def _is_unknown(value: Any) -> bool:
-    """Whether it is an object of a class that has no idea of equality."""
+    """Return True for an object of a class that defines no equality."""
     if isinstance(value, BaseModel) or dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
         return False
     return not any("__eq__" in vars(base) for base in type(value).__mro__[:-1])
 
 
 def difference(first: Any, second: Any, where: str = "") -> str:
-    """Where and how two snapshots first differ, as text; empty when they are the same."""
+    """Return where and how two snapshots first differ, as text; empty if they are the same."""
     if isinstance(first, Shaped) and isinstance(second, Shaped) and first.type == second.type:
         return difference(first.fields, second.fields, where)
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
-            return _said(where, f"{_shown(list(first))} here, {_shown(list(second))} there")
+            return _at(where, f"{_shortened(list(first))} here, {_shortened(list(second))} there")
         inside = (difference(first[key], second[key], _below(where, key)) for key in first)
-        return next((found for found in inside if found), "")
+        return next((text for text in inside if text), "")
     if _equal(first, second):
         return ""
     if isinstance(first, str) and isinstance(second, str):
-        return _said(where, _texts(first, second))
-    return _said(where, f"{_shown(first)} here, {_shown(second)} there")
+        return _at(where, _texts(first, second))
+    return _at(where, f"{_shortened(first)} here, {_shortened(second)} there")
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -106,22 +109,22 @@ def _below(where: str, key: Any) -> str:
     return where if key == "items" else f"{where}[{key!r}]"
 
 
-def _said(where: str, what: str) -> str:
-    return f"{where}: {what}" if where else what
+def _at(where: str, text: str) -> str:
+    return f"{where}: {text}" if where else text
 
 
 def _texts(first: str, second: str) -> str:
-    """Both from a little before the place where they part."""
+    """Return both texts from a little before the point where they differ."""
     apart = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     start = max(0, (min(len(first), len(second)) if apart is None else apart) - 20)
     mark = "…" if start else ""
-    return f"{mark}{_shown(first[start:])} here, {mark}{_shown(second[start:])} there"
+    return f"{mark}{_shortened(first[start:])} here, {mark}{_shortened(second[start:])} there"
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     if isinstance(value, Shaped):
         items = value.fields.get("items")
         text = f"{value.type} {list(items.values()) if isinstance(items, dict) else value.fields}"
     else:
         text = repr(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

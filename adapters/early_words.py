@@ -1,4 +1,4 @@
-"""What begins before its place, in words: a p-graph and its e-graph, compared."""
+"""Phrases for the calls that begin before their place, found by comparing a p-graph and its e-graph."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NOUNS = (
     (_K.INGESTION, "ingestion", "ingestions"),
     (_K.EMBEDDING, "embedding", "embeddings"),
 )
-"""What a component is called by the last of its primitives, one and several."""
+"""The words for a component, singular and plural, by the kind of its last primitive."""
 _MOST = 3
-"""Names that are written out."""
+"""The most names that are written out."""
 _ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown|provisional))?(#\d+)?$")
 
 
 def component_of(id_: str) -> str:
-    """The component that a primitive was made of: `found[0]/found.retrieve.embedding` is `found.retrieve`'s."""
+    """Return the component that a primitive belongs to: `found[0]/found.retrieve.embedding` is of `found.retrieve`."""
     name, before = id_.rpartition("/")[2], ""
     while name != before:
         before, name = name, _ENDING.sub("", name)
@@ -39,7 +39,7 @@ def component_of(id_: str) -> str:
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:
-    """All of a few names; the first of many."""
+    """Join a few names with commas and `word`; of many, only the first, and how many more there are."""
     if len(names) > _MOST:
         return f"{', '.join(names[:_MOST])} {word} {len(names) - _MOST} more"
     return f" {word} ".join(one for one in (", ".join(names[:-1]), *names[-1:]) if one)
@@ -47,22 +47,22 @@ def listed(names: Sequence[str], word: str = "and") -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnCalls:
-    """What is known of the user's own models and retrievers, by the key of their place in the chain."""
+    """The calls of the user's own models and retrievers, by the key of their call site in the chain."""
 
-    early: frozenset[str]
-    """Places that may be asked early."""
+    prefetchable: frozenset[str]
+    """Call sites that may be prefetched."""
     one_by_one: Mapping[str, Any]
-    """Places whose object answers one call at a time, and that object."""
+    """Call sites whose object answers one call at a time, and that object."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForms:
     """Components whose requests differ for whole and for streamed answers, by name."""
 
-    whole: frozenset[str] = frozenset()
-    """They begin early where the answers come whole."""
+    whole_only: frozenset[str] = frozenset()
+    """Components that begin early if their answers come whole."""
     unknown: frozenset[str] = frozenset()
-    """They begin in their place, as does what needs them."""
+    """Components that begin in their place, and all that depend on them."""
 
     @classmethod
     def of(cls, graph: Graph, pool: EnginePool) -> AnswerForms:
@@ -74,24 +74,24 @@ class AnswerForms:
                 if one.prefills and forms_matter(one, pool):
                     names[one.attributes.form].add(component_of(one.id))
                     left |= {p.id} if one.attributes.form == "unknown" else set()
-        behind = {component_of(p.id) for p in graph if left & graph.ancestors[p.id]}
-        return cls(frozenset(names["whole"]), frozenset(names["unknown"] | behind))
+        dependents = {component_of(p.id) for p in graph if left & graph.ancestors[p.id]}
+        return cls(frozenset(names["whole"]), frozenset(names["unknown"] | dependents))
 
     def condition(self, names: Iterable[str]) -> str:
         """Return on what it depends whether these components begin early; empty for nothing."""
-        return ", if their answers come whole" if self.whole.intersection(names) else ""
+        return ", if their answers come whole" if self.whole_only.intersection(names) else ""
 
 
 NO_FORMS = AnswerForms()
 
 
-def begins_early(plan: Optimised, own: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> tuple[str, ...]:
-    """One phrase for each thing that a plan gains, most important first. `own`: where it asks objects of the user's."""
+def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> tuple[str, ...]:
+    """Return a phrase for each gain of a plan, most important first. `own_calls`: calls of the user's own objects."""
     source, graph = plan.source, plan.graph
     if source is None:
         return ()
     return (
-        *_side_by_side(source, graph, own, forms),
+        *_side_by_side(source, graph, own_calls, forms),
         *_items(source, graph, forms),
         *_arms(graph),
         *_in_stages(source, graph),
@@ -110,8 +110,8 @@ def _drafted(graph: Graph) -> Iterator[str]:
 def _arms(graph: Graph) -> Iterator[str]:
     for p in graph:
         arms = {"then": p.fragment, "else": p.otherwise}
-        begun = [arm for which in p.attributes.early_arms if (arm := arms[which]) is not None]
-        names = dict.fromkeys(component_of(q.id) for arm in begun for q in arm.graph if q.on_engine)
+        early_arms = [arm for which in p.attributes.early_arms if (arm := arms[which]) is not None]
+        names = dict.fromkeys(component_of(q.id) for arm in early_arms for q in arm.graph if q.on_engine)
         if names:
             yield f"{listed(list(names))} before it is known which way {component_of(p.id)} takes"
 
@@ -119,65 +119,65 @@ def _arms(graph: Graph) -> Iterator[str]:
 # ------------------------------------------------------------ calls beside each other
 
 
-def _side_by_side(source: Graph, graph: Graph, own: OwnCalls | None, forms: AnswerForms) -> Iterator[str]:
+def _side_by_side(source: Graph, graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -> Iterator[str]:
     kinds = _kinds(source)
-    for group in _groups(source, graph, None if own is None else own.early, forms.unknown):
-        asked = _at_once(source, [name for name in group if name in kinds], own)
+    for group in _groups(source, graph, None if own_calls is None else own_calls.prefetchable, forms.unknown):
+        calls = _at_once(source, [name for name in group if name in kinds], own_calls)
         code = [name for name in group if name not in kinds]
-        if len(asked) > 1 or code:
-            how = "side by side" if len(asked) > 1 else "ahead of its place"
+        if len(calls) > 1 or code:
+            how = "side by side" if len(calls) > 1 else "ahead of its place"
             past = f", without waiting for your code ({listed(code)})" if code else ""
-            yield f"{_counted(asked, kinds)} {how}{past}{forms.condition(asked)}"
+            yield f"{_counted(calls, kinds)} {how}{past}{forms.condition(calls)}"
 
 
-def _at_once(source: Graph, names: Sequence[str], own: OwnCalls | None) -> list[str]:
-    """Without those that wait for another one's call, as both ask an object that answers one at a time."""
-    if own is None:
+def _at_once(source: Graph, names: Sequence[str], own_calls: OwnCalls | None) -> list[str]:
+    """Leave out the calls that wait for another one, as both are made on an object that answers one at a time."""
+    if own_calls is None:
         return list(names)
     sites = {component_of(p.id): site for p in source for site in _sites(p)}
-    asked = {name: own.one_by_one.get(sites.get(name, "")) for name in reversed(names)}
-    first = {id(obj): name for name, obj in asked.items() if obj is not None}
-    return [name for name in names if asked[name] is None or first[id(asked[name])] == name]
+    shared_objects = {name: own_calls.one_by_one.get(sites.get(name, "")) for name in reversed(names)}
+    first = {id(obj): name for name, obj in shared_objects.items() if obj is not None}
+    return [name for name in names if shared_objects[name] is None or first[id(shared_objects[name])] == name]
 
 
 def _groups(
     source: Graph, graph: Graph, sites: frozenset[str] | None, left: frozenset[str] = frozenset()
 ) -> list[list[str]]:
-    """Calls that waited for each other, or for user code, and do not any more: of one group, none waits for another."""
-    made: dict[str, set[str]] = {}
+    """Return groups of calls that no longer wait for each other or for user code; within a group, none waits."""
+    ids_by_name: dict[str, set[str]] = {}
     for p in graph:
         if not p.attributes.provisional:
-            made.setdefault(component_of(p.id), set()).add(p.id)
-    above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in made.items()}
+            ids_by_name.setdefault(component_of(p.id), set()).add(p.id)
+    above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in ids_by_name.items()}
     groups: list[list[str]] = []
-    for name, others in _freed(source, graph, sites).items():
+    for name, dropped in _freed(source, graph, sites).items():
         if name in left:
             continue
 
         def apart(other: str, name: str = name) -> bool:
-            return not (above[name] & made[other] or above[other] & made[name])
+            return not (above[name] & ids_by_name[other] or above[other] & ids_by_name[name])
 
-        known = next((one for one in groups if others & {*one} and name not in one and all(map(apart, one))), None)
-        if known is not None:
-            known.append(name)
-        elif not any(name in one and others <= {*one} for one in groups):
-            groups.append([*[other for other in made if other in others and apart(other)][:1], name])
+        group = next((one for one in groups if dropped & {*one} and name not in one and all(map(apart, one))), None)
+        if group is not None:
+            group.append(name)
+        elif not any(name in one and dropped <= {*one} for one in groups):
+            groups.append([*[other for other in ids_by_name if other in dropped and apart(other)][:1], name])
     return [one for one in groups if len(one) > 1]
 
 
 def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[str, set[str]]:
-    """Components that ask for something -> those that they waited for, and do not wait for any more."""
-    found: dict[str, set[str]] = {}
+    """Return, for each component that makes requests, the components that it no longer waits for."""
+    dropped_by_name: dict[str, set[str]] = {}
     for p in source:
         if asks(p) and p.id in graph and (sites is None or sites & _sites(p)):
             name = component_of(p.id)
-            others = {component_of(one) for one in freed(p.id, source, graph) if _counts(source[one])} - {name}
-            found.setdefault(name, set()).update(others)
-    return {name: others for name, others in found.items() if others}
+            dropped = {component_of(one) for one in freed(p.id, source, graph) if _counts(source[one])} - {name}
+            dropped_by_name.setdefault(name, set()).update(dropped)
+    return {name: dropped for name, dropped in dropped_by_name.items() if dropped}
 
 
 def asks(p: Primitive) -> bool:
-    """Whether it, or what it holds, asks engines for something."""
+    """Return True if a primitive, or one of its fragment, makes requests to engines."""
     return any(one.on_engine for one in held(p))
 
 
@@ -190,19 +190,19 @@ def _sites(p: Primitive) -> set[str]:
 
 
 def _kinds(graph: Graph) -> dict[str, set[PrimitiveKind]]:
-    """Components that ask engines for something, in order, and for what."""
-    found: dict[str, set[PrimitiveKind]] = {}
+    """Return the components that make requests to engines, in order, and the kinds of these requests."""
+    kinds_by_name: dict[str, set[PrimitiveKind]] = {}
     for p in graph:
         if kinds := {one.kind for one in held(p) if one.on_engine}:
-            found.setdefault(component_of(p.id), set()).update(kinds)
-    return found
+            kinds_by_name.setdefault(component_of(p.id), set()).update(kinds)
+    return kinds_by_name
 
 
 def _counted(names: Sequence[str], kinds: dict[str, set[PrimitiveKind]]) -> str:
-    """E.g. `2 searches and 1 model call (a, b, c)`."""
+    """Return e.g. `2 searches and 1 model call (a, b, c)`."""
     nouns = Counter(_noun(kinds[name]) for name in names)
-    told = [f"{count} {several if count > 1 else one}" for (one, several), count in nouns.items()]
-    return f"{' and '.join(told)} ({listed(names)})"
+    counts = [f"{count} {several if count > 1 else one}" for (one, several), count in nouns.items()]
+    return f"{' and '.join(counts)} ({listed(names)})"
 
 
 def _noun(kinds: set[PrimitiveKind]) -> tuple[str, str]:
@@ -213,8 +213,8 @@ def _noun(kinds: set[PrimitiveKind]) -> tuple[str, str]:
 
 
 def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
-    """Yield what is done for each item of a list, as the item is written or beside the others."""
-    kinds, told = _kinds(source), dict[str, str]()
+    """Yield a phrase for the calls for each item of a list: as the item is written, or beside those of other items."""
+    kinds, phrases = _kinds(source), dict[str, str]()
     inside: dict[str, set[str]] = {}
     for p in graph:
         names = {component_of(one.id) for one in held(p)}
@@ -222,12 +222,12 @@ def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
             continue
         inside.setdefault(InstancePath(p.id).outermost.partition("[")[0], set()).update(names)
         if p.tentative and "[" in p.id and asks(p):
-            told.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
+            phrases.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
         elif p.attributes.grow:
-            told.setdefault(p.id, "as soon as its item is written")
+            phrases.setdefault(p.id, "as soon as its item is written")
         elif p.holds_fragment and p.attributes.beside and asks(p):
-            told.setdefault(p.id, "beside those of the other items")
-    for holder, how in told.items():
+            phrases.setdefault(p.id, "beside those of the other items")
+    for holder, how in phrases.items():
         yield f"each {_noun(kinds.get(holder, set()))[0]} of {holder} {how}{forms.condition(inside[holder])}"
 
 
@@ -239,29 +239,29 @@ def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
 
 
 def _beginnings(graph: Graph) -> Iterator[str]:
-    """The longest beginning of each prompt that is prefilled early."""
+    """Yield a phrase for the longest beginning of each prompt that is prefilled early."""
     tokens: dict[str, int] = {}
     for p in graph:
         if p.kind is _K.PARTIAL_PREFILLING and not p.attributes.provisional:
             name = component_of(p.id)
             tokens[name] = max(tokens.get(name, 0), sum(part.tokens for part in p.prompt))
     if tokens:
-        told = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
-        yield f"the beginning of the prompt {listed(told)}"
+        prompts = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
+        yield f"the beginning of the prompt {listed(prompts)}"
 
 
 # ------------------------------------------------------------ answers on a guess
 
 
 def _answers(graph: Graph, forms: AnswerForms = NO_FORMS) -> Iterator[tuple[str, str]]:
-    """Ids of what is guessed, an order or what is searched for, and the names of the answers that begin on it."""
-    found: dict[str, list[str]] = {}
-    left = forms.whole | forms.unknown  # no guess is sent where it could be sent twice
+    """Yield the id of each guess (an order, or a query) and the names of the answers that begin on it."""
+    names_by_guess: dict[str, list[str]] = {}
+    left = forms.whole_only | forms.unknown  # no guess is sent where it could be sent twice
     for p in graph:
         for one in held(p) if p.attributes.provisional else ():
             if one.prefills and component_of(one.id) not in left:
-                found.setdefault(p.attributes.provisional, []).append(component_of(one.id))
-    yield from ((guess, listed(list(dict.fromkeys(names)))) for guess, names in found.items())
+                names_by_guess.setdefault(p.attributes.provisional, []).append(component_of(one.id))
+    yield from ((guess, listed(list(dict.fromkeys(names)))) for guess, names in names_by_guess.items())
 
 
 def _on(guess: str, graph: Graph) -> str:
@@ -276,7 +276,7 @@ def _of_questions(guess: str, graph: Graph) -> bool:
 
 
 def provisional(graph: Graph) -> Iterator[str]:
-    """One line for each guess that answers begin on."""
+    """Yield a line for each guess that answers begin on."""
     for guess, names in _answers(graph):
         name = component_of(guess)
         on = f"while {name} runs and the engine is idle: on the documents in the order in which {name} gets them"

@@ -1,4 +1,4 @@
-"""Work that runs ahead of a plain object, whatever its framework: whether it pays, and the life of its query."""
+"""Prefetching for an original of any framework: whether a plan gains anything, and the life of its query."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ class Endable(Protocol):
 
 
 def pays(optimised: Optimised) -> bool:
-    """Whether anything can start before its place in plain, sequential code, or is decoded in fewer steps; otherwise
-    the query is only traced."""
+    """Return True if anything can start before its place in sequential code, or is decoded in fewer steps.
+
+    Otherwise the query is only traced.
+    """
     return optimised.source is None or runs_ahead(optimised.source, optimised.graph)
 
 
 @lru_cache(maxsize=256)
 def runs_ahead(source: Graph, graph: Graph) -> bool:
-    """`pays`, for a p-graph and its e-graph."""
+    """Return `pays` for a p-graph and its e-graph."""
     if any(
         p.id not in source or p.attributes.grow or (p.on_engine and p.attributes.lookahead is not None) for p in graph
     ):
         return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
     if any(map(draws, graph)):
         return True
-    bits = {p.id: 1 << place for place, p in enumerate(p for p in source if takes_time(p))}
+    bits = {p.id: 1 << index for index, p in enumerate(p for p in source if takes_time(p))}
     before, now = source.reached(bits), graph.reached(bits)
     if any(p.on_engine and before[p.id] & ~now[p.id] for p in graph):
         return True
@@ -51,22 +53,21 @@ def runs_ahead(source: Graph, graph: Graph) -> bool:
 
 
 def _holder_pays(before: Primitive, p: Primitive) -> bool:
-    """Items side by side, arms side by side, or gains inside."""
+    """Return True if items or arms run side by side, or something inside starts early."""
     arms = [(getattr(before, name), getattr(p, name)) for name in ("fragment", "otherwise")]
-    held = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
-    if p.attributes.beside and any(takes_time(q) for _, graph in held for q in graph):
+    graphs = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
+    if p.attributes.beside and any(takes_time(q) for _, graph in graphs for q in graph):
         return True
-    return any(runs_ahead(a, b) for a, b in held)
+    return any(runs_ahead(a, b) for a, b in graphs)
 
 
 def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
-    """What a primitive waited for in the p-graph and does not wait for any more."""
+    """Return the primitives that one waits for in the p-graph and not in the e-graph."""
     return source.ancestors[name] - graph.ancestors[name]
 
 
 def draws(p: Primitive) -> bool:
-    """Whether the graph knows of something that its answer may repeat and that no request tells: it goes along with a
-    request of the graph only."""
+    """Return True if the graph knows a text that the answer may repeat, and that is in no request of the original."""
     return any(not one.told for one in p.attributes.drafts)
 
 
@@ -76,13 +77,14 @@ def forms_matter(asking: Primitive | Component, pool: EnginePool) -> bool:
 
 
 def takes_time(p: Primitive) -> bool:
+    """Return True for a primitive that runs on an engine or runs user code, also in its fragments."""
     return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
 
 
 def submitted(
     pool: EnginePool, query: Query, optimised: Optimised, calls: Calls, form: AnswerForm = AnswerForm.UNKNOWN
 ) -> QueryRun:
-    """Start the live query: its e-graph runs from here, and the plain object ends it. `form`: see `QueryRun`."""
+    """Start the live query: its e-graph runs from here, and the original ends it. `form`: see `QueryRun`."""
     return pool.runtime.submit(
         query,
         optimised.graph,
@@ -95,12 +97,12 @@ def submitted(
 
 
 def joinable(run: Any) -> QueryRun | None:
-    """`run` if parts may join it."""
+    """Return `run` if parts may join it, else None."""
     return run if isinstance(run, QueryRun) and run.joins and not run.closed else None
 
 
 def shape(traced: TraceResult, input: Any) -> dict[str, int]:
-    """Expected sizes for this input."""
+    """Return the expected sizes for this input."""
     try:
         return traced.sizes(input)
     except Exception:  # an input that the estimate cannot read: plan without expectations
@@ -109,13 +111,15 @@ def shape(traced: TraceResult, input: Any) -> dict[str, int]:
 
 @contextlib.contextmanager
 def failing(run: Endable) -> Iterator[None]:
-    """The query ends with a body that fails, or that is given up. One that is late has ended by itself."""
+    """End the query if the body fails or is cancelled. A query whose deadline has passed has ended by itself."""
     try:
         yield
     except Exception:
-        _plain_failed(run)
-        late = Deadline.of(run)
-        if late is None or not late.passed:
+        whole_run = getattr(run, "whole", None)
+        if isinstance(whole_run, QueryRun):
+            whole_run.plain_failed = True
+        deadline = Deadline.of(run)
+        if deadline is None or not deadline.passed:
             run.close()
         raise
     except BaseException:  # cancelled, interrupted, or a generator that was not read to its end
@@ -123,42 +127,36 @@ def failing(run: Endable) -> Iterator[None]:
         raise
 
 
-def _plain_failed(run: Endable) -> None:
-    whole = getattr(run, "whole", None)
-    if isinstance(whole, QueryRun):
-        whole.plain_failed = True
-
-
 @contextlib.contextmanager
 def ending(run: Endable) -> Iterator[None]:
-    """The query ends with the body."""
+    """End the query with the body."""
     with failing(run):
         yield
     run.close()
 
 
 def log_fallback(error: Exception, of: object = None, part: str = "") -> None:
-    """Say that the original runs instead, once a cause; to be called where `error` is handled.
+    """Log that the original runs instead, once for each cause; to be called where `error` is handled.
 
-    `of`: the user's object that cannot be planned, each of which is told of; `part`: what of it.
+    `of`: the user's object that cannot be planned; each object is logged. `part`: the part of it.
     """
-    what = "" if of is None else f" of the {type(of).__name__}"
+    owner = "" if of is None else f" of the {type(of).__name__}"
     bug = f" ({type(error).__name__} is a bug of teola-plugin: please report it with this traceback)"
 
     def say() -> None:
         if isinstance(error, EngineUnavailable):  # of the pool as a whole: what needs it says so, too
-            logging.getLogger("teola_plugin").warning("nothing of %s%s runs ahead: %s", part or "a call", what, error)
+            logging.getLogger("teola_plugin").warning("nothing of %s%s runs ahead: %s", part or "a call", owner, error)
             return
         logging.getLogger("teola_plugin").warning(
             "planning failed; the original runs as it always did: %s%s. Its answers are unaffected, only later than "
             "they could be; this is said once%s",
             part or "a call",
-            what,
+            owner,
             "" if isinstance(error, TeolaError) else bug,
             exc_info=error,
         )
 
-    _said((part, *cause_of(error)), say, of)
+    _logged_causes((part, *cause_of(error)), say, of)
 
 
-_said = Once()
+_logged_causes = Once()

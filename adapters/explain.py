@@ -26,8 +26,8 @@ from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.report import WORDS, TraceReport
 
 _K = PrimitiveKind
-_SOON = 5.0
-"""Seconds in which the trace of a call that is over is complete."""
+_TRACE_TIMEOUT_S = 5.0
+"""Timeout, in seconds, for the trace of an ended call to become complete."""
 _LLM = frozenset({PROVISIONAL, *(kind.name for kind in LLM_KINDS)})
 NO_POOL = "no part of it can start before its place, and none is served by an engine"
 COMPARE = "`teola compare` measures it"
@@ -35,11 +35,11 @@ _OWN = "not estimated, as your own models are not measured"
 
 
 def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
-    """The trace of the last call, if there was one and it is over. `last`: the run, or nothing."""
+    """Return the trace of the last call, if there was one and it has ended. `last`: the run, or nothing."""
     if not last or not (last[0].trace.done() or last[0].whole.closed):
         return None
-    found: QueryTrace | None = last[0].trace.result(_SOON)
-    return found
+    trace: QueryTrace | None = last[0].trace.result(_TRACE_TIMEOUT_S)
+    return trace
 
 
 def left_for_form(last: Sequence[Any]) -> tuple[str, ...]:
@@ -56,9 +56,9 @@ def only_whole(names: Iterable[str]) -> str:
     )
 
 
-def unplanned(early: Sequence[str], trace: QueryTrace | None = None) -> str:
-    """For an object without a plan. `trace`: of its last call, where there was one."""
-    if not early:
+def unplanned(prefetched: Sequence[str], trace: QueryTrace | None = None) -> str:
+    """Return the expected gain of an object without a plan. `trace`: of its last call, if there was one."""
+    if not prefetched:
         return f"no gain: {NO_POOL}"
     if trace is not None and trace.outcome in ("done", "closed"):
         return f"faster; {_measured(None, trace)}"
@@ -67,26 +67,26 @@ def unplanned(early: Sequence[str], trace: QueryTrace | None = None) -> str:
 
 def expected(
     optimised: Optimised,
-    early: Sequence[str],
+    prefetched: Sequence[str],
     context: PassContext,
     trace: QueryTrace | None,
-    own: OwnCalls | None = None,
+    own_calls: OwnCalls | None = None,
     forms: AnswerForms = NO_FORMS,
     left: Sequence[str] = (),
 ) -> str:
-    """For a plan: what the last call shows, else why there is no figure yet, or no gain.
+    """Return the expected gain of a plan: what the last call shows, else why there is no figure yet, or no gain.
 
     `left`: see `left_for_form`.
     """
     source = optimised.source
-    waits = {} if own is None else own.one_by_one
-    if source is None or not early:
+    waits = {} if own_calls is None else own_calls.one_by_one
+    if source is None or not prefetched:
         in_place = only_whole(forms.unknown) if forms.unknown else ""
         return f"no gain: {_one_by_one(waits) or in_place or _why_none(source)}"
     if left and trace is not None:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
     text = _with_early_calls(optimised, source, context, trace, waits)
-    return f"{text}; {only_whole(forms.whole)}" if forms.whole else text
+    return f"{text}; {only_whole(forms.whole_only)}" if forms.whole_only else text
 
 
 def _with_early_calls(
@@ -100,7 +100,7 @@ def _with_early_calls(
 
 
 def _why_none(source: Graph | None) -> str:
-    """Why nothing begins early."""
+    """Say why nothing begins early."""
     names = [] if source is None else list(dict.fromkeys(component_of(p.id) for p in source if asks(p)))
     code = [] if source is None else list(dict.fromkeys(component_of(p.id) for p in source if is_impure(p)))
     if not names:
@@ -124,7 +124,7 @@ def _one_by_one(waits: Mapping[str, Any]) -> str:
 
 
 def _measured(source: Graph | None, trace: QueryTrace) -> str:
-    """The last call, and how long its calls take in the order in which they are written (`source`, if that tells)."""
+    """Compare the last call with the duration of its calls in the order of the source, if that is known."""
     took, plain = trace.seconds, None if source is None else as_written(source, trace.spans)
     if plain is None or not took:
         return f"the last call took {duration(took)}; {COMPARE}"
@@ -138,7 +138,7 @@ def _measured(source: Graph | None, trace: QueryTrace) -> str:
 
 
 def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
-    """Seconds that the measured calls take in the order of the p-graph; None where the trace does not tell.
+    """Return the seconds that the measured calls take in the order of the p-graph; None if the trace does not tell.
 
     A call takes as long as its spans together, early beginnings of prompts too; the longest way through the p-graph
     counts. With user code, which has no spans, and with what the plain object asks for by itself (rows that it writes),
@@ -147,8 +147,8 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     if any(is_impure(one) for p in source for one in held(p)):
         return None
     done = [s for s in spans if s.engine and s.done is not None and not (s.kind == PROVISIONAL and s.unused)]
-    known = {component_of(one.id) for p in source for one in held(p) if one.on_engine}
-    if any(component_of(s.primitive) not in known for s in done):
+    components = {component_of(one.id) for p in source for one in held(p) if one.on_engine}
+    if any(component_of(s.primitive) not in components for s in done):
         return None
     seconds = {p.id: _seconds(p, done) for p in _lasts(source)}
     ready: dict[str, float] = {}
@@ -159,7 +159,7 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
 
 
 def _lasts(source: Graph) -> list[Primitive]:
-    """The last primitive of each component that asks for something: it stands for all of it."""
+    """Return the last primitive of each component that makes requests, which stands for all of it."""
     return list({component_of(p.id): p for p in source if asks(p)}.values())
 
 
@@ -169,13 +169,13 @@ def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
         return _by_component(s for s in spans if "/" not in s.primitive and component_of(s.primitive) == name)
     inside: dict[str, list[Span]] = {}
     for span in spans:
-        place = InstancePath(InstancePath(span.primitive).settled)
-        outer = place.outermost
-        if place.in_instance_of(p.id) or outer in _arms(p):
+        path = InstancePath(InstancePath(span.primitive).settled)
+        outer = path.outermost
+        if path.in_instance_of(p.id) or outer in _arms(p):
             inside.setdefault(outer, []).append(span)
-    each = [_by_component(found) for found in inside.values()]
+    durations = [_by_component(spans_of_instance) for spans_of_instance in inside.values()]
     at_once = p.kind is _K.MAP and not p.attributes.beside
-    return max(each, default=0.0) if at_once else sum(each)
+    return max(durations, default=0.0) if at_once else sum(durations)
 
 
 def _arms(p: Primitive) -> tuple[str, str]:
@@ -183,16 +183,16 @@ def _arms(p: Primitive) -> tuple[str, str]:
 
 
 def _by_component(spans: Iterable[Span]) -> float:
-    """One component after the other, and of each what it does on one kind of engine after the other."""
-    found: dict[tuple[str, str], list[Span]] = {}
+    """Return the seconds of components one after the other, and of each its kinds of engines one after the other."""
+    spans_by_part: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
         kind = "LLM" if span.kind in _LLM else span.kind  # a prefilling and its decodings are one request
-        found.setdefault((component_of(span.primitive), kind), []).append(span)
-    return sum(map(_together, found.values()))
+        spans_by_part.setdefault((component_of(span.primitive), kind), []).append(span)
+    return sum(map(_busy_s, spans_by_part.values()))
 
 
-def _together(spans: Iterable[Span]) -> float:
-    """Seconds during which at least one of them ran."""
+def _busy_s(spans: Iterable[Span]) -> float:
+    """Return the seconds during which at least one span ran."""
     total, until = 0.0, float("-inf")
     for begin, done in sorted((s.begin, s.done) for s in spans if s.done is not None):
         total += max(0.0, done - max(begin, until))
@@ -201,7 +201,7 @@ def _together(spans: Iterable[Span]) -> float:
 
 
 Section = tuple[str, str]
-"""A title, and what stands below it."""
+"""A title and the text below it."""
 _LEGEND = (
     "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
 )
@@ -209,35 +209,35 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `explain()` says."""
+    """The contents of what `explain()` prints."""
 
     report: TraceReport
-    """Of the object's parts."""
-    early: tuple[str, ...]
-    """What begins before its place, a phrase each; empty where nothing is known to."""
+    """The report of the object's parts."""
+    prefetched: tuple[str, ...]
+    """A phrase for each call that begins before its place; empty if none is known to."""
     expect: str
-    """What that is worth, and why it is not more. No figure that was not measured."""
+    """The expected gain, and why it is not more. Only measured figures."""
     advice: tuple[str, ...] = ()
-    """What the author could change for more, most important first."""
+    """Changes by which the author would gain more, most important first."""
     sections: tuple[Section, ...] = ()
-    """Everything else: titles, and what stands below them."""
-    served: str = ""
-    """What `engines=` has bound, and what it left alone."""
+    """Everything else: titles and their texts."""
+    engines_text: str = ""
+    """The section on what `engines=` has bound, and what it left alone."""
 
     def text(self, *, details: bool = False) -> str:
-        """Three lines; with `details`, sections below them, each with a title."""
+        """Return three lines; with `details`, sections below them, each with a title."""
         change = f"; change first: {self.advice[0]}" if self.advice else ""
         lines = "\n".join(
             (
                 f"Understood:    {_understood(self.report)}",
-                f"Starts early:  {'; '.join(self.early) or 'nothing'}",
+                f"Starts early:  {'; '.join(self.prefetched) or 'nothing'}",
                 f"Expect:        {self.expect}{change}",
             )
         )
         understood = ("What was understood", f"{self.report}\n{_LEGEND}")
         advice = ("Advice", "\n".join(self.advice))
-        told = f"{lines}\n\n{in_sections((understood, *self.sections, advice))}" if details else lines
-        return told + self.served
+        text = f"{lines}\n\n{in_sections((understood, *self.sections, advice))}" if details else lines
+        return text + self.engines_text
 
 
 def explain(
@@ -246,19 +246,20 @@ def explain(
     pool: EnginePool | None,
     *,
     trace: QueryTrace | None = None,
-    own: OwnCalls | None = None,
+    own_calls: OwnCalls | None = None,
     more: Sequence[str] = (),
     left: Sequence[str] = (),
 ) -> Explanation:
-    """Of an object that is planned as a whole. `trace`: of its last call, where there was one; `own`: how it asks
-    objects of the user's own; `more`: phrases for what begins early by no plan; `left`: what the last call left in its
-    place, see `left_for_form`.
+    """Explain an object that is planned as a whole.
+
+    `trace`: of its last call, if there was one; `own_calls`: the calls of the user's own objects; `more`: phrases for
+    calls that begin early without a plan; `left`: calls that the last call left in their place, see `left_for_form`.
     """
     if optimised is None or pool is None:
         return Explanation(traced.report, tuple(more), unplanned(more, trace))
     context = PassContext(pool.profiles)
     forms = AnswerForms.of(optimised.graph, pool)
-    early = (*begins_early(optimised, own, forms), *more)
+    prefetched = (*begins_early(optimised, own_calls, forms), *more)
     advice = tuple(dict.fromkeys(_advice(optimised.graph, context)))
     sections = (
         ("p-graph (the workflow as written)", str(optimised.source)),
@@ -268,22 +269,26 @@ def explain(
         ("Drafts", "\n".join(_drafts(optimised.graph, context))),
     )
     return Explanation(
-        traced.report, early, expected(optimised, early, context, trace, own, forms, left), advice, sections
+        traced.report,
+        prefetched,
+        expected(optimised, prefetched, context, trace, own_calls, forms, left),
+        advice,
+        sections,
     )
 
 
 def _understood(report: TraceReport) -> str:
-    """E.g. `5 parts: 4 optimized, 1 unchanged (RunnableLambda)`."""
-    told, parts = [], dict.fromkeys((row.path, row.class_name, row.level) for row in report)
+    """Return e.g. `5 parts: 4 optimized, 1 unchanged (RunnableLambda)`."""
+    counts, parts = [], dict.fromkeys((row.path, row.class_name, row.level) for row in report)
     for level, word in WORDS.items():
         names = [name for _, name, at in parts if at == level]
         which = "" if level == "lowered" else f" ({listed(list(dict.fromkeys(names)))})"
-        told += [f"{len(names)} {word}{which}"] if names else []
-    return f"{len(parts)} part{'' if len(parts) == 1 else 's'}: {', '.join(told)}" if told else "no parts"
+        counts += [f"{len(names)} {word}{which}"] if names else []
+    return f"{len(parts)} part{'' if len(parts) == 1 else 's'}: {', '.join(counts)}" if counts else "no parts"
 
 
 def in_sections(sections: Iterable[Section]) -> str:
-    """Titles, and what stands below them; without those that have nothing below them."""
+    """Join the sections, each with its title underlined; leave out those without a text."""
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n{body}" for title, body in sections if body)
 
 
@@ -295,21 +300,21 @@ def _passes(optimised: Optimised) -> str:
 
 
 def _drafts(graph: Graph, context: PassContext) -> Iterator[str]:
-    """Where those of each answer come from, likeliest first."""
+    """Yield a line on where the drafts of each answer come from, likeliest first."""
     for p in graph:
         profile = context.profile(p.engine)
         answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING) and not p.attributes.provisional
         if not answers or profile is None or not profile.drafts:
             continue
-        named = p.attributes.drafts
-        given = [f"{one.variable}, {one.what}" if one.variable else one.what for one in named]
-        given = list(dict.fromkeys(given))
-        sources = "; ".join([*given, "its own prompt and text", "recent outputs of the app and tenant"])
+        drafts = p.attributes.drafts
+        texts = [f"{one.variable}, {one.what}" if one.variable else one.what for one in drafts]
+        texts = list(dict.fromkeys(texts))
+        sources = "; ".join([*texts, "its own prompt and text", "recent outputs of the app and tenant"])
         yield f"{component_of(p.id)} (up to {profile.drafts} tokens at a time, if it is greedy): {sources}"
 
 
 def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
-    """What the author of the chain could change for more; never done for them, since it changes the prompts."""
+    """Yield changes by which the author would gain more; nobody makes them for the author, as they change prompts."""
     ready = ready_times(graph, context)
     for p in graph:
         profile = context.profile(p.engine)
@@ -318,13 +323,16 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
             continue
         times = [_part_time(p.input(part.variable), ready) if part.variable else 0.0 for part in p.prompt]
         late = next((i for i, t in enumerate(times) if t > 0.0 and t >= max(times)), None)
-        behind = [part.variable for part, t in zip(p.prompt, times, strict=True) if part.variable and t < max(times)]
-        behind = [name for name in behind if late is not None and _place(p.prompt, name) > late]
-        if behind and profile.prefix_caching:
-            early = sum(part.tokens for part in p.prompt[:late])
+        later_variables = [
+            part.variable for part, t in zip(p.prompt, times, strict=True) if part.variable and t < max(times)
+        ]
+        names = [name for name in later_variables if late is not None and _index_of(p.prompt, name) > late]
+        if names and profile.prefix_caching:
+            early_tokens = sum(part.tokens for part in p.prompt[:late])
             yield (
-                f"in the prompt of {component_of(p.id)}, {listed(behind)} stand{'' if len(behind) > 1 else 's'} behind "
-                f"{p.prompt[late or 0].variable}, which is known last: only about {early} tokens can be prefilled early"
+                f"in the prompt of {component_of(p.id)}, {listed(names)} stand{'' if len(names) > 1 else 's'} behind "
+                f"{p.prompt[late or 0].variable}, which is known last: only about {early_tokens} tokens can be "
+                "prefilled early"
             )
     for p in graph:
         if p.kind is _K.OPAQUE:
@@ -336,5 +344,5 @@ def _part_time(ref: object, ready: dict[str, float]) -> float:
     return ready.get(producer, 0.0)
 
 
-def _place(prompt: tuple[object, ...], variable: str) -> int:
+def _index_of(prompt: tuple[object, ...], variable: str) -> int:
     return next(i for i, part in enumerate(prompt) if getattr(part, "variable", "") == variable)

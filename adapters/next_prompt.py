@@ -32,12 +32,14 @@ _NAME = "next_prompt"
 
 
 def prefills(pool: EnginePool, engine: str, passes: tuple[Pass, ...] | None) -> bool:
-    """Whether the beginning of a prompt may be prefilled early: the engine keeps prefixes, and a pass splits prompts.
+    """Return True if the beginning of a prompt may be prefilled early.
+
+    It may if the engine keeps prefixes, and a pass splits prompts.
 
     `passes`: those in force instead of the pool's; None for the pool's.
     """
-    chosen = pool.passes if passes is None else passes
-    return keeps_prefixes(pool, engine) and any(isinstance(one, PrefillingSplit) for one in chosen)
+    passes_in_force = pool.passes if passes is None else passes
+    return keeps_prefixes(pool, engine) and any(isinstance(one, PrefillingSplit) for one in passes_in_force)
 
 
 def keeps_prefixes(pool: EnginePool, engine: str) -> bool:
@@ -46,42 +48,42 @@ def keeps_prefixes(pool: EnginePool, engine: str) -> bool:
 
 
 class KnownBeginning:
-    """What is known of one prompt, in a live query: it grows. To be used from one thread at a time."""
+    """The known beginning of one prompt of a live query, which grows. Use it from one thread at a time."""
 
     def __init__(self, run: QueryRun, pool: EnginePool, engine: str) -> None:
         self._run, self._pool, self._engine = run, pool, engine
-        self._sent = ""
+        self._requested_text = ""
         self._part: PartRun | None = None
 
-    def grown(self, prompt: Prompt, *, have: str) -> None:
-        """It is `prompt` up to the first `UNKNOWN` in it. What is new is sent, if it is worth a request.
+    def extend(self, prompt: Prompt, *, have: str) -> None:
+        """Prefill `prompt` up to the first `UNKNOWN` in it, if enough of it is new to be worth a request.
 
         `have`: what the engine has prefilled for the query already, as `Prompt.flat()` shows it.
         """
-        known = prompt.known()
-        if self._run.closed or not self._pays(known, max(alike(known, have), alike(known, self._sent))):
+        text = prompt.known()
+        if self._run.closed or not self._pays(text, max(alike(text, have), alike(text, self._requested_text))):
             return
-        self.over()
-        self._sent = known
+        self.close()
+        self._requested_text = text
         self._part = self._run.part(_prefilling(self._engine), {_NAME: _payload}, prompt)
 
-    def over(self) -> None:
-        """The prompt is there, or will not come: what has not begun is dropped."""
+    def close(self) -> None:
+        """Drop the prefilling if it has not begun: the prompt is there, or will not come."""
         part, self._part = self._part, None
         if part is not None:
             part.close()
 
-    def _pays(self, known: str, old: int) -> bool:
-        """Whether enough of it is new, and it is not more than the model can read."""
+    def _pays(self, text: str, prefilled: int) -> bool:
+        """Return True if enough of the text is new, and the model can read all of it."""
         profile = self._pool.profiles[self._engine]
-        most = profile.max_request_size
-        fits = most is None or PromptPart.literal(known).tokens < most
-        return fits and PromptPart.literal(known[old:]).tokens >= profile.min_split_tokens
+        max_tokens = profile.max_request_size
+        fits = max_tokens is None or PromptPart.literal(text).tokens < max_tokens
+        return fits and PromptPart.literal(text[prefilled:]).tokens >= profile.min_split_tokens
 
 
 @lru_cache(maxsize=64)
 def _prefilling(engine: str) -> Graph:
-    """A warm-up that waits for a pause of its engine."""
+    """Return the graph of a warm-up that waits for a pause of its engine."""
     primitive = Primitive(
         _NAME,
         PrimitiveKind.PARTIAL_PREFILLING,
@@ -96,5 +98,5 @@ def _prefilling(engine: str) -> Graph:
 
 
 @on_loop
-def _payload(given: Mapping[str, Any]) -> Generate:
-    return Generate(given["prompt"])
+def _payload(inputs: Mapping[str, Any]) -> Generate:
+    return Generate(inputs["prompt"])

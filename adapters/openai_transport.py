@@ -48,11 +48,11 @@ _raising: ContextVar[bool] = ContextVar("teola_raising", default=False)
 
 
 class Captured(BaseException):
-    """A request that was asked for, in place of its answer. No `Exception`, so that no client retries it."""
+    """A captured request, raised in place of its answer. No `Exception`, so that no client retries it."""
 
-    def __init__(self, asked: Generate) -> None:
+    def __init__(self, generation: Generate) -> None:
         super().__init__()
-        self.asked = asked
+        self.generation = generation
 
 
 class Bypass(BaseException):
@@ -65,7 +65,7 @@ class Bypass(BaseException):
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Requests in the body raise `Captured` and are not sent."""
+    """Have requests in the body raise `Captured`, and send none."""
     token = _capture.set(True)
     try:
         yield
@@ -75,9 +75,9 @@ def capturing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising_pool_errors() -> Iterator[None]:
-    """The body uses a client: what the pool says of its requests is raised as it is, past what the client would do.
+    """Raise errors of the pool as they are, past a client that the body uses.
 
-    Around whatever of an object's methods sends requests. Outside of it a client is told that the connection broke.
+    It stands around the method of an object that sends requests. Elsewhere the client sees a broken connection.
     """
     token = _raising.set(True)
     try:
@@ -89,7 +89,7 @@ def raising_pool_errors() -> Iterator[None]:
 
 
 def raising_pool_errors_in(items: Iterator[T]) -> Iterator[T]:
-    """The items, each made inside `raising_pool_errors()`."""
+    """Yield the items, each made inside `raising_pool_errors()`."""
     with contextlib.closing(items):  # type: ignore[type-var]
         while True:
             with raising_pool_errors():
@@ -100,7 +100,7 @@ def raising_pool_errors_in(items: Iterator[T]) -> Iterator[T]:
 
 
 async def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """`raising_pool_errors_in` in a loop."""
+    """Yield the items as `raising_pool_errors_in` does, in a loop."""
     async with contextlib.aclosing(items):  # type: ignore[type-var]
         while True:
             with raising_pool_errors():
@@ -111,15 +111,15 @@ async def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, 
 
 
 def raise_past_client(error: TeolaError) -> None:
-    """Raises it past the client, inside of `raising_pool_errors()`; does nothing elsewhere."""
+    """Raise an error past the client, inside of `raising_pool_errors()`; do nothing elsewhere."""
     if _raising.get():
         raise Bypass(error)
 
 
-def raise_captured(asked: Generate) -> None:
-    """Raises `Captured`, inside of `capturing()`; does nothing elsewhere."""
+def raise_captured(generation: Generate) -> None:
+    """Raise `Captured` inside of `capturing()`; do nothing elsewhere."""
     if _capture.get():
-        raise Captured(asked)
+        raise Captured(generation)
 
 
 log = logging.getLogger("teola_plugin")
@@ -133,12 +133,12 @@ class EventEncoder:
     that chunk is left out, and what else it says about the answer goes to the last of the others.
     """
 
-    def __init__(self, asked: Generate, body: Mapping[str, Any]) -> None:
-        exact = isinstance(asked.prompt, wire.WirePrompt) and asked.prompt.exact
+    def __init__(self, generation: Generate, body: Mapping[str, Any]) -> None:
+        exact = isinstance(generation.prompt, wire.WirePrompt) and generation.prompt.exact
         self.is_exact = exact or bool((body.get("stream_options") or {}).get("include_usage"))
-        """Whether every chunk is passed on as it came."""
+        """True if every chunk is passed on as it came."""
         self._last: dict[str, Any] | None = None
-        """A chunk that ends a choice, and is not sent yet: perhaps the last."""
+        """A chunk that ends a choice and is not sent yet, as it may be the last."""
 
     def encode(self, chunk: str) -> bytes:
         data = json.loads(chunk)
@@ -164,11 +164,11 @@ def _event(data: Mapping[str, Any]) -> bytes:
     return write_event(json.dumps(data)).encode()
 
 
-class _Taken(NamedTuple):
-    """A request that the engine has."""
+class _CarriedRequest(NamedTuple):
+    """A request that the engine carries."""
 
     handle: CallHandle
-    asked: Generate
+    generation: Generate
     body: dict[str, Any]
 
     @property
@@ -177,30 +177,30 @@ class _Taken(NamedTuple):
 
 
 class _Transport:
-    """What both kinds of transport have in common. `inner` is the client that the object came with."""
+    """The common base of both transports. `inner` is the client that the object came with."""
 
     def __init__(self, inner: Any, pool: EnginePool, engine: str, http: Any) -> None:
         self._inner, self._pool, self._engine, self._http = inner, pool, engine, http
 
-    def _take(self, request: Any) -> _Taken | None:
-        """None for a request that goes past the engine. Whatever fails here, nothing was sent."""
+    def _carry(self, request: Any) -> _CarriedRequest | None:
+        """Hand a request to the engine; return None if it goes past the engine. If this fails, nothing was sent."""
         try:
-            found = self._asked(request)
-            if found is None:
+            generation_and_body = self._generation_in(request)
+            if generation_and_body is None:
                 return None
-            asked, body = found
-            raise_captured(asked)
+            generation, body = generation_and_body
+            raise_captured(generation)
             run = current_run.get()  # the adapters see to it that it is set, or the terms
             stream = bool(body.get("stream"))
-            handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [asked], stream=stream, run=run)
+            handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [generation], stream=stream, run=run)
         except Exception as error:
             bug = None if isinstance(error, TeolaError) else error
             log.warning("a request goes past engine %s: %s", self._engine, type(error).__name__, exc_info=bug)
             return None
-        return _Taken(handle, asked, body)
+        return _CarriedRequest(handle, generation, body)
 
-    def _asked(self, request: Any) -> tuple[Generate, dict[str, Any]] | None:
-        """The generation that a request asks for, and its body; None for any other request."""
+    def _generation_in(self, request: Any) -> tuple[Generate, dict[str, Any]] | None:
+        """Return the generation that a request asks for, and its body; None for any other request."""
         server: Any = self._pool.engine(self._engine)
         if request.method != "POST" or not self._reaches(request.url, server):
             return None
@@ -214,37 +214,41 @@ class _Transport:
         return Generate(prompt, prompt.sampling, form if exact else None), body
 
     def _reaches(self, url: Any, server: Any) -> bool:
-        """Whether a request for this address asks the engine's server for a chat completion."""
-        known = str(self._http.URL(f"{server.base_url}/chat/completions"))
-        return without_credentials(str(url)) == without_credentials(known)
+        """Return True if a request for this address asks the engine's server for a chat completion."""
+        server_address = str(self._http.URL(f"{server.base_url}/chat/completions"))
+        return without_credentials(str(url)) == without_credentials(server_address)
 
-    def _whole(self, value: Any) -> Any:
+    def _whole_response(self, value: Any) -> Any:
         """Return a response with the headers that the server sent."""
         content = value.response.encode("utf-8", "surrogatepass")
         response = self._http.Response(200, headers={"content-type": "application/json"}, content=content)
         response.headers = self._http.Headers(wire.whole_headers(value.headers))
         return response  # a content-encoding is among them only now: it is already undone
 
-    def _answer(self, error: TeolaError, request: Any) -> Any:
-        """What the client gets for a request that was taken and failed: the server's own answer, if it gave one. Its
-        meaning, and whether to try again, is the object's to say."""
+    def _error_response(self, error: TeolaError, request: Any) -> Any:
+        """Return the response for a carried request that failed: the server's own answer, if it gave one.
+
+        The object decides what it means, and whether to try again. Raise the error if there was no answer.
+        """
         refusal = refusal_in(error) if isinstance(error, EngineError) else None
         if refusal is not None:
-            kept = {k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")}
-            return self._http.Response(refusal.status, headers=kept, content=refusal.content.encode())
-        if not _broken(error):
+            headers = {
+                k: v for k, v in refusal.headers.items() if k.lower() not in ("content-length", "content-encoding")
+            }
+            return self._http.Response(refusal.status, headers=headers, content=refusal.content.encode())
+        if not _connection_error(error):
             raise_past_client(error)
         raise self._as_the_connection(error, request) from error
 
     def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
-        """The exception by which the client would have learnt of it from its own connection."""
-        kind: Any = getattr(self._http, _broken(error) or "ReadError", None)
-        known = isinstance(kind, type) and issubclass(kind, self._http.TransportError)
-        return (kind if known else self._http.ReadError)(str(error), request=request)
+        """Return the exception that the client's own connection would have raised."""
+        kind: Any = getattr(self._http, _connection_error(error) or "ReadError", None)
+        is_transport_error = isinstance(kind, type) and issubclass(kind, self._http.TransportError)
+        return (kind if is_transport_error else self._http.ReadError)(str(error), request=request)
 
     @contextlib.contextmanager
     def _streaming(self, handle: CallHandle, request: Any) -> Iterator[None]:
-        """Whoever leaves a stream early no longer wants it; a stream that fails does so as the client's own would."""
+        """Cancel a stream that is left early; let a stream fail as the client's own would."""
         try:
             with self._in_time(handle, request):
                 yield
@@ -258,7 +262,7 @@ class _Transport:
 
     @contextlib.contextmanager
     def _in_time(self, handle: CallHandle, request: Any) -> Iterator[None]:
-        """What comes too late is given up, and told as the client's own connection tells it."""
+        """Cancel a request that takes too long, and raise the timeout of the client's own connection."""
         try:
             yield
         except _OF_THE_POOL:
@@ -271,12 +275,12 @@ class _Transport:
         return self._http.Response(200, headers=headers, stream=stream)
 
 
-def _broken(error: TeolaError) -> str:
+def _connection_error(error: TeolaError) -> str:
     return broken_in(error) if isinstance(error, EngineError) else ""
 
 
 def _never_sent(error: TeolaError) -> bool:
-    """Whether the engine said beforehand that it does not carry the request."""
+    """Return True if the engine refused the request before sending it."""
     return unsent(error) or (isinstance(error, RequestTooLarge) and refusal_in(error) is None)
 
 
@@ -285,18 +289,18 @@ def _seconds(request: Any) -> float | None:
 
 
 async def _within(pieces: PieceLog, seconds: float | None) -> AsyncIterator[Piece]:
-    """The pieces. Raises `TimeoutError` when the next one takes longer than that."""
-    async with contextlib.aclosing(aiter(pieces)) as found:  # type: ignore[type-var]
+    """Yield the pieces. Raise `TimeoutError` if the next one takes longer than `seconds`."""
+    async with contextlib.aclosing(aiter(pieces)) as piece_log:  # type: ignore[type-var]
         while True:
             async with asyncio.timeout(seconds):
-                piece = await anext(found, None)
+                piece = await anext(piece_log, None)
             if piece is None:
                 return
             yield piece
 
 
-def _like(inner: Any) -> dict[str, Any]:
-    """What a client makes its requests of; logins and hooks are applied by `inner` itself, when it sends."""
+def _settings_of(inner: Any) -> dict[str, Any]:
+    """Return the settings of a client; `inner` itself applies logins and hooks when it sends."""
     names = ("base_url", "timeout", "headers", "params", "cookies", "follow_redirects")
     return {name: getattr(inner, name) for name in names}
 
@@ -304,27 +308,29 @@ def _like(inner: Any) -> dict[str, Any]:
 class EngineTransport(_Transport):
     @classmethod
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
-        """A client as `inner` is one, whose chat completions the engine carries."""
+        """Create a client with the settings of `inner`, whose chat completions the engine carries."""
         http = _http_of(inner, "Client")
-        return http.Client(transport=cls(inner, pool, engine, http), **_like(inner))
+        return http.Client(transport=cls(inner, pool, engine, http), **_settings_of(inner))
 
     def handle_request(self, request: Any) -> Any:
-        taken = self._take(request)
-        if taken is None:
+        carried = self._carry(request)
+        if carried is None:
             return self._inner.send(request, stream=True)
         try:
-            if taken.streamed:
-                return self._stream(taken, request)
-            [value] = taken.handle.result(_seconds(request))
+            if carried.streamed:
+                return self._stream(carried, request)
+            [value] = carried.handle.result(_seconds(request))
         except TimeoutError as error:
             raise self._http.ReadTimeout(str(error), request=request) from error
         except TeolaError as error:
-            return self._inner.send(request, stream=True) if _never_sent(error) else self._answer(error, request)
-        return self._whole(value)
+            return (
+                self._inner.send(request, stream=True) if _never_sent(error) else self._error_response(error, request)
+            )
+        return self._whole_response(value)
 
-    def _stream(self, taken: _Taken, request: Any) -> Any:
-        """Waits for the first chunk, so that a refusal is one."""
-        handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
+    def _stream(self, carried: _CarriedRequest, request: Any) -> Any:
+        """Wait for the first chunk, so that a refusal becomes a response, and return the stream."""
+        handle, encoder = carried.handle, EventEncoder(carried.generation, carried.body)
         pieces = handle.pieces.within(_seconds(request))
         with self._in_time(handle, request):
             first: Any = next(pieces, None)
@@ -348,34 +354,34 @@ class EngineTransport(_Transport):
     def __exit__(self, *_: object) -> None: ...
 
     def close(self) -> None:
-        """The client that the object came with stays open: it is the object's."""
+        """Leave the object's client open: it belongs to the object."""
 
 
 class AsyncEngineTransport(_Transport):
     @classmethod
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
-        """`EngineTransport.client` for a loop."""
+        """Create an asynchronous client, as `EngineTransport.client` does."""
         http = _http_of(inner, "AsyncClient")
-        return http.AsyncClient(transport=cls(inner, pool, engine, http), **_like(inner))
+        return http.AsyncClient(transport=cls(inner, pool, engine, http), **_settings_of(inner))
 
     async def handle_async_request(self, request: Any) -> Any:
-        taken = self._take(request)
-        if taken is None:
+        carried = self._carry(request)
+        if carried is None:
             return await self._inner.send(request, stream=True)
         try:
-            if taken.streamed:
-                return await self._stream(taken, request)
+            if carried.streamed:
+                return await self._stream(carried, request)
             async with asyncio.timeout(_seconds(request)):
-                [value] = await taken.handle
+                [value] = await carried.handle
         except TimeoutError as error:
             raise self._http.ReadTimeout(str(error), request=request) from error
         except TeolaError as error:
             past = _never_sent(error)
-            return await self._inner.send(request, stream=True) if past else self._answer(error, request)
-        return self._whole(value)
+            return await self._inner.send(request, stream=True) if past else self._error_response(error, request)
+        return self._whole_response(value)
 
-    async def _stream(self, taken: _Taken, request: Any) -> Any:
-        handle, encoder = taken.handle, EventEncoder(taken.asked, taken.body)
+    async def _stream(self, carried: _CarriedRequest, request: Any) -> Any:
+        handle, encoder = carried.handle, EventEncoder(carried.generation, carried.body)
         pieces = _within(handle.pieces, _seconds(request))
         with self._in_time(handle, request):
             first: Any = await anext(pieces, None)
@@ -403,10 +409,10 @@ class AsyncEngineTransport(_Transport):
     async def __aexit__(self, *_: object) -> None: ...
 
     async def aclose(self) -> None:
-        """As `EngineTransport.close`."""
+        """Leave the object's client open, as `EngineTransport.close` does."""
 
 
 def _http_of(client: Any, name: str) -> Any:
-    """The module (`httpx` or `httpx2`) that a client's class comes from."""
+    """Return the module (`httpx` or `httpx2`) of a client's class."""
     base = next(cls for cls in type(client).__mro__ if cls.__name__ == name and cls.__module__.startswith("httpx"))
     return import_module(base.__module__.partition(".")[0])

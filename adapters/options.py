@@ -1,4 +1,4 @@
-"""What `accelerate` was asked for: one record, for the adapters of all frameworks."""
+"""The arguments of `accelerate` as one record, for the adapters of all frameworks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from teola_plugin.adapters.thread_safety import ThreadSafety, told
+from teola_plugin.adapters.thread_safety import ThreadSafety, concurrent_objects
 from teola_plugin.errors import unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
@@ -19,18 +19,18 @@ ENGINES = ("auto", "dedicated")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """See `teola_plugin.accelerate`, whose arguments they are. Values are checked; names of engines are not yet."""
+    """The checked arguments of `teola_plugin.accelerate`. Names of engines are not checked yet."""
 
     pool: EnginePool | None = None
     bind: tuple[tuple[Any, str], ...] = ()
     passes: tuple[Pass, ...] | None = None
-    """None: those of the pool."""
+    """None for those of the pool."""
     speculate: str = "auto"
     app: str | None = None
     shadow: float = 0.0
     concurrent: tuple[Any, ...] = ()
     strict: bool = True
-    """Whether it is an error that something in `bind` does not occur in the object."""
+    """True if it is an error that something in `bind` does not occur in the object."""
     engines: str | None = None
     """Which of the user's own models get engines by themselves: see `adapters.automatic_engines`."""
 
@@ -47,26 +47,28 @@ class Options:
         strict: bool = True,
         engines: str | None = None,
     ) -> Options:
-        """Of what the user wrote. Raises `RegistrationError` for unknown passes and values, and no pool."""
+        """Check the arguments. Raise `RegistrationError` for unknown passes and values, and for a pool that is none."""
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
         if engines not in (None, *ENGINES):
             raise unknown_name("value of engines", str(engines), list(ENGINES))
         if pool is not None:
             need_pool(pool)
-        chosen = None if passes is None else resolve_passes(passes)
-        return cls(pool, pairs(bind), chosen, speculate, app, shadow, told(concurrent), strict, engines)
+        resolved_passes = None if passes is None else resolve_passes(passes)
+        return cls(
+            pool, pairs(bind), resolved_passes, speculate, app, shadow, concurrent_objects(concurrent), strict, engines
+        )
 
     @property
     def threads(self) -> ThreadSafety:
-        """Which of the user's own objects take several sync calls at once."""
+        """The objects that take several sync calls at once."""
         return ThreadSafety(self.concurrent)
 
     def inside(self) -> Options:
-        """For a part of the object: what is bound is bound by then, and only whole calls are compared."""
+        """Return the options for a part of the object: bindings are done by then, and only whole calls are compared."""
         return replace(self, bind=(), shadow=0.0, engines=None)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:
-    """Objects and names of engines."""
+    """Return the pairs of an object and the name of its engine."""
     return tuple(bind.items() if isinstance(bind, Mapping) else bind or ())

@@ -14,21 +14,21 @@ _lock = ForkedLock()
 
 
 class OwnPool(EnginePool):
-    """Nothing but the user's own objects. One serves all of a framework's in the process that have no pool."""
+    """A pool without engines. One serves all objects of a framework in the process that have no pool."""
 
     @property
     def profiles(self) -> Mapping[str, EngineProfile]:
-        """None: what is not known is left alone."""
+        """Return no profiles: passes leave unknown engines alone."""
         return {}
 
     def forked(self) -> None:
-        """In a child process it begins anew, with its first query: the objects themselves are there, too."""
+        """Begin anew in a child process, with its first query; the user's objects are there, too."""
         super().forked()
         self._started = False
         self.runtime.renew()
 
     def running_now(self) -> None:
-        """Starts its loop, which runs until the process ends. Raises `EngineUnavailable`."""
+        """Start the loop, which runs until the process ends. Raise `EngineUnavailable` if that fails."""
         with _lock.here:
             if not self._started:
                 self.start()
@@ -40,7 +40,7 @@ _watching: list[OwnPool] = []
 
 
 def watching_pool() -> OwnPool:
-    """The process's pool of nothing: queries in it are traced. Raises `EngineUnavailable`."""
+    """Return the process's pool without engines, in which queries are traced. Raise `EngineUnavailable` if it fails."""
     with _lock.here:
         if not _watching:
             _watching.append(OwnPool(LocalRuntime({}), {}, ()))

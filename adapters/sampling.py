@@ -1,4 +1,4 @@
-"""How to decode: fields of the model, overridden by the keyword arguments of one call."""
+"""Sampling parameters: fields of the model, overridden by the keyword arguments of one call."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "extra_body": (None, {}),
 }
-"""What the engine cannot do, and the values that ask for nothing."""
+"""Parameters that the engine does not have, and the values by which they change nothing."""
 _HINT = "take the parameter out, or leave the model unbound"
 
 
 class EngineModel(BaseModel):
-    """What `ChatTeola` and `TeolaLLM` have in common: an LLM engine of a pool and how to decode by default."""
+    """The common base of `ChatTeola` and `TeolaLLM`: an LLM engine of a pool and the default sampling parameters."""
 
     pool: PoolField = Field(exclude=True, repr=False)
     """The `EnginePool`; shared by copies, never serialised."""
@@ -71,15 +71,15 @@ class EngineModel(BaseModel):
         self.model_name = self.model_name or self.pool.versions()[self.engine].get("model") or self.engine
 
     def sampling(self, stop: Sequence[str] | str | None = None, kwargs: Mapping[str, Any] | None = None) -> Sampling:
-        """How one call decodes. Raises `RegistrationError` for an argument that is not known or makes no sense."""
-        given = {key: value for key, value in (kwargs or {}).items() if key not in _OF_THE_FRAMEWORK}
-        stop = given.pop("stop", None) if stop is None else stop
-        schema = _schema_of(given, self.json_schema)
-        for name in given:
+        """Return the sampling of one call. Raise `RegistrationError` for unknown arguments and bad values."""
+        arguments = {key: value for key, value in (kwargs or {}).items() if key not in _OF_THE_FRAMEWORK}
+        stop = arguments.pop("stop", None) if stop is None else stop
+        schema = _schema_of(arguments, self.json_schema)
+        for name in arguments:
             if name not in _PLAIN:
-                known = [*_PLAIN, "stop", "json_schema", "response_format"]
-                raise unknown_name(f"argument of {type(self).__name__}", name, known)
-        values = {name: getattr(self, name) if given.get(name) is None else given[name] for name in _PLAIN}
+                names = [*_PLAIN, "stop", "json_schema", "response_format"]
+                raise unknown_name(f"argument of {type(self).__name__}", name, names)
+        values = {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in _PLAIN}
         _check(values)
         return Sampling(**values, stop=_stops(self.stop if stop is None else stop), json_schema=schema_text(schema))
 
@@ -91,7 +91,7 @@ class EngineModel(BaseModel):
 
 
 def schema_text(schema: str | Mapping[str, Any]) -> str:
-    """The schema as compact JSON text, its keys in their order (models write properties in that order)."""
+    """Return the schema as compact JSON text, its keys in their order (models write properties in that order)."""
     try:
         return json.dumps(json.loads(schema) if isinstance(schema, str) else schema) if schema else ""
     except (TypeError, ValueError) as error:
@@ -101,24 +101,26 @@ def schema_text(schema: str | Mapping[str, Any]) -> str:
 
 
 def list_shape(schema: str) -> tuple[str, int | None]:
-    """("json", number of items if the schema fixes it) for an array, or an object of which one field is an array;
-    else ("", None)."""
+    """Return ("json", number of items if it is fixed) for an array, or an object with one array among its fields.
+
+    Return ("", None) for any other schema.
+    """
     array = _array_of(json.loads(schema) if schema else {})
     if array is None:
         return "", None
-    least, most = array.get("minItems"), array.get("maxItems")
-    return "json", least if least == most else None
+    min_items, max_items = array.get("minItems"), array.get("maxItems")
+    return "json", min_items if min_items == max_items else None
 
 
 def forms_told(schema: str, tools: str = "") -> tuple[DraftText, ...]:
-    """What answers may be, or begin with, by a JSON schema, or by the tools that may be called; both are JSON text."""
-    what = "the form of its JSON" if schema else "calls of its tools, earlier ones first"
-    found = forms_of_schema(schema) if schema else forms_of_tools(tools) if tools else ()
-    return tuple(DraftText(what, text=form, told=True) for form in found)
+    """Return texts that answers may be, or begin with, by a JSON schema or by callable tools, both as JSON text."""
+    source = "the form of its JSON" if schema else "calls of its tools, earlier ones first"
+    forms = forms_of_schema(schema) if schema else forms_of_tools(tools) if tools else ()
+    return tuple(DraftText(source, text=form, told=True) for form in forms)
 
 
 def _array_of(described: Any) -> dict[str, Any] | None:
-    """The schema of the list that is written; None where there is none, or several."""
+    """Return the schema of the one list that is written; None if there is none, or several."""
     if not isinstance(described, dict):
         return None
     if described.get("type") == "array":
@@ -128,15 +130,15 @@ def _array_of(described: Any) -> dict[str, Any] | None:
     return arrays[0] if len(arrays) == 1 else None
 
 
-def _schema_of(given: dict[str, Any], default: str | dict[str, Any]) -> str | dict[str, Any]:
-    """Takes `json_schema` and `response_format` (as OpenAI spells it) out of the arguments."""
-    schema, wanted = given.pop("json_schema", None), given.pop("response_format", None)
-    if schema is not None or wanted is None:
+def _schema_of(arguments: dict[str, Any], default: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Remove `json_schema` and `response_format` (as OpenAI spells it) from the arguments, and return the schema."""
+    schema, response_format = arguments.pop("json_schema", None), arguments.pop("response_format", None)
+    if schema is not None or response_format is None:
         return default if schema is None else schema  # type: ignore[no-any-return]
-    kind = wanted.get("type") if isinstance(wanted, dict) else wanted
+    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
     match kind:
         case "json_schema":
-            return wanted["json_schema"].get("schema", wanted["json_schema"])  # type: ignore[no-any-return]
+            return response_format["json_schema"].get("schema", response_format["json_schema"])  # type: ignore[no-any-return]
         case "json_object":
             return {"type": "object"}
         case "text":
@@ -164,20 +166,22 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def sampling_fields(model: Any, more: dict[str, Any]) -> dict[str, Any]:
-    """Fields of an `EngineModel` that decodes as `model` is set up to, which also sends `more` to its provider.
+    """Return the fields of an `EngineModel` that decodes as `model` does, which also sends `more` to its provider.
 
-    Raises `RegistrationError` for what the engine cannot do.
+    Raise `RegistrationError` for what the engine cannot do.
     """
     name = type(model).__name__
     values: dict[str, Any] = {}
-    for wanted, names in _READ.items():
-        given = [v for n in names if (v := more.pop(n, None)) is not None or (v := _value(model, n)) is not None]
-        if given:
-            values[wanted] = [given[0]] if wanted == "stop" and isinstance(given[0], str) else given[0]
-    for refused, nothing in _REFUSED.items():
-        value = more.pop(refused, _value(model, refused))
-        if value not in nothing:
-            raise RegistrationError(f"{name} has {refused}={value!r}, which the engine cannot do.", hint=_HINT)
+    for parameter, names in _READ.items():
+        values_set = [v for n in names if (v := more.pop(n, None)) is not None or (v := _value(model, n)) is not None]
+        if values_set:
+            values[parameter] = (
+                [values_set[0]] if parameter == "stop" and isinstance(values_set[0], str) else values_set[0]
+            )
+    for name_of_refused, neutral_values in _REFUSED.items():
+        value = more.pop(name_of_refused, _value(model, name_of_refused))
+        if value not in neutral_values:
+            raise RegistrationError(f"{name} has {name_of_refused}={value!r}, which the engine cannot do.", hint=_HINT)
     if more:
         raise RegistrationError(f"{name} has parameters that the engine does not know: {sorted(more)}.", hint=_HINT)
     return values

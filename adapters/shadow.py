@@ -1,4 +1,4 @@
-"""Some calls are made once more, by the original, and the two answers are compared. In the background, unseen."""
+"""`shadow=`: the original makes some calls once more, in the background, and the two answers are compared."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from teola_plugin.errors import QueryError, RegistrationError
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 SEED, IN_FLIGHT = 20240701, 4
-"""Which calls are chosen is the same in every process; so many originals run at once, further ones are left out."""
+"""The seed makes the same choice of calls in every process. At most `IN_FLIGHT` originals run; others are skipped."""
 _log = logging.getLogger("teola_plugin")
 _EXPECTED = (Exception, SystemExit)
-"""What an original may raise without anybody seeing it."""
+"""Exceptions of an original that nobody sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowReport:
-    """What came of the calls that were chosen so far."""
+    """The results of the calls that were chosen so far."""
 
     compared: int = 0
     different: int = 0
-    """Of those compared."""
+    """The compared calls with another answer."""
     failed: int = 0
     """The original raised where the accelerated object answered: nothing to compare."""
     skipped: int = 0
@@ -42,12 +42,14 @@ Snapshot = Callable[[Any], Any]
 
 
 class Original(Protocol):
-    """The call to be made once more, as it was before the accelerated object got it: its caller may change input and
-    result afterwards. Nobody may hear of it."""
+    """The call to make once more, as it was before the accelerated object got it.
+
+    The caller may change input and result afterwards. No handler may hear of the call.
+    """
 
     @property
     def context(self) -> Context:
-        """Where it runs: the caller's context variables, without those by which handlers hear of a call."""
+        """The caller's context variables, without those by which handlers hear of a call."""
 
     def call(self) -> Any: ...
 
@@ -55,7 +57,7 @@ class Original(Protocol):
 
 
 class Shadow:
-    """Chooses a share of the calls, runs the original after them, and keeps count. One per accelerated object.
+    """A choice of a share of the calls, after which the original runs, with its counts. One per accelerated object.
 
     Any thread may use it. A copy, or one that was pickled, starts with counts of its own.
     """
@@ -66,7 +68,7 @@ class Shadow:
         if not 0.0 <= share <= 1.0:
             raise RegistrationError(f"shadow={share!r} is no share of calls.", hint="give 0.01 for one call in 100")
         self.share = share
-        self._given = (share, snapshot, seed, in_flight)
+        self._arguments = (share, snapshot, seed, in_flight)
         self._snapshot = snapshot
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -75,20 +77,20 @@ class Shadow:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __reduce__(self) -> Any:
-        return _remade, self._given
+        return _remade, self._arguments
 
     @property
     def report(self) -> ShadowReport:
-        """The counts up to now."""
+        """The results so far."""
         return self._report
 
-    def chosen(self) -> bool:
-        """Whether the next call is one of the share."""
+    def choose(self) -> bool:
+        """Return True if the next call is one of the share."""
         with self._lock:
             return self._random.random() < self.share
 
     def call(self, fast: Callable[[], Any], original: Original) -> Any:
-        """`fast`'s own outcome; `original` follows on a thread."""
+        """Return or raise what `fast` does; `original` follows on a thread."""
         try:
             value = fast()
         except Exception as error:
@@ -98,7 +100,7 @@ class Shadow:
         return value
 
     async def acall(self, fast: Callable[[], Awaitable[Any]], original: Original) -> Any:
-        """`fast`'s own outcome; `original` follows as a task of the running loop."""
+        """Return or raise what `fast` does; `original` follows as a task of the running loop."""
         try:
             value = await fast()
         except Exception as error:
@@ -116,7 +118,7 @@ class Shadow:
         value: Any = None,
         error: Exception | None = None,
     ) -> None:
-        """Never raises, never waits."""
+        """Start the original, without raising or waiting."""
         if isinstance(error, QueryError):  # a deadline or a cancellation, which the original knows nothing of
             return
         if not self._room.acquire(blocking=False):
@@ -152,9 +154,9 @@ class Shadow:
 
         task = asyncio.get_running_loop().create_task(work(), name="teola-shadow", context=original.context)
         self._tasks.add(task)  # a loop alone does not keep its tasks alive
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._room.release()
         if task.cancelled():
@@ -167,21 +169,23 @@ class Shadow:
         if original.raised and not accelerated.raised:
             _log.info("shadow: the original failed where the accelerated object answered: %s", original.answer)
             self._count(failed=1)
-        elif found := difference(accelerated.answer, original.answer):
-            _log.warning("shadow: the accelerated answer (here) is not the original's (there): %s", found)
-            self._count(found, compared=1, different=1)
+        elif text := difference(accelerated.answer, original.answer):
+            _log.warning("shadow: the accelerated answer (here) is not the original's (there): %s", text)
+            self._count(text, compared=1, different=1)
         else:
             self._count(compared=1)
 
-    def _count(self, found: str = "", **more: int) -> None:
+    def _count(self, difference_text: str = "", **more: int) -> None:
         with self._lock:
             counts: dict[str, Any] = {name: getattr(self._report, name) + n for name, n in more.items()}
-            self._report = replace(self._report, **counts, last_difference=found or self._report.last_difference)
+            self._report = replace(
+                self._report, **counts, last_difference=difference_text or self._report.last_difference
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How a call ended, as a snapshot."""
+    """The snapshot of an answer, or of the exception that was raised."""
 
     answer: Any
     raised: bool

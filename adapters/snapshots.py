@@ -1,15 +1,16 @@
-"""Values as they are now: copies that later changes in place do not reach, and equality that sees every difference.
+"""Snapshots of values: copies that later changes in place do not reach, and an equality that sees every difference.
 
-What was asked ahead of the plain object is compared with what the plain object holds when it comes there. That two
-objects are the same one proves nothing: user code may have changed it in between.
+The arguments of a prefetched call are compared with those of the original's call. That two objects are the same one
+proves nothing: user code may have changed it in between.
 """
 
 from __future__ import annotations
 
+import copy
 import datetime
 import decimal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 
 _IMMUTABLE = (str, int, bool, float, complex, bytes, type(None))
 _SHOWN = (datetime.datetime, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
-"""Immutable, too; some of those that Python takes as equal print differently."""
+"""Immutable, too; some of them are equal in Python, and print differently."""
 _CONSTANT = frozenset((*_IMMUTABLE, *_SHOWN))
 _FRAMEWORKS = ("langchain_core", "llama_index")
 
@@ -27,7 +28,7 @@ class NotCopied(TypeError):
 
 
 def snapshot(value: Any) -> Any:
-    """A copy that shares nothing with the value that can change. Runs no user code. Raises `NotCopied`."""
+    """Return a copy that shares nothing with the value that can change. Run no user code. Raise `NotCopied`."""
     try:
         return _copied(value)
     except NotCopied:
@@ -37,7 +38,7 @@ def snapshot(value: Any) -> Any:
 
 
 def exactly(one: Any, other: Any) -> bool:
-    """Whether two values are of the same types and contents, all the way down, in the same order.
+    """Return True if two values have the same types and contents, all the way down, in the same order.
 
     `True`, `1` and `1.0` differ, as do lists and tuples, `0.0` and `-0.0`. What is not known to be the same differs.
     """
@@ -87,18 +88,18 @@ _COPIERS: dict[type[Any], Callable[[Any], Any]] = {list: _list, tuple: _tuple, d
 
 
 def _model(value: Any) -> Any:
-    """A message, a document, a prompt: built as `copy` builds it, field by field."""
+    """Copy a message, a document, or a prompt as `copy` does, field by field."""
     kind: Any = type(value)
-    made, put = kind.__new__(kind), object.__setattr__
-    put(made, "__dict__", _dict(value.__dict__))
-    put(made, "__pydantic_extra__", _copied(value.__pydantic_extra__))
-    put(made, "__pydantic_private__", _copied(value.__pydantic_private__))
-    put(made, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
-    return made
+    copy, put = kind.__new__(kind), object.__setattr__
+    put(copy, "__dict__", _dict(value.__dict__))
+    put(copy, "__pydantic_extra__", _copied(value.__pydantic_extra__))
+    put(copy, "__pydantic_private__", _copied(value.__pydantic_private__))
+    put(copy, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
+    return copy
 
 
 def _is_text(kind: type[Any]) -> bool:
-    """Texts of the framework's own kinds."""
+    """Return True for a subclass of `str` of a framework."""
     return issubclass(kind, str) and _of_framework(kind)
 
 
@@ -128,3 +129,34 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 _CONTENTS: tuple[Callable[[Any], Any], ...] = (lambda m: m.__dict__, lambda m: m.__pydantic_extra__)
+
+
+# ------------------------------------------------------------ plain data
+
+_ATOMS = (str, bool, int, type(None))
+
+
+def own_copy(value: Any) -> Any:
+    """Copy plain data (the values of JSON, and tuples). The copy shares nothing that can be changed in place."""
+    if type(value) is dict:
+        return {key: own_copy(inner) for key, inner in value.items()}
+    if type(value) is list:
+        return [own_copy(inner) for inner in value]
+    return value if type(value) in _ATOMS or type(value) is float else copy.deepcopy(value)
+
+
+def data_key(value: Any) -> Hashable:
+    """Return a key of plain data. Keys are equal for values that nobody can tell apart: types and orders of keys count.
+
+    `True`, `1` and `1.0` differ. Raise `TypeError` for other data.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return kind, value
+    if kind is float:
+        return kind, value.hex()
+    if kind is dict:
+        return kind, tuple((data_key(key), data_key(inner)) for key, inner in value.items())
+    if kind in (list, tuple):
+        return kind, tuple(data_key(inner) for inner in value)
+    raise TypeError(f"{kind.__name__} is no plain data")

@@ -1,4 +1,4 @@
-"""On which terms a call is made: what its caller asks for, the query that it belongs to, and its deadline."""
+"""The terms of a call: what its caller requests, the query that it belongs to, and its deadline."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from teola_plugin.runtime.context import current_terms
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a caller asks for; None for what it says nothing of."""
+class RequestedTerms:
+    """The terms that a caller requests; None for a term that it does not mention."""
 
     tenant: str | None = None
     deadline_s: float | None = None
-    """Seconds from the start of what it is asked for."""
+    """Seconds from the start of the call."""
     weight: float | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], *, tenant: str, deadline_s: str, weight: str) -> Asked:
-        """From the values under these keys; a tenant that is None has no name, other Nones say nothing.
+    def of(cls, values: Mapping[str, Any], *, tenant: str, deadline_s: str, weight: str) -> RequestedTerms:
+        """Read the terms under these keys. A tenant of None is the one without a name; other Nones are not mentioned.
 
         Raises `RegistrationError` for what is no number.
         """
-        named = given.get(tenant, ...)
-        found = None if named is ... else "" if named is None else str(named)
-        seconds = _number(deadline_s, given.get(deadline_s), positive=False)
-        return cls(found, seconds, _number(weight, given.get(weight), positive=True))
+        value = values.get(tenant, ...)
+        tenant_name = None if value is ... else "" if value is None else str(value)
+        seconds = _number(deadline_s, values.get(deadline_s), positive=False)
+        return cls(tenant_name, seconds, _number(weight, values.get(weight), positive=True))
 
     def terms(self, base: Terms, now: float) -> Terms:
-        """`base`, with what is asked for; of two deadlines the earlier."""
-        own = None if self.deadline_s is None else now + self.deadline_s
-        ends = [at for at in (own, base.deadline) if at is not None]
+        """Return `base` with the requested terms; of two deadlines the earlier."""
+        deadline = None if self.deadline_s is None else now + self.deadline_s
+        ends = [at for at in (deadline, base.deadline) if at is not None]
         return replace(
             base,
             tenant=base.tenant if self.tenant is None else self.tenant,
@@ -46,38 +46,38 @@ class Asked:
         )
 
     def fits(self, base: Terms, now: float) -> bool:
-        """Whether work under `base` is what is asked for: the same tenant and weight, and no earlier deadline."""
+        """Return True if work under `base` meets the request: the same tenant and weight, and no earlier deadline."""
         return self.terms(base, now) == base
 
 
-NOTHING = Asked()
+NOTHING_REQUESTED = RequestedTerms()
 
 
 class CallContext(NamedTuple):
-    """Where a call belongs."""
+    """The query or the terms that a call belongs to."""
 
     run: Any
     """The live query that it joins; None for none."""
     terms: Terms | None
-    """Without a query; None for the ambient ones."""
+    """The terms of a call without a query; None for the ambient ones."""
 
 
-def context_of(asked: Asked, runs: Iterable[Any], pool: Any) -> CallContext:
-    """Of a call into `pool` that asks for this, made within `runs` (innermost first)."""
+def context_of(requested: RequestedTerms, runs: Iterable[Any], pool: Any) -> CallContext:
+    """Return the context of a call into `pool` with these terms, made within `runs` (innermost first)."""
     runs = list(runs)
-    if not runs and asked == NOTHING:
+    if not runs and requested == NOTHING_REQUESTED:
         return CallContext(None, None)
     now = pool.runtime.time()
     for run in runs:
-        if not run.closed and run.runtime is pool.runtime and asked.fits(run.query.terms, now):
+        if not run.closed and run.runtime is pool.runtime and requested.fits(run.query.terms, now):
             return CallContext(run, None)
-    if runs and runs[0].closed:  # what goes on after its query has its tenant, and no deadline any more
-        asked = replace(asked, deadline_s=None)
-    return CallContext(None, asked.terms(outer_terms(runs), now))
+    if runs and runs[0].closed:  # work that outlives its query keeps the tenant, and has no deadline any more
+        requested = replace(requested, deadline_s=None)
+    return CallContext(None, requested.terms(outer_terms(runs), now))
 
 
 def outer_terms(runs: Iterable[Any]) -> Terms:
-    """What a call is made under that says nothing itself."""
+    """Return the terms of a call that requests none itself."""
     run = next(iter(runs), None)
     if run is None:
         return current_terms.get() or Terms()
@@ -88,17 +88,19 @@ def outer_terms(runs: Iterable[Any]) -> Terms:
 NO_APP = "default"
 
 
-def named(terms: Terms, app: str) -> Terms:
-    """Under the name of the accelerated object, where it has one; else that of the object around it."""
+def with_app(terms: Terms, app: str) -> Terms:
+    """Return the terms with the name of the accelerated object; without one they keep that of the object around it."""
     return terms if app == NO_APP else replace(terms, app=app)
 
 
-def unplanned(asked: Asked, runs: Sequence[Any], app: str, clock: Callable[[], float]) -> tuple[Terms | None, Any]:
-    """Terms and `Deadline` of what runs without a query of its own; None and None in a live query that is as asked."""
-    terms = asked.terms(outer_terms(runs), clock())
+def unplanned(
+    requested: RequestedTerms, runs: Sequence[Any], app: str, clock: Callable[[], float]
+) -> tuple[Terms | None, Any]:
+    """Return the terms and the `Deadline` of a call without a query of its own; None twice in a live one that fits."""
+    terms = requested.terms(outer_terms(runs), clock())
     if runs and not runs[0].closed and terms == runs[0].query.terms:
         return None, None
-    terms = named(terms, app)
+    terms = with_app(terms, app)
     deadline = None if terms.deadline is None else Deadline(terms.deadline, clock)
     return (terms if runs or terms != Terms() else None), deadline
 
@@ -119,7 +121,7 @@ def _number(key: str, value: Any, *, positive: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a caller has its answer, or `QueryTimeout`: also where nothing but the caller's own code is at work."""
+    """The time at which a caller has its answer or `QueryTimeout`, even if only the caller's own code is at work."""
 
     at: float
     clock: Callable[[], float]
@@ -127,7 +129,7 @@ class Deadline:
 
     @classmethod
     def of(cls, run: Any) -> Deadline | None:
-        """Of a live query; parts have their query's."""
+        """Return the deadline of a live query, or of the query of a part; None if it has none."""
         query = getattr(run, "query", None)
         if query is None or query.deadline is None:
             return None
@@ -138,14 +140,14 @@ class Deadline:
         return self.clock() >= self.at
 
     def check(self) -> None:
-        """Raises `QueryTimeout` when it has passed."""
+        """Raise `QueryTimeout` if the deadline has passed."""
         if self.passed:
             raise self.error()
 
     def error(self) -> QueryTimeout:
-        what = f"query {self.query}" if self.query else "the call"
+        name = f"query {self.query}" if self.query else "the call"
         hint = "allow more time, or see fast.explain()"
-        return QueryTimeout(f"{what} did not end before its deadline.", query_id=self.query, hint=hint)
+        return QueryTimeout(f"{name} did not end before its deadline.", query_id=self.query, hint=hint)
 
 
 def interrupting(deadline: Deadline | None) -> AbstractAsyncContextManager[None]:

@@ -1,4 +1,4 @@
-"""Which objects of the user's own take several sync calls at once, on threads: those on a list, and those told of.
+"""The user's objects that take several sync calls at once, on threads: classes on a list, and objects the user names.
 
 Nothing about an object tells that its sync methods may run on several threads. So there are two ways to know: its class
 is on the list of classes that were tested so, or the user says `accelerate(..., concurrent=[it])`.
@@ -40,18 +40,18 @@ LISTED = HTTP_CLIENTS | STORES
 
 @dataclass(frozen=True, slots=True)
 class ThreadSafety:
-    """What is known to take several sync calls at once."""
+    """The objects that are known to take several sync calls at once."""
 
-    told: tuple[Any, ...] = ()
-    """By the user: objects, by identity, and classes, whose objects and those of their subclasses are meant."""
+    named: tuple[Any, ...] = ()
+    """The objects, by identity, and classes, with their subclasses, that the user has named."""
 
-    def told_of(self, obj: object) -> bool:
-        """Whether the user said so; then it holds for all that the object calls in turn."""
-        return any(isinstance(obj, one) if isinstance(one, type) else obj is one for one in self.told)
+    def is_named(self, obj: object) -> bool:
+        """Return True if the user has named the object; then it holds for all that the object calls, too."""
+        return any(isinstance(obj, one) if isinstance(one, type) else obj is one for one in self.named)
 
     def allows(self, obj: object, listed: frozenset[str] = LISTED) -> bool:
-        """Whether its sync methods may run on several threads at once. A subclass of a listed class is not listed."""
-        return self.told_of(obj) or _full_name(type(obj)) in listed  # type: ignore[arg-type]
+        """Return True if its sync methods may run on several threads. A subclass of a listed class is not listed."""
+        return self.is_named(obj) or _full_name(type(obj)) in listed  # type: ignore[arg-type]
 
 
 NOBODY = ThreadSafety()
@@ -63,8 +63,8 @@ def _full_name(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def told(concurrent: Iterable[Any] | None) -> tuple[Any, ...]:
-    """What the user wrote as `concurrent=`. Raises `RegistrationError` where that is no list."""
+def concurrent_objects(concurrent: Iterable[Any] | None) -> tuple[Any, ...]:
+    """Return the objects and classes in `concurrent=`. Raise `RegistrationError` if that is no list."""
     if concurrent is None:
         return ()
     if not isinstance(concurrent, (list, tuple, set, frozenset)):

@@ -1,4 +1,4 @@
-"""Calls of tools in what a model writes: read from the whole text, or told one by one while it is written.
+"""Calls of tools in what a model writes: read from the whole text, or one by one while it is written.
 
 A call is JSON with `name` and `arguments` (or `parameters`): alone, in a list, or between `<tool_call>` tags, as most
 open models write it. Words around the tags are no call.
@@ -22,22 +22,22 @@ class Call(NamedTuple):
 
 
 def new_id() -> str:
-    """A name for a call, of the form that OpenAI gives them."""
+    """Create an id for a call, in the form of OpenAI's."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def read(text: str, names: Collection[str]) -> tuple[str, list[Call]]:
-    """What is not a call, and the calls of tools with these names. Without any, all of the text is no call."""
-    whole = _calls(text, names)
-    if whole:
-        return "", whole
+    """Return the text around the calls, and the calls of tools with these names. Without calls, all of it is text."""
+    calls_alone = _calls(text, names)
+    if calls_alone:
+        return "", calls_alone
     around, tagged = _tagged(text)
     calls = [call for part in tagged for call in _calls(part, names)]
     return (around, calls) if calls else (text, [])
 
 
 def certain_text(text: str) -> str:
-    """The beginning of an answer that is being written which `read` will not take for a call, whatever follows."""
+    """Return the beginning of an unfinished answer that `read` will not take for a call, whatever follows."""
     if text.lstrip()[:1] in ("{", "["):
         return ""
     end = text.find(_OPEN)
@@ -63,13 +63,13 @@ def _tagged(text: str) -> tuple[str, list[str]]:
 
 
 def _calls(text: str, names: Collection[str]) -> list[Call]:
-    """Calls in a text that is JSON as a whole."""
+    """Return the calls in a text that is JSON as a whole."""
     try:
-        found = json.loads(text.strip())
+        value = json.loads(text.strip())
     except (ValueError, RecursionError):
         return []
-    asked = (_call(one, names) for one in (found if isinstance(found, list) else [found]))
-    return [call for call in asked if call is not None]
+    candidates = (_call(one, names) for one in (value if isinstance(value, list) else [value]))
+    return [call for call in candidates if call is not None]
 
 
 def _call(value: Any, names: Collection[str]) -> Call | None:
@@ -83,21 +83,21 @@ def _call(value: Any, names: Collection[str]) -> Call | None:
 
 
 class CallReader:
-    """Tells each call as soon as its JSON closes, however the text is cut into pieces.
+    """A reader that returns each call as soon as its JSON closes, however the text is cut into pieces.
 
-    What it tells is a guess: only the whole text says whether it is JSON. Where `read` finds calls in the whole text,
-    each of them has been told.
+    These calls are speculative: only the whole text shows whether it is JSON. If `read` finds calls in the whole text,
+    each of them was returned before.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._readers = (_Whole(), _Tagged())
+        self._readers = (_ValueReader(), _TagReader())
 
     def feed(self, text: str) -> list[Call]:
-        """The calls that this piece closes."""
+        """Return the calls that this piece closes."""
         closed = (reader.take(char) for char in text for reader in self._readers)
-        asked = (self._decoded(raw) for raw in closed if raw)
-        return [call for call in asked if call is not None]
+        candidates = (self._decoded(raw) for raw in closed if raw)
+        return [call for call in candidates if call is not None]
 
     def _decoded(self, raw: str) -> Call | None:
         try:
@@ -106,40 +106,40 @@ class CallReader:
             return None
 
 
-class _Whole:
-    """Of a text that is JSON as a whole: white space, then one value."""
+class _ValueReader:
+    """A reader of a text that is JSON as a whole: white space, then one value."""
 
     def __init__(self) -> None:
         self._value: _Value | None = None
-        self._over = False
+        self._is_ended = False
 
     def take(self, char: str) -> str:
-        """The JSON of the object that may be a call and that this character closes; else nothing."""
-        if self._over:
+        """Return the JSON of the object that this character closes, which may be a call; else an empty text."""
+        if self._is_ended:
             return ""
         if self._value is None:
-            self._value = _Value.begun(char)
-            self._over = self._value is None and not char.isspace()
+            self._value = _Value.opened_by(char)
+            self._is_ended = self._value is None and not char.isspace()
             return ""
         closed = self._value.take(char)
-        self._over = self._value.over
+        self._is_ended = self._value.is_closed
         return closed
 
 
-class _Tagged:
-    """Of a text with tags: as many values as there are tags."""
+class _TagReader:
+    """A reader of a text with tags: as many values as there are tags."""
 
     def __init__(self) -> None:
         self._end = ""
-        """Of the text, as long as a tag."""
-        self._inside: _Whole | None = None
+        """The last characters of the text, as many as a tag has."""
+        self._inside: _ValueReader | None = None
 
     def take(self, char: str) -> str:
-        """As `_Whole.take`."""
+        """Return what `_ValueReader.take` returns, for the value inside a tag."""
         self._end = (self._end + char)[-len(_CLOSE) :]
         if self._inside is None:
             if self._end.endswith(_OPEN):
-                self._inside = _Whole()
+                self._inside = _ValueReader()
             return ""
         if self._end == _CLOSE:  # wherever it stands, as in `read`
             self._inside = None
@@ -148,25 +148,25 @@ class _Tagged:
 
 
 class _Value:
-    """A JSON object or array, character by character."""
+    """A JSON object or array that is read character by character."""
 
     def __init__(self, opening: str) -> None:
         self._level = 1 if opening == "[" else 0
-        """Brackets around the objects that are told."""
+        """The number of brackets around the objects that are returned."""
         self._depth = 1
         self._quoted = self._escaped = False
         self._raw = [opening]
 
     @staticmethod
-    def begun(char: str) -> _Value | None:
+    def opened_by(char: str) -> _Value | None:
         return _Value(char) if char in "{[" else None
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         return self._depth <= 0
 
     def take(self, char: str) -> str:
-        """The JSON of the object that this character closes: the value, or an item of the array; else nothing."""
+        """Return the JSON of the object that this character closes (the value, or an item of the array); else ""."""
         self._raw.append(char)
         if self._quoted:
             self._quoted = char != '"' or self._escaped

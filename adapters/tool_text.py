@@ -1,4 +1,4 @@
-"""What an engine is told of the tools that a model may call, whatever the framework.
+"""The tools that a model may call, as an engine is told of them, whatever the framework.
 
 The model's own chat template says what they are. Where a call is demanded, the engine can write nothing else;
 otherwise the model decides, and `tool_calls` tells how it writes a call.
@@ -22,16 +22,16 @@ ARGUMENTS = ("tools", "tool_choice", "strict", "parallel_tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class ToolText:
-    """What a call is told of."""
+    """The tools of a call, as text for the engine."""
 
-    shown: str
+    definitions: str
     """JSON text, as OpenAI describes tools."""
     names: tuple[str, ...]
     schema: str
     """JSON text of what must be written; empty where the model decides."""
 
     def read(self, text: str) -> tuple[str, list[Call]]:
-        """What of an answer is not a call, and the calls."""
+        """Return the text of an answer around its calls, and the calls."""
         return read(text, self.names)
 
 
@@ -72,22 +72,24 @@ def _malformed(field: str, reason: str, hint: str) -> RegistrationError:
     return RegistrationError(f"{field}: {reason}.", hint=hint)
 
 
-def tool_text(shown: Sequence[Mapping[str, Any]], choice: str) -> ToolText | None:
-    """Return the text of tools as OpenAI describes them, with a choice as `chosen` gives it; None to call no tool.
+def tool_text(definitions: Sequence[Mapping[str, Any]], choice: str) -> ToolText | None:
+    """Return the text of tools as OpenAI describes them; None if no tool may be called.
+
+    `choice`: as `parse_tool_choice` returns it.
 
     Raise `RegistrationError` where a call is demanded whose parameters are no schema.
     """
-    if not shown or choice == "none":
+    if not definitions or choice == "none":
         return None
-    names = tuple(tool["function"]["name"] for tool in shown)
+    names = tuple(tool["function"]["name"] for tool in definitions)
     if not choice:
-        return ToolText(json.dumps(shown), names, "")
-    check_parameters(shown)
-    called = [tool["function"] for tool in shown if choice in ("any", tool["function"]["name"])]
-    return ToolText(json.dumps(shown), names, call_schema(called))
+        return ToolText(json.dumps(definitions), names, "")
+    check_parameters(definitions)
+    called = [tool["function"] for tool in definitions if choice in ("any", tool["function"]["name"])]
+    return ToolText(json.dumps(definitions), names, call_schema(called))
 
 
-def chosen(choice: Any, names: Sequence[str]) -> str:
+def parse_tool_choice(choice: Any, names: Sequence[str]) -> str:
     """Return the name of a tool, `any`, `none`, or an empty text if the model decides.
 
     Raise `RegistrationError` for a choice of another form, for the name of no tool, and for a demand without tools.
@@ -224,12 +226,17 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> str:
     schemas: list[dict[str, Any]] = []
     for at, function in enumerate(functions):
         parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
-        own = [(key, name, schema) for key in _DEFINITIONS for name, schema in parameters.pop(key, {}).items()]
-        has_conflict = any(originals[key].get(name, schema) != schema for key, name, schema in own)
-        names = {(key, name): _free_name(name, originals[key]) if has_conflict else name for key, name, _ in own}
+        schemas_of_function = [
+            (key, name, schema) for key in _DEFINITIONS for name, schema in parameters.pop(key, {}).items()
+        ]
+        has_conflict = any(originals[key].get(name, schema) != schema for key, name, schema in schemas_of_function)
+        names = {
+            (key, name): _free_name(name, originals[key]) if has_conflict else name
+            for key, name, _ in schemas_of_function
+        }
         moves = {_pointer(key, name): _pointer(key, new) for (key, name), new in names.items()}
         root = "#/properties/arguments" if len(functions) == 1 else f"#/anyOf/{at}/properties/arguments"
-        for key, name, schema in own:
+        for key, name, schema in schemas_of_function:
             originals[key][names[key, name]] = schema
             definitions[key][names[key, name]] = _moved(schema, moves, root)
         properties = {"name": {"enum": [function["name"]]}, "arguments": _moved(parameters, moves, root)}

@@ -18,7 +18,7 @@ from teola_plugin.adapters.langchain.started_calls import (
     streaming,
     under_rules,
 )
-from teola_plugin.adapters.terms import NOTHING, Asked, Deadline, interrupting
+from teola_plugin.adapters.terms import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -69,7 +69,7 @@ class Batches:
 
         def _rules(self, config: RunnableConfig | None) -> Any: ...
 
-        def _original(self, config: RunnableConfig | None, terms: Asked | None = None) -> StartedCall: ...
+        def _original(self, config: RunnableConfig | None, terms: RequestedTerms | None = None) -> StartedCall: ...
 
     def _start_all(
         self,
@@ -103,7 +103,9 @@ class Batches:
         Each input's config says the rest.
         """
         merged = ensure_config(configs[0] if configs else None)
-        common_terms = asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING
+        common_terms = (
+            asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING_REQUESTED
+        )
         return self._original(merged, common_terms)
 
     def batch(

@@ -327,7 +327,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             message=on_loop(lambda generation: self._message(generation, asking.tools)),
             items=items,
             expected=expected,
-            forms=forms_told(asking.sampling.json_schema, "" if asking.tools is None else asking.tools.shown),
+            forms=forms_told(asking.sampling.json_schema, "" if asking.tools is None else asking.tools.definitions),
             simple=True,
         )
 
@@ -348,4 +348,4 @@ class _CallSettings:
 
     def payload(self, messages: Sequence[BaseMessage]) -> Generate:
         prompt = to_prompt(messages)
-        return Generate(prompt if self.tools is None else replace(prompt, tools=self.tools.shown), self.sampling)
+        return Generate(prompt if self.tools is None else replace(prompt, tools=self.tools.definitions), self.sampling)

@@ -86,12 +86,12 @@ class Threads:
     def _retriever(self, node: Any) -> bool:
         if not may_be_prefetched(node):
             return False
-        if self.safety.told_of(node):
+        if self.safety.is_named(node):
             return True
         if type(node) is VectorStoreRetriever:
             return self._store(node.vectorstore)
         if getattr(type(node), "__teola_embeds_on_engine__", False):  # and searches its store by vector
-            return self.safety.told_of(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
+            return self.safety.is_named(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
         if is_pool_backed(node):
             return self._searches_engines(node)
         parts = composites.parts_of(node)
@@ -107,7 +107,7 @@ class Threads:
     def unnamed(self, part: Any) -> tuple[Any, ...]:
         """Return what `concurrent=` would have to name for `allow(part)`; nothing where it holds already, or cannot."""
         blocking = () if self.allow(part) else tuple(self._blocking(part))
-        return blocking if blocking and Threads(ThreadSafety((*self.safety.told, *blocking))).allow(part) else ()
+        return blocking if blocking and Threads(ThreadSafety((*self.safety.named, *blocking))).allow(part) else ()
 
     def _blocking(self, part: Any) -> Iterator[Any]:
         if isinstance(part, VectorStoreRetriever) and self.safety.allows(part.vectorstore, STORES):
@@ -123,7 +123,7 @@ class Threads:
             yield part
 
     def _store(self, store: Any) -> bool:
-        return self.safety.told_of(store) or (
+        return self.safety.is_named(store) or (
             self.safety.allows(store, STORES) and self.embeddings(getattr(store, "embeddings", None))
         )
 
@@ -134,7 +134,7 @@ class Threads:
         if isinstance(leaf_of(part, {}), RerankingLeaf):
             return True
         parts = composites.parts_of(part)
-        return self.safety.told_of(part) or (bool(parts) and all(self._part(one) for one in parts))
+        return self.safety.is_named(part) or (bool(parts) and all(self._part(one) for one in parts))
 
     def _chain(self, node: Any) -> bool:
         """Return True for a chain that is understood as a whole, so that no user code in it might do anything."""

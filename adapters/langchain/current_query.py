@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
-from teola_plugin.adapters.terms import NOTHING, Asked, CallContext, context_of
+from teola_plugin.adapters.terms import NOTHING_REQUESTED, CallContext, RequestedTerms, context_of
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.langchain import may_stream
@@ -58,14 +58,14 @@ def form_of_answers(config: Mapping[str, Any]) -> AnswerForm:
     return AnswerForm.UNKNOWN if may_stream(config.get("callbacks")) else AnswerForm.WHOLE
 
 
-def asked_in(config: Mapping[str, Any] | None) -> Asked:
+def asked_in(config: Mapping[str, Any] | None) -> RequestedTerms:
     """Return the terms that a config asks for; the ambient config's where it says nothing.
 
     Raises `RegistrationError`.
     """
     outer, of_config = _ambient().get("configurable") or {}, (config or {}).get("configurable") or {}
     values = {key: source[key] for source in (outer, of_config, config or {}) for key in _KEYS if key in source}
-    return Asked.of(values, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if values else NOTHING
+    return RequestedTerms.of(values, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if values else NOTHING_REQUESTED
 
 
 @contextmanager

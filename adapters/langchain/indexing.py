@@ -17,7 +17,7 @@ from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rows import latest, to_chunks
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.adapters.plain_data import snapshot
+from teola_plugin.adapters.snapshots import data_key
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Chunk
 from teola_plugin.shims.langchain import splitter_sizes
@@ -152,7 +152,7 @@ class LastChunks:
 def _made_of(documents: list[Document], splitter: TextSplitter) -> Hashable | None:
     """Return all that chunks depend on; None where that cannot be told."""
     try:
-        document_keys = [(type(one), snapshot(one.id), one.page_content, snapshot(one.metadata)) for one in documents]
+        document_keys = [(type(one), data_key(one.id), one.page_content, data_key(one.metadata)) for one in documents]
     except TypeError:
         return None
     settings = tuple((name, _setting(value)) for name, value in vars(splitter).items())
@@ -161,7 +161,7 @@ def _made_of(documents: list[Document], splitter: TextSplitter) -> Hashable | No
 
 def _setting(value: Any) -> Hashable:
     try:
-        return snapshot(value)
+        return data_key(value)
     except TypeError:
         return _Very(value)
 

@@ -23,7 +23,7 @@ from teola_plugin.adapters.langchain.current_query import (
     runs_in,
 )
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
-from teola_plugin.adapters.terms import Asked
+from teola_plugin.adapters.terms import RequestedTerms
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
@@ -183,5 +183,5 @@ def _are_of_one_query(configs: Sequence[RunnableConfig]) -> bool:
     return all(_belonging(config) == first for config in configs[1:])
 
 
-def _belonging(config: RunnableConfig) -> tuple[Asked, list[int]]:
+def _belonging(config: RunnableConfig) -> tuple[RequestedTerms, list[int]]:
     return asked_in(config), [id(run) for run in runs_in(config.get("callbacks"))]

@@ -106,7 +106,7 @@ class _SiteCollector:
             yield where, CallSite(where, retriever, {}, config, self._limit(retriever), mapped=True, within=path)
 
     def _limit(self, node: Node) -> ConcurrencyLimit | None:
-        is_named_safe = self._threads.told_of(node) or self._threads.told_of(getattr(node, "vectorstore", None))
+        is_named_safe = self._threads.is_named(node) or self._threads.is_named(getattr(node, "vectorstore", None))
         return None if is_named_safe or concurrent(node) else limit_of(node)
 
 

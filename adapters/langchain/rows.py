@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from teola_plugin.adapters.plain_data import own_copy
+from teola_plugin.adapters.snapshots import own_copy
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import on_loop
 from teola_plugin.requests.payloads import Chunk, OneOf, Stored

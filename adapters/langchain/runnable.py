@@ -36,13 +36,13 @@ from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, without_tail
 from teola_plugin.adapters.terms import (
     NO_APP,
-    Asked,
     Deadline,
+    RequestedTerms,
     context_of,
     interrupting,
-    named,
     outer_terms,
     unplanned,
+    with_app,
 )
 from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
@@ -244,12 +244,12 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         trace = ended_trace(self._last)
         left = left_for_form(self._last)
         explanation = explain(
-            self._understood, self.plan(input), self._engines, trace=trace, own=own_calls, more=more, left=left
+            self._understood, self.plan(input), self._engines, trace=trace, own_calls=own_calls, more=more, left=left
         )
         waits = () if rules is None else advice(self._chain, rules.threads)
         left_alone = () if self._prefetch_plan is None else self._prefetch_plan.advice
         return replace(
-            explanation, advice=(*explanation.advice, *waits, *left_alone), served=served_section(self._serving)
+            explanation, advice=(*explanation.advice, *waits, *left_alone), engines_text=served_section(self._serving)
         )
 
     @property
@@ -308,7 +308,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         merged = merge_configs(self.config, config)
         return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
-    def _unplanned(self, config: RunnableConfig | None, terms: Asked, runs: list[Any]) -> StartedCall:
+    def _unplanned(self, config: RunnableConfig | None, terms: RequestedTerms, runs: list[Any]) -> StartedCall:
         """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
         call_terms, deadline = unplanned(terms, runs, self._app, clock)
@@ -379,7 +379,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return run
 
     def _query(self, input: Any, context: _Terms, pool: EnginePool) -> Query:
-        query_terms = named(context.asked.terms(outer_terms(context.runs), pool.runtime.time()), self._app)
+        query_terms = with_app(context.asked.terms(outer_terms(context.runs), pool.runtime.time()), self._app)
         return Query(
             {"input": input},
             app=query_terms.app,
@@ -392,7 +392,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return dict(kwargs) if started.run is None else {**self.kwargs, **kwargs}
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if self._shadow is not None and self._shadow.chosen():
+        if self._shadow is not None and self._shadow.choose():
             fast = partial(self._invoke, input, config, **kwargs)
             return self._shadow.call(fast, OriginalCall(self.bound, input, config, kwargs))
         return self._invoke(input, config, **kwargs)
@@ -403,7 +403,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if self._shadow is not None and self._shadow.chosen():
+        if self._shadow is not None and self._shadow.choose():
             fast = partial(self._ainvoke, input, config, **kwargs)
             return await self._shadow.acall(fast, OriginalCall(self.bound, input, config, kwargs))
         return await self._ainvoke(input, config, **kwargs)
@@ -440,7 +440,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             async for chunk in chunks:
                 yield chunk
 
-    def _original(self, config: RunnableConfig | None, terms: Asked | None = None) -> StartedCall:
+    def _original(self, config: RunnableConfig | None, terms: RequestedTerms | None = None) -> StartedCall:
         """Start the original alone: nothing can be prefetched, as where the input comes in pieces."""
         merged = ensure_config(config)
         runs = active_runs(merged.get("callbacks"))
@@ -477,7 +477,7 @@ def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
 class _Terms(NamedTuple):
     """The terms that a call asks for, the queries that it is made in, and the form in which its models answer."""
 
-    asked: Asked
+    asked: RequestedTerms
     runs: list[Any]
     form: AnswerForm
 

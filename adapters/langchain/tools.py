@@ -18,7 +18,14 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from teola_plugin.adapters.calls import check_engine
 from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.tool_calls import new_id
-from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, check_parameters, chosen, tool_names, tool_text
+from teola_plugin.adapters.tool_text import (
+    ARGUMENTS,
+    ToolText,
+    check_parameters,
+    parse_tool_choice,
+    tool_names,
+    tool_text,
+)
 from teola_plugin.engines.tools import Tool, ToolEngine, ToolRaised
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -46,7 +53,7 @@ class Tools(ToolText):
 def described(tools: Sequence[ToolDefinition], choice: Any) -> dict[str, Any]:
     """Return the arguments to bind. Raise `RegistrationError` for malformed tools, and a choice that cannot be met."""
     definitions = [convert_to_openai_tool(tool) for tool in tools]
-    tool_choice = chosen(choice or None, tool_names(definitions))
+    tool_choice = parse_tool_choice(choice or None, tool_names(definitions))
     if tool_choice not in ("", "none"):
         check_parameters(definitions)
     return {"tools": definitions, **({"tool_choice": tool_choice} if tool_choice else {})}
@@ -60,11 +67,11 @@ def without_tools(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | No
     rest = {key: value for key, value in kwargs.items() if key not in ARGUMENTS}
     tools = kwargs.get("tools")
     if not tools:
-        chosen(kwargs.get("tool_choice") or None, ())
+        parse_tool_choice(kwargs.get("tool_choice") or None, ())
         return rest, None
     bound = described(tools, kwargs.get("tool_choice"))
     text = tool_text(bound["tools"], bound.get("tool_choice", ""))
-    return rest, None if text is None else Tools(text.shown, text.names, text.schema)
+    return rest, None if text is None else Tools(text.definitions, text.names, text.schema)
 
 
 _MARK = "teola_read_only"

@@ -27,7 +27,7 @@ from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
-from teola_plugin.adapters.terms import NO_APP, Asked, Deadline, context_of, named, outer_terms, unplanned
+from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, outer_terms, unplanned, with_app
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
@@ -141,12 +141,12 @@ class AcceleratedGraph:
         terms, deadline = unplanned(call_options, runs, self._teola.app, clock)
         return StartedCall(None, config, self, terms=terms, deadline=deadline, composites=self._teola.composites)  # type: ignore[arg-type]
 
-    def _query(self, call_options: Asked, runs: list[Any], pool: EnginePool) -> StartedCall:
+    def _query(self, call_options: RequestedTerms, runs: list[Any], pool: EnginePool) -> StartedCall:
         outer_run = joinable(context_of(call_options, runs, pool).run)
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
             return StartedCall(_InnerCall(outer_run), None, self, composites=self._teola.composites)  # type: ignore[arg-type]
-        terms = named(call_options.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
+        terms = with_app(call_options.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
         query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'
@@ -177,7 +177,7 @@ class AcceleratedGraph:
         note = NOTHING_PREFETCHED if acceleration.pool is None else ""
         trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
         explanation = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
-        return replace(explanation, served=served_section(acceleration.serving))
+        return replace(explanation, engines_text=served_section(acceleration.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """Return the trace of the last call that was started on this object; None before the first one."""

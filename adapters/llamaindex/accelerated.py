@@ -26,7 +26,7 @@ from teola_plugin.adapters.automatic_engines import served_section
 from teola_plugin.adapters.llamaindex.session import query_input
 from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
 from teola_plugin.adapters.shadow import ShadowReport
-from teola_plugin.adapters.terms import Asked
+from teola_plugin.adapters.terms import RequestedTerms
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised
@@ -85,7 +85,9 @@ class PlannedAttributes(OriginalAttribute):
         share among the queries of the pool, 1.0 is ordinary. Plans are shared, so you may make such an object for
         every call. Raises `RegistrationError` for a `deadline_s` or `weight` that is not a number.
         """
-        Asked.of({"deadline_s": deadline_s, "weight": weight}, tenant="", deadline_s="deadline_s", weight="weight")
+        RequestedTerms.of(
+            {"deadline_s": deadline_s, "weight": weight}, tenant="", deadline_s="deadline_s", weight="weight"
+        )
         changes = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
         session = session_of(self)
         terms = replace(session.terms, **{name: value for name, value in changes.items() if value is not None})
@@ -183,7 +185,7 @@ class Accelerated:
         explanation: Explanation = session.explained(
             self.__teola_entry__, None if input is None else query_input(input)
         )
-        return replace(explanation, served=served_section(session.serving))
+        return replace(explanation, engines_text=served_section(session.serving))
 
 
 class AcceleratedQueryEngine(QueryHooks, Accelerated):

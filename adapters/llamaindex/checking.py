@@ -84,7 +84,7 @@ def snapshot(value: Any) -> Any:
     """Return plain data that stands for an answer; later changes of the answer do not reach it."""
     if isinstance(value, _STREAMS):
         raise TypeError("a streamed answer is read once, by its caller")
-    return comparison.snapshot(value, known=_fields)
+    return comparison.snapshot(value, fields_of=_fields)
 
 
 def _fields(value: Any) -> Fields | None:

@@ -30,7 +30,7 @@ from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, api
 from teola_plugin.adapters.llamaindex.session import ServedObject
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
-from teola_plugin.adapters.terms import NO_APP, named
+from teola_plugin.adapters.terms import NO_APP, with_app
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.shims.llamaindex.engines import IndexHooks, Nodes, VectorStoreIndexParts
@@ -123,7 +123,7 @@ def _under_app_name(app: str) -> Iterator[None]:
     if app == NO_APP or current_run.get() is not None:
         yield
         return
-    with joined(None, named(current_terms.get() or Terms(), app)):
+    with joined(None, with_app(current_terms.get() or Terms(), app)):
         yield
 
 

@@ -124,7 +124,7 @@ class AllowedModels:
 
     def _limit(self, target: Any) -> ConcurrencyLimit | None:
         """Return the limit of an object that takes one call at a time, on any thread."""
-        if self._threads.told_of(target) or not self._threads.allows(target, ONE_AT_A_TIME):
+        if self._threads.is_named(target) or not self._threads.allows(target, ONE_AT_A_TIME):
             return None
         return limit_of(target)
 

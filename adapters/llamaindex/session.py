@@ -27,7 +27,15 @@ from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, wit
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.own_pool import watching_pool
 from teola_plugin.adapters.shadow import Shadow
-from teola_plugin.adapters.terms import Asked, Deadline, context_of, interrupting, named, outer_terms, unplanned
+from teola_plugin.adapters.terms import (
+    Deadline,
+    RequestedTerms,
+    context_of,
+    interrupting,
+    outer_terms,
+    unplanned,
+    with_app,
+)
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Query, Terms
 from teola_plugin.passes import Optimised, Pass
@@ -67,13 +75,13 @@ class Settings:
     """Says which of the user's own objects take several sync calls at once."""
 
     @property
-    def own_terms(self) -> Asked:
+    def own_terms(self) -> RequestedTerms:
         """The terms that were set; one that has its default is left to the query around."""
-        return Asked(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
+        return RequestedTerms(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
 
     def new_query(self, graph_input: GraphInput | None, runs: Sequence[Any], now: float) -> Query:
         """Create a query that begins now, inside of the queries `runs`."""
-        terms = named(self.own_terms.terms(outer_terms(runs), now), self.app)
+        terms = with_app(self.own_terms.terms(outer_terms(runs), now), self.app)
         return Query(
             {"input": graph_input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight
         )
@@ -264,7 +272,7 @@ class Session(ServedObject):
             graph_input = _read(read_arguments, args, kwargs)
             return call(entry, graph_input, lambda target: getattr(target, name)(*args, **kwargs))
 
-        if self.shadow is None or not self.shadow.chosen():
+        if self.shadow is None or not self.shadow.choose():
             return run()
         original = OriginalCall(self.original, name, args, kwargs)
         return self.shadow.acall(run, original) if is_async else self.shadow.call(run, original)

@@ -14,7 +14,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
 from teola_plugin.adapters.tool_calls import certain_text, new_id
-from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, chosen, tool_names, tool_text
+from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, parse_tool_choice, tool_names, tool_text
 from teola_plugin.requests.payloads import Generate
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Tools(ToolText):
         schema = self.schema or request.sampling.json_schema
         return replace(
             request,
-            prompt=replace(request.prompt, tools=self.shown),
+            prompt=replace(request.prompt, tools=self.definitions),
             sampling=replace(request.sampling, json_schema=schema),
         )
 
@@ -60,11 +60,11 @@ def split_tools(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Tools | None
     """
     rest = {key: value for key, value in kwargs.items() if key not in (*ARGUMENTS, _HEADERS)}
     schemas = list(kwargs.get("tools") or ())
-    choice = chosen(kwargs.get("tool_choice") or None, tool_names(schemas))
+    choice = parse_tool_choice(kwargs.get("tool_choice") or None, tool_names(schemas))
     text = tool_text(schemas, choice)
     if text is None:
         return rest, None
-    return rest, Tools(text.shown, text.names, text.schema, kwargs.get("parallel_tool_calls") is not False)
+    return rest, Tools(text.definitions, text.names, text.schema, kwargs.get("parallel_tool_calls") is not False)
 
 
 class StreamedText:

@@ -24,7 +24,7 @@ from pydantic import ConfigDict
 
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, current_write
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
-from teola_plugin.adapters.plain_data import own_copy
+from teola_plugin.adapters.snapshots import own_copy
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.json_values import build_metadata_test

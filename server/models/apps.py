@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.calls import astreamed_in
-from teola_plugin.adapters.named_objects import load, named
+from teola_plugin.adapters.named_objects import load, object_named
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -238,7 +238,7 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
     if fast is None and hasattr(target.plain, "deploy") and hasattr(target.plain, "lower"):
         fast = target.plain.deploy(pool, name=name, **target.arguments)
     if fast is None:
-        bind = [(named(path), engine) for path, engine in settings.bind.items()]
+        bind = [(object_named(path), engine) for path, engine in settings.bind.items()]
         arguments = {"pool": pool, "app": name, **({"bind": bind} if bind else {}), **target.arguments}
         fast = accelerate(target.plain, **arguments)
     way = way_of(fast)

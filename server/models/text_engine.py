@@ -63,7 +63,7 @@ class TextEngine:
         tools = tools_of(body)
         schema = tools.schema if tools is not None and tools.schema else schema_of(body.response_format)
         most = self._most(body.max_completion_tokens or body.max_tokens, visit)
-        prompt = Prompt(messages_of(body.messages, self.name), tools=tools.shown if tools else "")
+        prompt = Prompt(messages_of(body.messages, self.name), tools=tools.definitions if tools else "")
         return _several(prompt, sampling_of(body, most, schema), body), tools
 
     def _most(self, wanted: int | None, visit: Visit) -> int:

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from teola_plugin.adapters.tool_text import ToolText, check_parameters, check_schema, chosen, tool_names, tool_text
+from teola_plugin.adapters.tool_text import (
+    ToolText,
+    check_parameters,
+    check_schema,
+    parse_tool_choice,
+    tool_names,
+    tool_text,
+)
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Message, Sampling
 from teola_plugin.server.documents.parts import DOCUMENT, shown_document
@@ -87,10 +94,10 @@ def tools_of(body: ChatRequest) -> ToolText | None:
 
 
 def tool_choice_of(body: ChatRequest, names: Sequence[str]) -> str:
-    """Return the choice as `chosen` does. Raise `RegistrationError` for one that cannot be met."""
+    """Return the choice as `parse_tool_choice` does. Raise `RegistrationError` for one that cannot be met."""
     if body.tool_choice is not None and not body.tool_choice:
         raise RegistrationError("tool_choice is empty.", hint="leave it out, or use auto, none or required")
-    return chosen(body.tool_choice, names)
+    return parse_tool_choice(body.tool_choice, names)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from teola_plugin.adapters.early_work import shape
 from teola_plugin.adapters.explain import Explanation, ended_trace, explain
-from teola_plugin.adapters.terms import Asked, named, outer_terms
+from teola_plugin.adapters.terms import RequestedTerms, outer_terms, with_app
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import Query, Terms, has_own_thread, own_thread
 from teola_plugin.observe.spans import QueryTrace
@@ -134,10 +134,10 @@ class Deployment:
             if key not in ("tenant", "deadline_s", "weight", "app"):
                 raise unknown_name("term", key, ["tenant", "deadline_s", "weight", "app"])
         said = {key: value for key, value in given.items() if value is not None}
-        asked = Asked.of(said, tenant="tenant", deadline_s="deadline_s", weight="weight")
+        asked = RequestedTerms.of(said, tenant="tenant", deadline_s="deadline_s", weight="weight")
         around = current_run.get()
         terms = asked.terms(outer_terms([] if around is None else [around]), self.pool.runtime.time())
-        return named(terms, said.get("app", self.name))
+        return with_app(terms, said.get("app", self.name))
 
     def _over(self, lowered: Lowered, query: Query) -> None:
         """What was indexed for this query alone is deleted, at nobody's cost."""

@@ -177,7 +177,7 @@ def _captured_request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Gene
         try:
             super(_OnServer, model)._generate(messages, stop=arguments.pop("stop", None), **arguments)
         except Captured as caught:
-            return caught.asked
+            return caught.generation
     raise RegistrationError(f"{type(model).__name__} made no request.", hint="leave it unbound")
 
 

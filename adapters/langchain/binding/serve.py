@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.automatic_engines import LeftAlone, Serving, serve
-from teola_plugin.adapters.engine_specs import Wanted, embedder_of, none_for, reranker_of, server_of
+from teola_plugin.adapters.engine_specs import SpecOrReason, embedder_spec, reason_for_none, reranker_spec, server_spec
 from teola_plugin.adapters.held import MOST, below, held
 from teola_plugin.adapters.langchain.binding.bind import CLOSED, bound, replaced
 from teola_plugin.adapters.langchain.binding.huggingface import is_cross_encoder, is_embeddings, prompts_of
@@ -45,19 +45,19 @@ def with_serving(chain: Any, options: Options, holders: Any = ()) -> tuple[Optio
     )
 
 
-def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
+def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
     """Return the engine that a model asks for, or why it gets none."""
     if is_openai_chat(obj):
         key = getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
-        return server_of(str(obj.root_async_client.base_url), obj.model_name, key, dedicated=starts_engines)
+        return server_spec(str(obj.root_async_client.base_url), obj.model_name, key, dedicated=starts_engines)
     if is_embeddings(obj):
         loaded = sentence_transformer(obj)
         prompts = {} if loaded is None else prompts_of(obj, loaded)
         normalize = bool(obj.encode_kwargs.get("normalize_embeddings"))
-        return embedder_of(obj.model_name, loaded, normalize=normalize, prompts=prompts, dedicated=starts_engines)
+        return embedder_spec(obj.model_name, loaded, normalize=normalize, prompts=prompts, dedicated=starts_engines)
     if is_cross_encoder(obj):
-        return reranker_of(obj.model_name, obj.client, dedicated=starts_engines)
-    return none_for(obj)
+        return reranker_spec(obj.model_name, obj.client, dedicated=starts_engines)
+    return reason_for_none(obj)
 
 
 def models_in(chain: Any) -> Iterable[Any]:

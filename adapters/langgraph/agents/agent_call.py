@@ -28,8 +28,7 @@ from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTool, AgentT
 from teola_plugin.adapters.langgraph.agents.tool_inputs import function_arguments
 from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolPrefetch, during
 from teola_plugin.adapters.next_prompt import KnownBeginning, keeps_prefixes
-from teola_plugin.adapters.plain_data import own_copy
-from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
+from teola_plugin.adapters.snapshots import NotCopied, exactly, own_copy, snapshot
 from teola_plugin.adapters.tool_calls import Call
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
 from teola_plugin.runtime.context import current_place, placed
@@ -317,7 +316,7 @@ class NextPrompt:
             except Exception:  # the model does not take such a message: the next call will say so
                 self._is_over = True
                 return
-            self._beginning.grown(prompt, have=self._call.prompt.flat())
+            self._beginning.extend(prompt, have=self._call.prompt.flat())
 
     def add_result(self, message: Any) -> None:
         """Add the result of a tool call. If it is no message of a tool, the rest of the prompt stays unknown."""
@@ -335,7 +334,7 @@ class NextPrompt:
         """Stop prefilling: nobody needs it any more."""
         with self._lock:
             self._is_over = True
-            self._beginning.over()
+            self._beginning.close()
 
 
 # ------------------------------------------------------------ places of tool calls

@@ -88,7 +88,7 @@ class _PlannedServerModel(_ServerModel):
             try:
                 chat_silently(self, messages, kwargs)
             except Captured as caught:
-                return caught.asked
+                return caught.generation
         raise RegistrationError(f"{type(self).__name__} made no request.", hint="leave it unbound")
 
     def payload_of_prompt(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Generate:

@@ -11,7 +11,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
 
 from teola_plugin.adapters.automatic_engines import Serving, serve
-from teola_plugin.adapters.engine_specs import Wanted, embedder_of, none_for, reranker_of, server_of
+from teola_plugin.adapters.engine_specs import SpecOrReason, embedder_spec, reason_for_none, reranker_spec, server_spec
 from teola_plugin.adapters.llamaindex.binding.engine_proxy import EngineProxy, read
 from teola_plugin.adapters.llamaindex.binding.huggingface import is_embedding, is_reranker
 from teola_plugin.adapters.llamaindex.binding.openai import is_openai
@@ -36,22 +36,22 @@ def with_serving(obj: Any, options: Options, attempt: BindOne) -> tuple[Options,
     return replace(options, pool=serving.pool, bind=options.bind + serving.bind), serving
 
 
-def engine_for(obj: Any, *, starts_engines: bool) -> Wanted:
+def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
     """Return the engine for a model, or the reason why it gets none."""
     if is_openai(obj):
-        return server_of(str(obj.api_base), obj.model, obj.api_key, dedicated=starts_engines)
+        return server_spec(str(obj.api_base), obj.model, obj.api_key, dedicated=starts_engines)
     try:
         if is_embedding(obj):
             model = read(HuggingFaceEmbeddingParts, obj).model
             prompts = {"query": model.prompts.get("query") or "", "document": model.prompts.get("text") or ""}
-            return embedder_of(
+            return embedder_spec(
                 obj.model_name, model, normalize=obj.normalize, prompts=prompts, dedicated=starts_engines
             )
         if is_reranker(obj):
-            return reranker_of(obj.model, read(SentenceTransformerRerankParts, obj).model, dedicated=starts_engines)
+            return reranker_spec(obj.model, read(SentenceTransformerRerankParts, obj).model, dedicated=starts_engines)
     except RegistrationError as error:
         return str(error)
-    return none_for(obj)
+    return reason_for_none(obj)
 
 
 def models_in(obj: Any) -> list[Any]:

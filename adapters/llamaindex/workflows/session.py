@@ -221,4 +221,6 @@ def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[st
             part = called_part(tool)
             fast = None if part is None else accelerate(part)
             if fast is not None and fast is not part:
-                yield from (f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_explained__().early)
+                yield from (
+                    f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_explained__().prefetched
+                )

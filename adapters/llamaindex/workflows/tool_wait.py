@@ -165,7 +165,7 @@ class ToolWait:
     def close(self) -> None:
         """End the wait: the model is called, or the run has ended."""
         self._stop_timer()
-        self._beginning.over()
+        self._beginning.close()
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -182,7 +182,7 @@ class ToolWait:
             prompt = self._turn.prompt(self._results)
             # The prompt of the last call, without the answer to it.
             earlier = replace(prompt, messages=prompt.messages[: -2 - len(self._results)])
-            self._beginning.grown(prompt, have=earlier.flat())
+            self._beginning.extend(prompt, have=earlier.flat())
         except Exception as error:  # if something is wrong with it, the agent's own step raises
             log_fallback(error, None, "the next prompt of an agent")
             self._calls = 0

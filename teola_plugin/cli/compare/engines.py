@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.named_objects import Target, made_by, named
+from teola_plugin.adapters.named_objects import Target, made_by, object_named
 from teola_plugin.errors import RegistrationError, unknown_name
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def pool_named(name: str) -> EnginePool:
         return _pool_in(name)
     from teola_plugin.pool import EnginePool
 
-    found = named(name)
+    found = object_named(name)
     if callable(found):
         found = made_by(found, name)
     if isinstance(found, EnginePool):
@@ -77,4 +77,4 @@ def _binding(text: str) -> tuple[Any, str]:
         raise RegistrationError(
             f"--bind {text!r} is not of the form module:object=engine.", hint="e.g. --bind my_app.chains:model=llm"
         )
-    return named(name), engine
+    return object_named(name), engine

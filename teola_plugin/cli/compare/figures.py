@@ -159,7 +159,7 @@ def advice(fast: Any, value: Any) -> list[str]:
         told: Explanation = fast.__teola_explained__(value)
     except TeolaError as error:
         return [f"Planning failed, so the original ran: {error}"]
-    found = [] if told.early else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
+    found = [] if told.prefetched else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
     rows = (node for node in told.report if node.level != "lowered")
     elsewhere = list(dict.fromkeys(f"{node.path} ({node.class_name})" for node in rows))
     if elsewhere:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.engine_specs import Wanted
+    from teola_plugin.adapters.engine_specs import SpecOrReason
 
 BY_HAND = "By hand:\n"
 
@@ -21,18 +21,18 @@ def bindings_that_help(plain: Any) -> list[str]:
     names: dict[str, str] = {}
     bound = []
     try:
-        for obj, wanted in _wanted(plain):
-            if isinstance(wanted, EngineSpec):
-                number = sum(name.startswith(wanted.NAME) for name in names.values())
-                name = names.setdefault(wanted.written(), f"{wanted.NAME}{number + 1 if number else ''}")
-                bound.append(Bound(obj, name, wanted))
+        for obj, spec in _specs(plain):
+            if isinstance(spec, EngineSpec):
+                number = sum(name.startswith(spec.NAME) for name in names.values())
+                name = names.setdefault(spec.source_line(), f"{spec.NAME}{number + 1 if number else ''}")
+                bound.append(Bound(obj, name, spec))
     except TeolaError:  # an object in which nothing can be replaced
         return []
     _, _, text = served_text(Serving("auto", None, tuple(bound))).partition(BY_HAND)
     return [line.removeprefix("    ") for line in text.split("\n") if line]
 
 
-def _wanted(plain: Any) -> Iterable[tuple[Any, Wanted]]:
+def _specs(plain: Any) -> Iterable[tuple[Any, SpecOrReason]]:
     if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in type(plain).__mro__):
         from teola_plugin.adapters.llamaindex.binding import serve as llamaindex
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.named_objects import named
+from teola_plugin.adapters.named_objects import object_named
 from teola_plugin.cli.compare.entries import Entries, entries_of
 from teola_plugin.cli.compare.given import check, read
 from teola_plugin.errors import RegistrationError
@@ -53,7 +53,7 @@ class App:
         return partial(entries.acall, obj)
 
     async def _made(self, pool: EnginePool) -> tuple[Any, dict[str, Any]]:
-        factory = named(self.factory)
+        factory = object_named(self.factory)
         if not callable(factory) or not _takes_one(factory):
             raise RegistrationError(f"{self.factory} is no function of a pool.", hint=_HINT)
         try:

@@ -22,7 +22,7 @@ from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.llm import TeolaLLM
 from teola_plugin.adapters.langchain.rows import to_documents
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.adapters.plain_data import snapshot
+from teola_plugin.adapters.snapshots import data_key
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.pool import EnginePool
@@ -111,7 +111,7 @@ def test_chunks_of_documents_that_only_look_equal_are_new(one: Any, other: Any, 
     index = _index(fakes)
     for value in (one, other):
         [chunk] = index.chunk(Document("a text", metadata={"value": value}))
-        assert snapshot(chunk.metadata["value"]) == snapshot(value)
+        assert data_key(chunk.metadata["value"]) == data_key(value)
 
 
 def test_chunks_by_a_splitter_that_was_changed_are_new(fakes: EnginePool) -> None:

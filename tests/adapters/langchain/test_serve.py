@@ -179,7 +179,7 @@ def test_searches_of_a_served_store_may_run_side_by_side(embeddings: Any) -> Non
 
 
 def left(fast: Any) -> dict[str, str]:
-    return {type(one.obj).__name__: one.why for one in fast.serving.left}
+    return {type(one.obj).__name__: one.reason for one in fast.serving.left}
 
 
 def test_a_public_host_is_never_served(stub: Stub) -> None:

@@ -254,10 +254,10 @@ def test_off_by_default() -> None:
 
 
 def test_the_share_is_kept_and_the_choice_is_the_same_every_time() -> None:
-    chosen = [[shadow.chosen() for _ in range(2000)] for shadow in (Shadow(0.1), Shadow(0.1), Shadow(0.1, seed=1))]
+    chosen = [[shadow.choose() for _ in range(2000)] for shadow in (Shadow(0.1), Shadow(0.1), Shadow(0.1, seed=1))]
     assert chosen[0] == chosen[1] != chosen[2]
     assert 150 < sum(chosen[0]) < 250
-    assert not any(Shadow(0.0).chosen() for _ in range(100))
+    assert not any(Shadow(0.0).choose() for _ in range(100))
 
 
 def test_only_the_chosen_calls_are_made_twice() -> None:
@@ -266,7 +266,7 @@ def test_only_the_chosen_calls_are_made_twice() -> None:
     chosen = 0
     for i in range(30):
         fast.invoke({"question": str(i)})
-        chosen += twin.chosen()
+        chosen += twin.choose()
         counted(fast, chosen)
     assert 0 < chosen < 30
     assert fast.shadow == ShadowReport(compared=chosen) and ledger.calls.total() == 30 + chosen

@@ -215,7 +215,8 @@ def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> Non
     _, tools = without_tools(described([feed, Fact], "feed"))
     assert tools is not None
     asked = Generate(
-        Prompt((Said("user", "Feed the lamb."),), tools=tools.shown), Sampling(max_tokens=64, json_schema=tools.schema)
+        Prompt((Said("user", "Feed the lamb."),), tools=tools.definitions),
+        Sampling(max_tokens=64, json_schema=tools.schema),
     )
 
     async def written() -> str:
