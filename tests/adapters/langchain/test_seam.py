@@ -5,19 +5,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any, NamedTuple
 
 import pytest
-from differential.recording import observe
+from differential.recording import WAYS, Outcome, observe
 from langchain.chat_models import init_chat_model
+from langchain_core.documents import Document
+from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.language_models import LLM
+from langchain_core.outputs import ChatResult
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.provider_models import Model, Server
 
 from teola_plugin.adapters.langchain.composite_calls import CompositeCalls, PartCall, intercept_composite_methods
+from teola_plugin.adapters.langchain.prefetching import calls_scope, copied, find_scope
+from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
+from teola_plugin.shims import langchain_interceptors as seam
 
 QUESTION = "why"
 
@@ -158,3 +171,314 @@ def test_a_call_on_a_loop_is_not_claimed_from_a_call_on_a_thread() -> None:
         wait_for_calls(1, lambda: server.calls.total())
         asyncio.run(model.ainvoke(QUESTION))
     assert set(server.calls) == {("_generate", QUESTION), ("_agenerate", QUESTION)}
+
+
+# ------------------------------------------------------------ every form of a call
+
+
+class OwnInvoke(Model):
+    """Enters by code of its own."""
+
+    def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        self.server.calls["invoke", "own"] += 1
+        return super().invoke(*args, **kwargs)
+
+
+class OwnGenerate(Model):
+    """Changes what its class above is called with."""
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        return super()._generate([messages[-1].model_copy(update={"content": "changed"})], *args, **kwargs)
+
+
+class OwnBoth(OwnInvoke, OwnGenerate):
+    """Both of it."""
+
+
+class Whole(Model):
+    """Answers whole: `stream` gives one chunk."""
+
+    disable_streaming: bool = True
+
+
+class Text(LLM):
+    """A plain text model."""
+
+    server: Any = Field(default_factory=Server)
+
+    @property
+    def _llm_type(self) -> str:
+        return "text"
+
+    def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        self.server.calls["_call", prompt] += 1
+        return f"about {prompt}"
+
+    async def _acall(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        self.server.calls["_acall", prompt] += 1
+        return f"about {prompt}"
+
+
+class Notes(BaseRetriever):
+    """Finds one document."""
+
+    server: Any = Field(default_factory=Server)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        self.server.calls["_get_relevant_documents", query] += 1
+        return [Document(f"about {query}")]
+
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        self.server.calls["_aget_relevant_documents", query] += 1
+        return [Document(f"about {query}")]
+
+
+class First(BaseDocumentCompressor):
+    """Keeps the first document."""
+
+    server: Any = Field(default_factory=Server)
+
+    def compress_documents(self, documents: Any, query: str, callbacks: Any = None) -> Any:
+        self.server.calls["compress_documents", query] += 1
+        return documents[:1]
+
+    async def acompress_documents(self, documents: Any, query: str, callbacks: Any = None) -> Any:
+        self.server.calls["acompress_documents", query] += 1
+        return documents[:1]
+
+
+def compressing(compressor: BaseDocumentCompressor) -> Runnable[Any, Any]:
+    documents = [Document("one"), Document("two")]
+
+    async def acompress(question: str) -> Any:
+        return await compressor.acompress_documents(documents, question)
+
+    return RunnableLambda(lambda question: compressor.compress_documents(documents, question), acompress)
+
+
+class Row(NamedTuple):
+    """A way to a provider method."""
+
+    make: Callable[[Server], Runnable[Any, Any]]
+    entry: str
+    """The public method by which it is called."""
+    method: str
+    """The provider method that it comes to first."""
+
+
+def _rows() -> Iterator[tuple[str, Row]]:
+    for entry, method in (
+        ("invoke", "_generate"),
+        ("ainvoke", "_agenerate"),
+        ("stream", "_stream"),
+        ("astream", "_astream"),
+    ):
+        yield f"a model, {entry}", Row(lambda server: Model(server=server), entry, method)
+        for place in ("with_retry", "with_fallbacks", "with_config", "configurable_fields"):
+            yield f"{place}, {entry}", Row(lambda server, at=PLACES[place]: at(Model(server=server)), entry, method)
+        for kind in (OwnInvoke, OwnGenerate, OwnBoth):
+            yield f"{kind.__name__}, {entry}", Row(lambda server, kind=kind: kind(server=server), entry, method)
+    yield "a model without chunks, stream", Row(lambda server: Whole(server=server), "stream", "_generate")
+    yield "a model without chunks, astream", Row(lambda server: Whole(server=server), "astream", "_agenerate")
+    yield "a text model, invoke", Row(lambda server: Text(server=server), "invoke", "_call")
+    yield "a text model, ainvoke", Row(lambda server: Text(server=server), "ainvoke", "_acall")
+    yield "a retriever, invoke", Row(lambda server: Notes(server=server), "invoke", "_get_relevant_documents")
+    yield "a retriever, ainvoke", Row(lambda server: Notes(server=server), "ainvoke", "_aget_relevant_documents")
+    yield "a compressor", Row(lambda server: compressing(First(server=server)), "invoke", "compress_documents")
+    yield (
+        "a compressor on a loop",
+        Row(lambda server: compressing(First(server=server)), "ainvoke", "acompress_documents"),
+    )
+
+
+ROWS = dict(_rows())
+
+
+class Recording:
+    """A scope that makes every call, and keeps the outermost ones."""
+
+    def __init__(self) -> None:
+        self.calls: list[seam.LangChainInvocation] = []
+        self._is_inside = False
+
+    def find(self, target: Any, run_manager: Any) -> Any:
+        return None if self._is_inside else self
+
+    def items(self, invocation: Any) -> Iterator[Any]:
+        self.calls.append(invocation)
+        self._is_inside = True
+        yield from invocation.start(None)
+        self._is_inside = False
+
+    def result(self, invocation: Any) -> Any:
+        self.calls.append(invocation)
+        self._is_inside = True
+        result = invocation.start(None)
+        self._is_inside = False
+        return result
+
+    async def aitems(self, invocation: Any) -> Any:
+        self.calls.append(invocation)
+        self._is_inside = True
+        async for item in invocation.start(None):
+            yield item
+        self._is_inside = False
+
+    async def aresult(self, invocation: Any) -> Any:
+        self.calls.append(invocation)
+        self._is_inside = True
+        result = await invocation.start(None)
+        self._is_inside = False
+        return result
+
+
+def calls_of(chain: Runnable[Any, Any], entry: str) -> list[seam.LangChainInvocation]:
+    """Return the calls at the seam to which a chain comes."""
+    recording: Any = Recording()
+    seam.install(recording.find)
+    seam.live_scopes.add(id(recording))
+    try:
+        WAYS[entry](chain, QUESTION, {})
+    finally:
+        seam.live_scopes.discard(id(recording))
+        seam.install(find_scope)
+    return recording.calls  # type: ignore[no-any-return]
+
+
+@contextmanager
+def claimable(table: ProviderCallTable) -> Iterator[None]:
+    """Let calls in the body claim those of the table."""
+    seam.live_scopes.add(id(table))
+    token = calls_scope.set(CallScope(table, Caller.ORIGINAL, copied))
+    try:
+        yield
+    finally:
+        calls_scope.reset(token)
+        seam.live_scopes.discard(id(table))
+        table.close()
+
+
+def outcome_of_claims(chain: Runnable[Any, Any], entry: str, calls: list[seam.LangChainInvocation]) -> Outcome:
+    """Prefetch calls as a planner would, at the table, and return what comes of the chain then."""
+    table = ProviderCallTable()
+    scopes = [(CallScope(table, Caller.PLANNER, copied, is_offer=True), call) for call in calls]
+    if not entry.startswith("a"):
+        for scope, call in scopes:
+            Context().run(list, scope.items(call))
+        with claimable(table):
+            return observe(chain, entry, QUESTION)
+
+    async def claim(chain: Any, question: Any, config: Any) -> Any:
+        for scope, call in scopes:
+            [item async for item in scope.aitems(call)]
+        with claimable(table):
+            if entry == "ainvoke":
+                return await chain.ainvoke(question, config)
+            return [chunk async for chunk in chain.astream(question, config)]
+
+    return observe(chain, entry, QUESTION, lambda *arguments: asyncio.run(claim(*arguments)))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_call_in_every_form_is_seen_and_claimed_and_looks_as_ever(name: str) -> None:
+    row, original, server = ROWS[name], Server(), Server()
+    expected = observe(row.make(original), row.entry, QUESTION)
+    chain = row.make(server)
+    calls = calls_of(chain, row.entry)
+    server.calls.clear()
+
+    outcome = outcome_of_claims(chain, row.entry, calls)
+
+    assert [call._method for call in calls] == [row.method]
+    assert outcome == expected
+    assert server.calls == original.calls
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: str
+
+
+def _structured(stub: Stub) -> Runnable[Any, Any]:
+    return openai(stub).with_structured_output(Weather)
+
+
+SERVED: dict[str, Callable[[Stub], Runnable[Any, Any]]] = {
+    "with_structured_output": _structured,
+    "with_structured_output, by tools": lambda stub: openai(stub).with_structured_output(
+        Weather, method="function_calling"
+    ),
+    "bind_tools": lambda stub: openai(stub).bind_tools([lookup]),
+    "init_chat_model": lambda stub: _initialised(stub),
+    "init_chat_model, configurable": lambda stub: _initialised(stub, configurable_fields=("temperature",)),
+    "with_retry": lambda stub: openai(stub).with_retry(),
+}
+
+
+def _answer(body: dict[str, Any]) -> dict[str, Any]:
+    """Say what fits the schema, call the first tool, or say any words."""
+    if body.get("tools"):
+        function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"city": "Bern", "word": "Bern"}'}
+        return {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    return {"content": '{"city": "Bern"}' if body.get("response_format") else "words"}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain-openai's own, of what it parses
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("entry", ["invoke", "ainvoke", "stream", "astream"])
+def test_a_request_in_every_form_is_claimed_by_an_equal_model(name: str, entry: str) -> None:
+    """The model that claims is made in the function; an equal one made the call."""
+    with openai_stub(_answer) as stub:
+        expected = observe(SERVED[name](stub), entry, QUESTION)
+        sent = list(stub.asked)
+        calls = calls_of(SERVED[name](stub), entry)
+        stub.asked.clear()
+
+        outcome = outcome_of_claims(SERVED[name](stub), entry, calls)
+
+    assert outcome == expected
+    assert stub.asked == sent
+    assert len(sent) == 1
+
+
+class ToolClaim:
+    """The original's claim to a tool's call in a table."""
+
+    def __init__(self, tool: Any, table: ProviderCallTable) -> None:
+        self.tool = tool
+        self._scope = CallScope(table, Caller.ORIGINAL, lambda value: value, is_user_code=True)
+
+    def result(self, invocation: Any) -> Any:
+        return self._scope.result(invocation).get()
+
+    async def aresult(self, invocation: Any) -> Any:
+        return (await self._scope.aresult(invocation)).get()
+
+
+def test_a_read_only_tool_claims_its_prefetched_call() -> None:
+    calls = Counter[str]()
+
+    def look(word: str) -> str:
+        """Look a word up."""
+        calls[word] += 1
+        return f"about {word}"
+
+    looking = StructuredTool.from_function(look)
+    seam.install(find_scope)
+    expected = observe(looking, "invoke", {"word": "oats"})
+    calls.clear()
+    table = ProviderCallTable()
+    invocation = seam.tool_invocation(looking, "_run", (), {"word": "oats"})
+    assert invocation is not None
+    invocation.set_config({})
+    CallScope(table, Caller.PLANNER, lambda value: value, is_user_code=True).result(invocation)
+
+    token = seam.tool_claim.set(ToolClaim(looking, table))
+    try:
+        outcome = observe(looking, "invoke", {"word": "oats"})
+    finally:
+        seam.tool_claim.reset(token)
+
+    assert outcome == expected
+    assert calls == {"oats": 1}
