@@ -1,11 +1,11 @@
-"""Comparison of two answers of any framework: are they the same, and where do they first differ?"""
+"""Comparison of answers of any framework: how an object is called, and where two answers first differ."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -128,3 +128,30 @@ def _shortened(value: Any) -> str:
     else:
         text = repr(value)
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
+
+
+# ------------------------------------------------------------ how an object is called
+
+Check = Callable[[Any], str]
+Call = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of one kind of objects. Each takes the object, original or accelerated, and an input."""
+
+    kind: str
+    """The kind, for messages, e.g. `query engine`."""
+    names: str
+    """The methods that are called, for the report."""
+    call: Call | None
+    """The sync entry; None if the object has async entries only."""
+    acall: Callable[[Any, Any], Awaitable[Any]]
+    answer: Callable[[Any], Any]
+    """Returns what counts of an answer, as plain data that later changes do not reach."""
+    pieces: Callable[[Any, Any], AsyncIterator[Any]] | None = None
+    """A stream of pieces; None for objects without one."""
+    fault_in: Check = lambda value: ""
+    """Says what is wrong with an input; empty for a valid one."""
+    fresh: Callable[[Any], None] = lambda obj: None
+    """Makes the object forget earlier calls."""

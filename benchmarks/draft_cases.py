@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from benchmarks.draft_prompts import HELD_OUT, NOTHING_TO_COPY, QUESTIONS, passages
-from teola_plugin.cli.demo.prompts import INSTRUCTION, REFINE_INSTRUCTION
+from teola_plugin.adapters.demo_app import INSTRUCTION, REFINE_INSTRUCTION
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Sampling

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from teola_plugin.adapters.app_frameworks import entries_of
 from teola_plugin.adapters.langchain.shadow import failure
 from teola_plugin.adapters.named_objects import Target, load
 from teola_plugin.cli.compare import measure, plot, show
-from teola_plugin.cli.compare.entries import entries_of
 from teola_plugin.cli.compare.figures import by_way, distribution, equality, quantile, shares, speedup, wasted
 from teola_plugin.cli.compare.given import Given, read
 from teola_plugin.cli.compare.intervals import ratio_of

@@ -23,14 +23,15 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 NEEDS: dict[str, tuple[str, ...]] = {
-    "server/models/app_inputs.py": ("langchain",),
-    "server/models/graphs.py": ("langgraph",),
     "server/queries/checkpoints.py": ("checkpoints",),
     "server": ("server",),
     "server/tracing.py": ("otel",),
     "teola_plugin/cli/serve": ("server",),
+    "adapters/app_frameworks.py": ("langchain",),
+    "adapters/demo_app.py": ("demo",),
     "adapters": ("langchain", "llamaindex"),
     "adapters/langchain": ("langchain",),
+    "adapters/langgraph/checkpoints.py": ("checkpoints",),
     "adapters/langgraph": ("langgraph",),
     "adapters/llamaindex": ("llamaindex",),
     "tracer/functions": ("langchain",),
@@ -38,8 +39,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "tracer/langgraph": ("langgraph",),
     "tracer/purity": ("langchain",),
     "tracer/llamaindex": ("llamaindex",),
-    "teola_plugin/cli/compare/llamaindex.py": ("llamaindex",),
-    "teola_plugin/cli/compare": ("langchain",),
     "teola_plugin/cli/demo": ("demo",),
     "teola_plugin/cli/pool": ("ray",),
     "teola_plugin/cluster/config.py": ("ray", "server"),

@@ -1,11 +1,14 @@
-"""Generations of an engine -> what LangChain's models return, whole or in chunks."""
+"""LangChain's messages: made of an engine's generations, whole or in chunks, and of messages as OpenAI writes them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.outputs import ChatGenerationChunk
 
 from teola_plugin.requests.payloads import Generation
@@ -53,3 +56,27 @@ def last_chunk(generation: Generation, streamed: str, model_name: str) -> ChatGe
 def rest(generation: Generation, streamed: str) -> str:
     """Text that no piece carried: engines may send only the end when nobody read from the start."""
     return generation.text[len(streamed) :]
+
+
+# ------------------------------------------------------------ messages as OpenAI writes them
+
+
+def from_openai(
+    role: str, text: str, fields: Mapping[str, Any], calls: Sequence[tuple[str | None, str, Any]] = ()
+) -> Any:
+    """Return the message for one as OpenAI writes it; a pair of role and text if that says all.
+
+    `fields`: `name` and `tool_call_id`, if the message has them. `calls`: id, name and arguments of calls of tools;
+    LangChain keeps those apart whose arguments are no JSON object.
+    """
+    if role == "assistant" and calls:
+        valid = [tool_call(name=name, args=args, id=id) for id, name, args in calls if isinstance(args, dict)]
+        invalid = [
+            invalid_tool_call(name=name, args=args if isinstance(args, str) else json.dumps(args), id=id, error=None)
+            for id, name, args in calls
+            if not isinstance(args, dict)
+        ]
+        return AIMessage(text, name=fields.get("name"), tool_calls=valid, invalid_tool_calls=invalid)
+    if "name" not in fields and role not in ("tool", "function"):
+        return role, text
+    return convert_to_messages([{"role": role, "content": text, **fields}])[0]

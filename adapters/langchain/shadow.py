@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import Context, copy_context
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -14,7 +16,7 @@ from langchain_core.runnables.config import ensure_config, var_child_runnable_co
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from teola_plugin.adapters import comparison
-from teola_plugin.adapters.comparison import Fields, difference, failure
+from teola_plugin.adapters.comparison import Entries, Fields, difference, failure
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.prefetching import untraced
 from teola_plugin.adapters.shadow import Shadow, ShadowReport
@@ -136,3 +138,57 @@ def _histories(node: Runnable[Any, Any]) -> Iterator[str]:
     else:
         for _, part in parts(node):
             yield from _histories(part)
+
+
+# ------------------------------------------------------------ how `teola compare` calls objects
+
+PER_RUN = ("thread_id", "session_id")
+"""Keys of a config that name what is remembered between calls."""
+
+
+def entries_of(obj: Any) -> Entries:
+    """Return the entries of a Runnable or a graph."""
+    is_graph = any(cls.__module__.startswith("langgraph.") for cls in type(obj).__mro__)
+    return _of_graph(obj) if is_graph else _of_runnable(obj)
+
+
+def _of_runnable(obj: Any) -> Entries:
+    config = _configs(obj)
+    return Entries(
+        "Runnable",
+        "invoke, ainvoke, astream",
+        lambda one, value: one.invoke(value, config()),
+        lambda one, value: one.ainvoke(value, config()),
+        lambda answer: snapshot(_without_interrupt_ids(answer)),
+        lambda one, value: one.astream(value, config()),
+    )
+
+
+def _of_graph(obj: Any) -> Entries:
+    config = _configs(obj)
+
+    async def messages(graph: Any, value: Any) -> AsyncIterator[Any]:
+        """Yield what the models write, as they write it; for a graph without models, what its nodes return."""
+        async for _, piece in graph.astream(value, config(), stream_mode=["messages", "updates"]):
+            yield piece[0] if isinstance(piece, tuple) else piece
+
+    return replace(_of_runnable(obj), kind="graph", names="invoke, ainvoke, astream of messages", pieces=messages)
+
+
+def _configs(obj: Any) -> Callable[[], dict[str, Any] | None]:
+    """Return a function that makes the config of a run, with a new thread or session if the object remembers by one."""
+    if getattr(obj, "checkpointer", None) not in (None, False):
+        keys = {"thread_id"}
+    else:
+        try:
+            keys = {spec.id for spec in obj.config_specs}
+        except Exception:  # a part of the user's that cannot tell
+            keys = set()
+    names = [key for key in PER_RUN if key in keys]
+    return lambda: {"configurable": {key: uuid.uuid4().hex for key in names}} if names else None
+
+
+def _without_interrupt_ids(answer: Any) -> Any:
+    """Return the answer with the values of interrupts, whose ids belong to the thread."""
+    interrupts = answer.get("__interrupt__") if isinstance(answer, dict) else None
+    return {**answer, "__interrupt__": [getattr(one, "value", one) for one in interrupts]} if interrupts else answer

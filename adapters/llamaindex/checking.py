@@ -7,10 +7,12 @@ compared: they are counted as skipped.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextvars import Context, copy_context
 from typing import Any
 
+from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow
+from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
@@ -19,12 +21,12 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.memory import BaseMemory
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import BaseNode, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters import comparison
-from teola_plugin.adapters.comparison import Fields
+from teola_plugin.adapters.comparison import Entries, Fields
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.errors import RegistrationError
 from teola_plugin.runtime.context import current_run
@@ -145,6 +147,123 @@ def _silent_context() -> Context:
     context = copy_context()
     context.run(quiet)
     return context
+
+
+# ------------------------------------------------------------ how `teola compare` calls objects
+
+
+def entries_of(obj: Any) -> Entries | None:
+    """Return the entries of an object; None for one that takes no input."""
+    return next((entries(obj) for kind, entries in _ENTRIES if isinstance(obj, kind)), None)
+
+
+def _of_engine(obj: BaseQueryEngine) -> Entries:
+    return Entries("query engine", "query, aquery", _query, _aquery, snapshot, fault_in=_no_text)
+
+
+def _query(engine: Any, text: str) -> Any:
+    answer = engine.query(text)
+    return answer.get_response() if isinstance(answer, StreamingResponse) else answer
+
+
+async def _aquery(engine: Any, text: str) -> Any:
+    answer = await engine.aquery(text)
+    return await answer.get_response() if isinstance(answer, AsyncStreamingResponse) else answer
+
+
+def _of_retriever(obj: BaseRetriever) -> Entries:
+    return Entries(
+        "retriever",
+        "retrieve, aretrieve",
+        lambda one, text: one.retrieve(text),
+        lambda one, text: one.aretrieve(text),
+        snapshot,
+        fault_in=_no_text,
+    )
+
+
+def _of_synthesizer(obj: BaseSynthesizer) -> Entries:
+    return Entries(
+        "synthesizer",
+        "synthesize, asynthesize",
+        lambda one, value: one.synthesize(value["query"], _nodes(value)),
+        lambda one, value: one.asynthesize(value["query"], _nodes(value)),
+        snapshot,
+        fault_in=_no_query_with_nodes,
+    )
+
+
+def _nodes(value: dict[str, Any]) -> list[NodeWithScore]:
+    texts = value["nodes"]
+    return [NodeWithScore(node=TextNode(text=text, id_=f"node {i}"), score=1.0) for i, text in enumerate(texts)]
+
+
+def _of_chat_engine(obj: BaseChatEngine) -> Entries:
+    return Entries(
+        "chat engine",
+        "chat, achat",
+        lambda one, text: one.chat(text),
+        lambda one, text: one.achat(text),
+        lambda answer: answer.response,
+        fault_in=_no_text,
+        fresh=lambda one: one.reset(),
+    )
+
+
+def _of_agent(obj: Any) -> Entries:
+    async def run(agent: Any, value: Any) -> Any:
+        return await (agent.run(user_msg=value) if isinstance(value, str) else agent.run(**value))
+
+    return Entries("agent", "run", None, run, _answer_of_agent, fault_in=_no_text_nor_arguments)
+
+
+def _of_workflow(obj: Workflow) -> Entries:
+    async def run(workflow: Any, value: Any) -> Any:
+        return await workflow.run(**value)
+
+    return Entries("workflow", "run", None, run, snapshot, fault_in=_no_arguments)
+
+
+def _answer_of_agent(answer: Any) -> Any:
+    """Return the text and the tools of an agent's answer, without the provider's data and the ids of calls."""
+    if not isinstance(answer, AgentOutput):
+        return snapshot(answer)
+    tools = [(call.tool_name, call.tool_kwargs) for call in answer.tool_calls]
+    return snapshot({"response": answer.response.content, "agent": answer.current_agent_name, "tools": tools})
+
+
+# ------------------------------------------------------------ what is wrong with an input
+
+
+def _no_text(value: Any) -> str:
+    return "" if isinstance(value, str) and value.strip() else 'it takes a text: "What do lambs eat?"'
+
+
+def _no_arguments(value: Any) -> str:
+    return "" if isinstance(value, dict) else 'it takes the arguments of run(): {"question": "What do lambs eat?"}'
+
+
+def _no_text_nor_arguments(value: Any) -> str:
+    if isinstance(value, dict) or not _no_text(value):
+        return ""
+    return 'it takes a text, or the arguments of run(): {"user_msg": "What do lambs eat?"}'
+
+
+def _no_query_with_nodes(value: Any) -> str:
+    good = isinstance(value, dict) and value.keys() == {"query", "nodes"} and isinstance(value["nodes"], list)
+    if good and not _no_text(value["query"]) and all(isinstance(text, str) for text in value["nodes"]):
+        return ""
+    return 'it takes a query and texts: {"query": "What do lambs eat?", "nodes": ["Lambs eat grass."]}'
+
+
+_ENTRIES: tuple[tuple[Any, Callable[[Any], Entries]], ...] = (
+    (BaseQueryEngine, _of_engine),
+    (BaseRetriever, _of_retriever),
+    (BaseSynthesizer, _of_synthesizer),
+    (BaseChatEngine, _of_chat_engine),
+    ((BaseWorkflowAgent, AgentWorkflow), _of_agent),
+    (Workflow, _of_workflow),
+)
 
 
 hide_from_stack_levels(globals())

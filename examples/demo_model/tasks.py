@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.demo_model import facts, prose
 from examples.demo_model.words import name, value, word
-from teola_plugin.cli.demo import prompts
+from teola_plugin.adapters import demo_app as prompts
 
 UNKNOWN = "The passage does not say."
 

@@ -14,8 +14,8 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from teola_plugin import EnginePool
+from teola_plugin.adapters.demo_app import ANSWER, make_splitter, together
 from teola_plugin.cli.demo.documents import flowing
-from teola_plugin.cli.demo.steps import ANSWER, make_splitter, together
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 
 PAGES = ("break", "continue", "global", "lambda", "raise")

@@ -2,12 +2,12 @@
 
 ::
 
-    from langchain_openai import ChatOpenAI
+    from openai import AsyncOpenAI, OpenAI
     from teola_plugin.server.client import AsyncQueryClient, QueryClient, joining
 
-    llm = ChatOpenAI(base_url=url, model="llm", http_client=QueryClient(), http_async_client=AsyncQueryClient())
+    client = OpenAI(base_url=url, http_client=QueryClient())  # or AsyncOpenAI(..., http_client=AsyncQueryClient())
     with joining(app="support", goal=3.0):
-        chain.invoke(question)
+        client.chat.completions.create(model="llm", messages=messages)
 
 Without the clients, `joining().headers` are the headers to send (`default_headers=`, `extra_headers=`).
 """

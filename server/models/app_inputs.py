@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from teola_plugin.adapters import app_frameworks
 from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
 from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
 from teola_plugin.server.documents.parts import DOCUMENT
@@ -55,54 +56,32 @@ def roles_and_texts(body: ChatRequest) -> list[tuple[str, str]]:
     return [(m.role, text_of(m, body.model)) for m in body.messages]
 
 
-def langchain_messages(body: ChatRequest) -> list[Any]:
-    """Return all messages as LangChain takes them: role and text, and messages of its own where these do not say all.
+def framework_messages(body: ChatRequest) -> list[Any]:
+    """Return all messages as chains and graphs take them.
 
-    Raise `HttpError` for messages that LangChain has no form for.
+    Raise `HttpError` for messages that the framework has no form for.
     """
-    return [_langchain_message(message, at, body.model) for at, message in enumerate(body.messages)]
+    return [_framework_message(message, at, body.model) for at, message in enumerate(body.messages)]
 
 
-def _langchain_message(message: ChatMessage, at: int, model: str) -> Any:
+def _framework_message(message: ChatMessage, at: int, model: str) -> Any:
     text, calls = content_of(message, model), calls_of(message)
-    if message.role == "assistant" and calls:
-        return _calling_message(message, text, calls)
-    if message.name is None and message.role not in ("tool", "function"):
-        return message.role, text
-    from langchain_core.messages import convert_to_messages
-
     required = {"tool": "tool_call_id", "function": "name"}.get(message.role)
     if required is not None and getattr(message, required) is None:
         reason = f"messages.{at}.{required}: a message of the role {message.role} needs it."
         raise bad_request(reason, "see OpenAI's reference of chats", param=f"messages.{at}.{required}")
     fields = {"name": message.name, "tool_call_id": message.tool_call_id if message.role == "tool" else None}
     present = {key: value for key, value in fields.items() if value is not None}
-    return convert_to_messages([{"role": message.role, "content": text, **present}])[0]
+    return app_frameworks.to_message(message.role, text, present, calls)
 
 
 def check_messages(messages: Any) -> None:
-    """Raise `HttpError` for inputs of a client's own that LangChain does not take as messages."""
-    from langchain_core.messages import convert_to_messages
-
+    """Raise `HttpError` for inputs of a client that the app's framework does not take as messages."""
     try:
-        convert_to_messages(messages if isinstance(messages, list) else [messages])
+        app_frameworks.check_messages(messages)
     except Exception as error:  # of several classes, for each fault another
         reason = f"metadata.inputs: LangChain cannot read the messages ({type(error).__name__})."
         raise bad_request(reason, "see OpenAI's form of messages", param="metadata") from None
-
-
-def _calling_message(message: ChatMessage, text: str, calls: Sequence[tuple[str | None, str, Any]]) -> Any:
-    """Return LangChain's message of calls. It keeps those apart whose arguments are no JSON object."""
-    from langchain_core.messages import AIMessage
-    from langchain_core.messages.tool import invalid_tool_call, tool_call
-
-    valid = [tool_call(name=name, args=args, id=id) for id, name, args in calls if isinstance(args, dict)]
-    invalid = [
-        invalid_tool_call(name=name, args=args if isinstance(args, str) else json.dumps(args), id=id, error=None)
-        for id, name, args in calls
-        if not isinstance(args, dict)
-    ]
-    return AIMessage(text, name=message.name, tool_calls=valid, invalid_tool_calls=invalid)
 
 
 # ------------------------------------------------------------ what apps return

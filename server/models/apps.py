@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from teola_plugin.adapters import accelerate
+from teola_plugin.adapters.app_frameworks import listening_tally
 from teola_plugin.adapters.calls import astreamed_in
 from teola_plugin.adapters.named_objects import load, object_named
 from teola_plugin.adapters.terms import Deadline, interrupting
@@ -70,7 +70,7 @@ class App:
         return text // 4 + 256
 
     async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked, tally = self._input(body, visit), counting()
+        asked, tally = self._input(body, visit), listening_tally()
         with visit.inside() as run:
             async with interrupting(Deadline.of(run)), self._turn():
                 with tallied(tally):
@@ -78,7 +78,7 @@ class App:
         return [_costing(answer, tally, visit)]
 
     async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, run, text, tally = self._input(body, visit), visit.run, "", counting()
+        asked, run, text, tally = self._input(body, visit), visit.run, "", listening_tally()
         fast = self.own.of(visit.caller.tenant)
         async with self._turn():
             pieces = astreamed_in(run, None, atallied(tally, self.way.stream(fast, asked, self.settings)))
@@ -196,15 +196,6 @@ def thread_name(metadata: Mapping[str, Any]) -> str | None:
     if name is None or (isinstance(name, str | int) and not isinstance(name, bool) and name != ""):
         return None if name is None else str(name)
     raise bad_request(f"metadata.{THREAD} is no name.", "give a text, or leave it out", param="metadata")
-
-
-def counting() -> Tally:
-    """Of an app's calls: of models outside the pool those that its framework tells of."""
-    if "langchain_core" not in sys.modules:
-        return Tally()
-    from teola_plugin.adapters.langchain.told_usage import listening_tally
-
-    return listening_tally()
 
 
 def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:

@@ -1,7 +1,4 @@
-"""Graphs as apps: with checkpoints they go on where they were, and may stop to ask somebody.
-
-LangGraph is imported only where a graph is told what it has asked for.
-"""
+"""Graphs as apps: with checkpoints they go on where they were, and may stop to ask somebody."""
 
 from __future__ import annotations
 
@@ -10,11 +7,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from teola_plugin.adapters import app_frameworks
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.app_inputs import (
     answer_of,
     check_messages,
-    langchain_messages,
+    framework_messages,
     last_text,
     plain,
     text_in,
@@ -38,7 +36,7 @@ def given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
             "give it as JSON in metadata.inputs, or say the key in the app's settings (input)",
             param="metadata",
         )
-    return {key: langchain_messages(body) if key == "messages" else last_text(body)}
+    return {key: framework_messages(body) if key == "messages" else last_text(body)}
 
 
 async def whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
@@ -54,7 +52,7 @@ async def stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
         async for mode, chunk in chunks:
             if mode == "values":
                 state = chunk
-            elif chunk[1].get("langgraph_node") == settings.stream_node and (piece := text_in(chunk[0])):
+            elif app_frameworks.is_chunk_of(chunk[1], settings.stream_node) and (piece := text_in(chunk[0])):
                 yield piece
     yield await _answer(fast, asked, state, settings)
 
@@ -86,9 +84,7 @@ def _input(asked: Asked) -> Any:
     kept = asked.kept
     told = (kept.value,) if kept is not None and kept.goes_on == "told" else asked.told
     if told and told[0] is not None:
-        from langgraph.types import Command
-
-        return Command(resume=told[0])
+        return app_frameworks.resume_command(told[0])
     return None if told or (kept is not None and kept.goes_on) else asked.value
 
 

@@ -10,14 +10,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, get_args
 
+from teola_plugin.adapters.app_frameworks import chat_history
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Graph
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.models.app_inputs import (
     answer_of,
     check_messages,
+    framework_messages,
     is_text,
-    langchain_messages,
     last_text,
     roles_and_texts,
     text_in,
@@ -53,14 +54,14 @@ def _runnable_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     schema = _input_schema(fast)
     keys = [str(key) for key in schema.get("required") or schema.get("properties") or () if key != settings.documents]
     if schema.get("type") == "object" and len(keys) == 1:
-        return {keys[0]: langchain_messages(body) if keys[0] in _MESSAGES else last_text(body)}
+        return {keys[0]: framework_messages(body) if keys[0] in _MESSAGES else last_text(body)}
     if schema.get("type") == "object" and keys:
         raise bad_request(
             f"the app {body.model!r} takes {', '.join(sorted(keys))}, which messages do not say.",
             "give them as JSON in metadata.inputs",
             param="metadata",
         )
-    return langchain_messages(body) if "anyOf" in schema else last_text(body)
+    return framework_messages(body) if "anyOf" in schema else last_text(body)
 
 
 def _input_schema(fast: Any) -> Mapping[str, Any]:
@@ -202,12 +203,10 @@ def _history_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
 
 
 def _chat_arguments(asked: Any) -> dict[str, Any]:
-    from teola_plugin.adapters.llamaindex.messages import chat_messages
-
     if isinstance(asked, str):
         return {"message": asked, "chat_history": []}
     *before, (_, last) = asked
-    return {"message": last, "chat_history": chat_messages(before)}
+    return {"message": last, "chat_history": chat_history(before)}
 
 
 async def _chat_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.errors import EngineUnavailable, RegistrationError, extra
+from teola_plugin.adapters.app_frameworks import checkpoint_saver
+from teola_plugin.errors import EngineUnavailable, RegistrationError
 from teola_plugin.server.models.apps import App
 from teola_plugin.server.models.graphs import has_checkpoints
 from teola_plugin.server.queries.records import Record
@@ -49,18 +50,11 @@ class Checkpoints:
 
     async def _made(self) -> Any:
         if not self._store.dsn:
-            from langgraph.checkpoint.memory import InMemorySaver
-
-            return InMemorySaver()
-        try:
-            from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
-        except ImportError as error:
-            what = "checkpoints in the server's store need langgraph-checkpoint-postgres."
-            raise EngineUnavailable(what, hint=extra("checkpoints")) from error
+            return checkpoint_saver()
         self._pool = await _pool(self._store.dsn, self._store.pool)
-        made = AsyncPostgresSaver(self._pool)
-        await made.setup()
-        return made
+        saver = checkpoint_saver(self._pool)
+        await saver.setup()
+        return saver
 
     async def close(self) -> None:
         if self._pool is not None:

@@ -1,4 +1,4 @@
-"""What lies in containers, read without running code of the user's: nothing of theirs runs on the pool's loop."""
+"""Reading of containers without running the user's code, none of which runs on the pool's loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any
 from teola_plugin.graph.refs import Path, Slice
 
 _BUILTIN = frozenset((dict, list, tuple, str))
-_ROOTS = frozenset(("teola_plugin", "langchain_core", "langgraph", "llama_index"))
-"""Of whose classes it is known that looking into them changes nothing."""
+_TRUSTED_PACKAGES = {"teola_plugin"}
+"""Packages whose classes can be looked into without a change; `trust_package` adds frameworks."""
+
+
+def trust_package(name: str) -> None:
+    """Declare that looking into objects of a package's classes changes nothing."""
+    _TRUSTED_PACKAGES.add(name)
 
 
 def read_path(value: Any, path: Path) -> Any:
-    """What lies under `path` in `value`.
+    """Return what lies under `path` in `value`.
 
     Raises the container's own KeyError, IndexError or TypeError; TypeError also for a container of a class whose
     look-ups are the user's own code, KeyError where a look-up would add the key.
@@ -26,8 +31,10 @@ def read_path(value: Any, path: Path) -> Any:
 
 
 def items_of(value: Any) -> list[Any]:
-    """The items of a container. Raises `TypeError` for what is used up by being read, and for a class whose
-    iteration is the user's own code."""
+    """Return the items of a container.
+
+    Raise `TypeError` for one that is used up by being read, and for a class whose iteration is the user's own code.
+    """
     kind: Any = type(value)
     if kind in _BUILTIN:
         return list(value)
@@ -40,7 +47,7 @@ def items_of(value: Any) -> list[Any]:
 
 
 def holds(condition: Any) -> bool:
-    """Its truth. Raises `TypeError` for a class in which that is the user's own code."""
+    """Return the truth of a condition. Raise `TypeError` for a class in which that is the user's own code."""
     kind: Any = type(condition)
     for name in ("__bool__", "__len__"):
         if kind not in _BUILTIN and _own_code(kind, name):
@@ -57,8 +64,8 @@ def _check(value: Any, key: object) -> None:
 
 
 def _own_code(kind: type, name: str) -> bool:
-    """Whether a method is a function of the user's: neither of C code nor of a framework's."""
-    how = getattr(kind, name, None)
-    if how is None:
+    """Return True for a method that is the user's function: neither C code nor a framework's."""
+    method = getattr(kind, name, None)
+    if method is None:
         return name == "__iter__"  # read by `__getitem__`, item by item
-    return type(how) is FunctionType and how.__module__.partition(".")[0] not in _ROOTS
+    return type(method) is FunctionType and method.__module__.partition(".")[0] not in _TRUSTED_PACKAGES

@@ -21,7 +21,10 @@ from langchain_core.tracers import context as tracers
 from langchain_core.utils.env import env_var_is_set
 
 from teola_plugin.errors import RegistrationError
+from teola_plugin.graph.containers import trust_package
 from teola_plugin.shims import report_missing
+
+trust_package("langchain_core")
 
 EXTENSION_POINTS: Mapping[str, str] = {
     "_generate": "BaseChatModel, BaseLLM: what a model of one's own writes",

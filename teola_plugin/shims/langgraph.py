@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from teola_plugin.graph.containers import trust_package
 from teola_plugin.shims import report_missing
+
+trust_package("langgraph")
 
 Wrap = Callable[[Any], Any]
 """What the loop runs for a node -> what it runs instead."""

@@ -16,8 +16,9 @@ import pytest
 from support.api_server import ApiServer
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.demo_app import App, make_app
 from teola_plugin.cli.demo import documents, stock
-from teola_plugin.cli.demo.app import App, make_app, make_pool
+from teola_plugin.cli.demo.engines import make_pool_for_app
 from teola_plugin.cli.demo.measure import cached_by_warmups
 from teola_plugin.cli.main import main
 from teola_plugin.engines.bundled.files import reranker_folder
@@ -35,7 +36,7 @@ def app(vllm_api: ApiServer) -> App:
 
 @pytest.fixture
 def pool(vllm_api: ApiServer) -> Iterator[EnginePool]:
-    with make_pool(vllm_api.base_url, packaged_minilm(), str(reranker_folder()), cores="0") as made:
+    with make_pool_for_app(vllm_api.base_url, packaged_minilm(), str(reranker_folder()), cores="0") as made:
         yield made
 
 

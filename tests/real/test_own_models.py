@@ -32,7 +32,7 @@ from support.api_server import MODEL, ApiServer
 from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
-from teola_plugin.cli.demo.steps import EXPAND, LIST_OF_QUESTIONS
+from teola_plugin.adapters.demo_app import EXPAND, LIST_OF_QUESTIONS
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers import RerankingEngine

@@ -13,13 +13,12 @@ from differential.recording import observe
 from support.slow_engines import taken_for_slow
 
 from teola_plugin import accelerate
+from teola_plugin.adapters import demo_app
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.cli.demo import chain as demo
-from teola_plugin.cli.demo import steps
 from teola_plugin.cli.demo.measure import cached_by_warmups
 from teola_plugin.engines.base import Engine
 from teola_plugin.graph import EngineProfile, PrimitiveKind
@@ -58,7 +57,7 @@ def fresh(real_pool: EnginePool) -> Callable[[], None]:
 
 
 def uploaded(p: dict[str, Any]) -> Any:
-    return demo.uploaded_document_qa(p["llm"], p["store"], p["reranker"], p["indexer"])
+    return demo_app.uploaded_document_qa(p["llm"], p["store"], p["reranker"], p["indexer"])
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
@@ -89,7 +88,7 @@ def test_an_indexed_document_for_eight_at_once(
     parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]
 ) -> None:
     parts["indexer"].invoke(DOCUMENT)
-    chain = demo.search_and_answer(parts["llm"], parts["store"], parts["reranker"])
+    chain = demo_app.search_and_answer(parts["llm"], parts["store"], parts["reranker"])
     fast = accelerate(chain, pool=real_pool, passes=DEFAULT_PASSES)
     given = [
         {"question": f"What is {word}?"} for word in ("try", "else", "finally", "raise", "with", "as", "if", "for")
@@ -103,7 +102,7 @@ def test_an_indexed_document_for_eight_at_once(
 
 def test_nothing_to_gain(parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]) -> None:
     parts["indexer"].invoke(DOCUMENT)
-    chain = steps.nothing_to_gain(parts["llm"], parts["store"])
+    chain = demo_app.nothing_to_gain(parts["llm"], parts["store"])
     plain, accelerated = observe(chain, "invoke", QUESTION), observe(accelerate(chain), "invoke", QUESTION)
     assert accelerated.result == plain.result
     assert accelerated.events == plain.events

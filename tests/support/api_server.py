@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from teola_plugin.cli.demo.server import SERVED as MODEL
+from teola_plugin.adapters.demo_app import SERVED as MODEL
 from teola_plugin.cli.demo.server import ApiServer
 from teola_plugin.cli.demo.server import api_server as _started
 from teola_plugin.engines.bundled.files import llm_folder

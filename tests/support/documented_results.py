@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.cli.demo import app as demo
+from teola_plugin.adapters import demo_app
+from teola_plugin.cli.demo.engines import make_pool_for_app
 from teola_plugin.cli.demo.measure import run_case
 from teola_plugin.cli.main import main
 
@@ -333,7 +334,7 @@ def fenced(text: str, language: str = "text") -> str:
 
 def demo_diff() -> str:
     """The demo's app, and what is added to it, from the source of both."""
-    own, pool, case = (inspect.getsource(f) for f in (demo.make_app, demo.make_pool, run_case))
+    own, pool, case = (inspect.getsource(f) for f in (demo_app.make_app, make_pool_for_app, run_case))
     plain = own[own.index("    llm = ") : own.index("    bind = ")]
     call = next(line for line in case.splitlines(keepends=True) if "= accelerate(" in line)
     bind = own[own.index("    bind = ") : own.index("    return")]

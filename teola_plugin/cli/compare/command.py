@@ -93,10 +93,10 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     from teola_plugin import accelerate
+    from teola_plugin.adapters.app_frameworks import entries_of
     from teola_plugin.adapters.named_objects import load
     from teola_plugin.cli.compare import given, plot
     from teola_plugin.cli.compare.engines import arguments_of
-    from teola_plugin.cli.compare.entries import entries_of
     from teola_plugin.cli.compare.figures import facts
     from teola_plugin.cli.compare.measure import Session
     from teola_plugin.cli.compare.suggested import bindings_that_help

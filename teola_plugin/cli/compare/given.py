@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
-    from teola_plugin.cli.compare.entries import Entries
+    from teola_plugin.adapters.comparison import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def read(path: str, limit: int | None = None) -> list[Given]:
 def check(inputs: Sequence[Given], entries: Entries, path: str) -> None:
     """Raises `RegistrationError` for an input that the object cannot take."""
     for given in inputs:
-        if wrong := entries.wrong(given.value):
+        if wrong := entries.fault_in(given.value):
             raise RegistrationError(
                 f"{path}, line {given.line}: no input of a {entries.kind}.", hint=f"{wrong}, one JSON value a line"
             )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.adapters.app_frameworks import answer_cache, set_answer_cache
 from teola_plugin.adapters.comparison import failure
 from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
-    from teola_plugin.cli.compare.entries import Entries
+    from teola_plugin.adapters.comparison import Entries
     from teola_plugin.cli.compare.given import Given
     from teola_plugin.observe import QueryTrace
     from teola_plugin.pool import EnginePool
@@ -58,21 +58,21 @@ class Session:
         self._pool = pool
         self._runner = asyncio.Runner()
         self._last = ""
-        self._llm_cache: Any = None
+        self._answer_cache: Any = None
 
     def __enter__(self) -> Session:
         if self._pool is not None:
             self._pool.start()
         # Of a parallel step that failed, the framework leaves the siblings' errors to the loop, which would print them.
         self._runner.get_loop().set_exception_handler(lambda loop, context: None)
-        self._llm_cache = _llm_cache()
+        self._answer_cache = answer_cache()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._llm_cache is not None:
-            _set_llm_cache(self._llm_cache)
+        if self._answer_cache is not None:
+            set_answer_cache(self._answer_cache)
         self._runner.close()
         if self._pool is not None:
             self._pool.close()
@@ -101,13 +101,11 @@ class Session:
         return Run(way, index, seconds, answer, raised, first, self._trace() if way in FAST else None, round_)
 
     def _forget(self, chosen: Any) -> None:
-        """What earlier runs left behind: prefix caches of the pool, LangChain's cache of answers, a conversation."""
+        """Empty what earlier runs left behind: prefix caches of the pool, the cache of answers, a conversation."""
         if self._pool is not None:
             self._pool.reset()
-        if self._llm_cache is not None:
-            from langchain_core.caches import InMemoryCache
-
-            _set_llm_cache(InMemoryCache())
+        if self._answer_cache is not None:
+            set_answer_cache()
         self.entries.fresh(chosen)
 
     def _called(self, chosen: Any, way: str, given: Any) -> Any:
@@ -137,21 +135,6 @@ async def _first(entries: Entries, chosen: Any, given: Any, begun: float) -> flo
         if first is None and getattr(chunk, "content", chunk):
             first = time.perf_counter() - begun
     return first
-
-
-def _llm_cache() -> Any:
-    """LangChain's cache of answers, if the app has set one: it would answer every run but the first."""
-    if "langchain_core" not in sys.modules:
-        return None
-    from langchain_core.globals import get_llm_cache
-
-    return get_llm_cache()
-
-
-def _set_llm_cache(cache: Any) -> None:
-    from langchain_core.globals import set_llm_cache
-
-    set_llm_cache(cache)
 
 
 # ------------------------------------------------------------ which runs, in which order

@@ -10,21 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.documents import Document
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnablePassthrough
-
 from teola_plugin import accelerate
+from teola_plugin.adapters.demo_app import CHUNK, three_questions
 from teola_plugin.cli.demo.measure import compared_facts, loop
-from teola_plugin.cli.demo.prompts import INSTRUCTION
-from teola_plugin.cli.demo.steps import CHUNK
-
-QUESTIONS = {
-    "what": "What is this page about?",
-    "when": "When does what it describes happen?",
-    "otherwise": "What happens otherwise?",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +43,13 @@ class OneLine:
         }
 
 
-def chain(llm: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """Input: `{"text": str}`. Output: the same with an answer under each key of `QUESTIONS`."""
-    made: Runnable[Any, Any] = RunnablePassthrough()
-    for name, question in QUESTIONS.items():
-        messages = [("system", INSTRUCTION), ("human", f"Question: {question}\n\nPassage:\n{{text}}\n\nAnswer:")]
-        ask = ChatPromptTemplate.from_messages(messages) | llm | StrOutputParser()
-        made = made | RunnablePassthrough.assign(**{name: ask})
-    return made
-
-
-def measured(
-    llm: Runnable[Any, Any], documents: list[Document], repeats: int, shipped: Runnable[Any, Any] | None = None
-) -> OneLine:
+def measured(llm: Any, documents: list[Any], repeats: int, shipped: Any | None = None) -> OneLine:
     """After one round that is not counted; all take turns at being first. `shipped`: the model on a server without
     drafts."""
-    plain = chain(llm)
+    plain = three_questions(llm)
     every = {"plain": plain, "accelerated": accelerate(plain, app="demo")}
     if shipped is not None:
-        every["shipped"] = chain(shipped)
+        every["shipped"] = three_questions(shipped)
     given = {"text": documents[0].page_content[: CHUNK * 4]}
     seconds: dict[str, list[float]] = {name: [] for name in every}
     answers: list[Any] = []

@@ -1,12 +1,11 @@
-"""What the demo answers questions about: Python's own reference text, or the user's files."""
+"""The documents that the demo answers questions about: Python's own reference text, or the user's files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-from langchain_core.documents import Document
+from typing import Any
 
 from teola_plugin.errors import RegistrationError
 
@@ -16,17 +15,16 @@ DEFAULT_QUESTION = "What does an expression-less except clause match?"
 LARGEST = 20_000_000
 
 
-def load(paths: Sequence[str]) -> list[Document]:
-    """The documents to upload. Raises `RegistrationError` for files that are missing, too large or not text."""
+def load(paths: Sequence[str]) -> list[Any]:
+    """Return the documents to upload. Raise `RegistrationError` for files that are missing, too large or not text."""
+    from teola_plugin.adapters.demo_app import document
+
     if not paths:
         from pydoc_data.topics import topics
 
-        return [
-            Document(page_content=flowing(topics[topic]), metadata={"source": f"pydoc topic {topic}"})
-            for topic in DEFAULT_TOPICS
-        ]
+        return [document(flowing(topics[topic]), f"pydoc topic {topic}") for topic in DEFAULT_TOPICS]
     found = [_read(path) for given in paths for path in _files(Path(given))]
-    if not any(document.page_content.strip() for document in found):
+    if not any(one.page_content.strip() for one in found):
         raise RegistrationError(
             f"there is no text in {', '.join(paths)}.", hint="give files that hold text, e.g. --docs README.md"
         )
@@ -45,13 +43,15 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path) -> Any:
+    from teola_plugin.adapters.demo_app import document
+
     try:
         if path.stat().st_size > LARGEST:
             raise RegistrationError(
                 f"{path} is larger than {LARGEST // 1_000_000} MB.", hint="give smaller files to --docs"
             )
-        return Document(page_content=path.read_text(encoding="utf-8"), metadata={"source": str(path)})
+        return document(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise RegistrationError(f"cannot read {path}: {error.strerror}.", hint="check the path after --docs") from error
     except UnicodeDecodeError as error:

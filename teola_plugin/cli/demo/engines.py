@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
-from langchain_core.runnables import Runnable
-
-from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
-from teola_plugin.adapters.langchain.indexing import TeolaIndexer
-from teola_plugin.adapters.langchain.rerank import TeolaRerank
-from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.cli.demo import chain
-from teola_plugin.cli.demo.steps import ANSWER_TOKENS, KEPT, make_splitter, nothing_to_gain
+from teola_plugin.adapters.demo_app import SERVED
 from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
-
-COLLECTION = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +56,19 @@ def device_cores() -> tuple[str | None, str | None]:
     return str(available[0]), str(available[1])
 
 
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """The plain chains, all on the same objects."""
+def make_pool_for_app(
+    server: str, embedder: str, reranker: str, cores: str | None = None, *, drafts: bool = False
+) -> EnginePool:
+    """Start engines of the models that the app in stock classes uses.
 
-    uploaded: Runnable[Any, Any]
-    indexed: Runnable[Any, Any]
-    nothing_to_gain: Runnable[Any, Any]
-    indexer: TeolaIndexer
+    `cores`: those of the models in this process. `drafts`: True if the server was started to draft.
+    """
+    from teola_plugin.engines.openai import OpenAIServer
+    from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 
-
-def make_chains(pool: EnginePool, engine: str = "llm") -> Chains:
-    llm = ChatTeola(pool=pool, engine=engine, max_tokens=ANSWER_TOKENS)
-    embeddings = TeolaEmbeddings(pool=pool, engine="embedder")
-    store = TeolaVectorStore(pool=pool, engine="store", embedding=embeddings, collection=COLLECTION)
-    reranker = TeolaRerank(pool=pool, engine="reranker", top_n=KEPT)
-    indexer = TeolaIndexer(store=store, splitter=make_splitter())
-    return Chains(
-        chain.uploaded_document_qa(llm, store, reranker, indexer),
-        chain.search_and_answer(llm, store, reranker),
-        nothing_to_gain(llm, store),
-        indexer,
-    )
+    pool = EnginePool.local(
+        llm=OpenAIServer(base_url=server, model=SERVED, prefix_caching=True, priorities=True, drafts=drafts),
+        embedder=EmbeddingEngine(model=embedder, cores=cores),
+        reranker=RerankingEngine(model=reranker, cores=cores),
+    ).start()
+    return pool

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-from langchain_core.runnables import Runnable
-
 from teola_plugin import accelerate
 from teola_plugin.observe import QueryTrace, progress
 from teola_plugin.pool import EnginePool
@@ -32,7 +30,7 @@ class Run:
 class Shipped:
     """The plain chain with an LLM engine as vLLM ships; `prepare` also empties that engine's prefix cache."""
 
-    chain: Runnable[Any, Any]
+    chain: Any
     prepare: Callable[[], None]
 
 
@@ -101,7 +99,7 @@ def cached_by_warmups(trace: QueryTrace) -> int:
 
 def run_case(
     name: str,
-    chain: Runnable[Any, Any],
+    chain: Any,
     given: Any,
     pool: EnginePool,
     prepare: Callable[[], None],
@@ -137,7 +135,7 @@ def run_case(
     return Case(name, plain, accelerated, fast.explain(given, details=True), fired, as_shipped)
 
 
-def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:
+def _plain(chain: Any, given: Any, pool: EnginePool) -> Run:
     with pool.watching() as watched:
         begun = time.perf_counter()
         answer = loop.run(chain.ainvoke(given), context=copy_context())
@@ -145,7 +143,7 @@ def _plain(chain: Runnable[Any, Any], given: Any, pool: EnginePool) -> Run:
     return Run(answer, seconds, _finished(watched.trace.result(10)))
 
 
-def _served(chain: Runnable[Any, Any], given: Any, pool: EnginePool, prepare: Callable[[], None]) -> QueryTrace:
+def _served(chain: Any, given: Any, pool: EnginePool, prepare: Callable[[], None]) -> QueryTrace:
     prepare()
     pool.reset()
     return _plain(chain, given, pool).trace

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from langchain_core.documents import Document
-from langchain_core.runnables import Runnable
-
+from teola_plugin.adapters.demo_app import COLLECTION, Chains, make_chains
 from teola_plugin.cli.demo import aspects
 from teola_plugin.cli.demo import stock as own
 from teola_plugin.cli.demo.bound import stock_bound, uploaded_bound
-from teola_plugin.cli.demo.engines import COLLECTION, SHIPPED, Chains, Models, make_chains, make_pool
+from teola_plugin.cli.demo.engines import SHIPPED, Models, make_pool
 from teola_plugin.cli.demo.measure import Case, Shipped, compared_facts, run_case
 from teola_plugin.cli.demo.report import Report
 from teola_plugin.cli.demo.saved import saved
@@ -36,7 +34,7 @@ class Asked:
 
     models: Models
     question: str
-    uploaded: list[Document]
+    uploaded: list[Any]
     repeats: int
     shipped: bool = False
     """Whether the plain app runs on an engine as vLLM ships, too, without drafts."""
@@ -77,7 +75,7 @@ def pooled(asked: Asked, page: Path, report: Report, *, first: bool) -> Ran:
         return cases, _summary(cases, pool, page, uploaded_bound(traces(cases["uploaded"])[0]))
 
 
-def _first_answer(chain: Runnable[Any, Any], asked: Asked, report: Report) -> None:
+def _first_answer(chain: Any, asked: Asked, report: Report) -> None:
     report.question(asked.question)
     begun = time.perf_counter()
     answer = chain.invoke(asked.given)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from teola_plugin.adapters.demo_app import SERVED
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.model_cache import cache_folder
@@ -25,8 +26,6 @@ from teola_plugin.engines.vllm.drafts.worker import WORKER
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 
-SERVED = "demo"
-"""The name by which the server knows its model."""
 _SECONDS = 280.0
 _FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
 DRAFTING = (

@@ -13,17 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from langchain_core.runnables import Runnable
-
-from teola_plugin.cli.demo.app import App, make_app, make_pool
-from teola_plugin.cli.demo.engines import Models, device_cores
+from teola_plugin.adapters.demo_app import PACKAGES, App, make_app
+from teola_plugin.cli.demo.engines import Models, device_cores, make_pool_for_app
 from teola_plugin.cli.demo.measure import Case, Shipped, run_case
 from teola_plugin.cli.demo.server import DRAFTING, ApiServer, api_server
 from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.pool import EnginePool
-
-PACKAGES = ("langchain-openai", "langchain-huggingface", "langchain-classic", "langchain-community")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class Running:
     app: App
     shipped: tuple[App, ApiServer] | None = None
 
-    def on_shipped(self, chain: Runnable[Any, Any]) -> Shipped | None:
+    def on_shipped(self, chain: Any) -> Shipped | None:
         """The same chain of the other app."""
         if self.shipped is None:
             return None
@@ -77,7 +73,7 @@ def running(models: Models, *, drafts: bool = False) -> Iterator[Running]:
             beside = (make_app(shipped.base_url, *own), shipped) if drafts else None
         shipped.wait()
         server.wait()
-        with make_pool(server.base_url, *own, cores=others, drafts=drafts) as pool:
+        with make_pool_for_app(server.base_url, *own, cores=others, drafts=drafts) as pool:
             yield Running(pool, app, beside)
 
 
@@ -112,7 +108,7 @@ def run_cases(on: Running, question: str, uploaded: list[Any], repeats: int) -> 
     """The document comes with the question; the document is there already; a chain with nothing to gain."""
     app, pool = on.app, on.pool
 
-    def case(name: str, chain: Runnable[Any, Any], given: Any, *, fresh: bool = False) -> Case:
+    def case(name: str, chain: Any, given: Any, *, fresh: bool = False) -> Case:
         bind = [(obj, engine) for obj, engine in app.bind if chain is not app.nothing_to_gain or engine != "reranker"]
         clear = app.store.store.clear if fresh else lambda: None
         return run_case(name, chain, given, pool, clear, repeats=repeats, bind=bind, shipped=on.on_shipped(chain))

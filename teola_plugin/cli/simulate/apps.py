@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.adapters.app_frameworks import entries_of
+from teola_plugin.adapters.comparison import Entries
 from teola_plugin.adapters.named_objects import object_named
-from teola_plugin.cli.compare.entries import Entries, entries_of
 from teola_plugin.cli.compare.given import check, read
 from teola_plugin.errors import RegistrationError
 from teola_plugin.simulation import Ask, mark
@@ -92,7 +93,7 @@ def _takes_one(factory: Any) -> bool:
 def _sample(obj: Any, entries: Entries, name: str) -> Any:
     """An input with `{text}` where a question goes, as far as the object tells. Raises `RegistrationError`."""
     for sample in _tries(obj):
-        if not entries.wrong(sample):
+        if not entries.fault_in(sample):
             return sample
     raise RegistrationError(
         f"nobody knows what the app {name!r} is asked with.", hint="give --inputs FILE.jsonl, one JSON value a line"

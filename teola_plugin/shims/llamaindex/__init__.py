@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from teola_plugin.graph.containers import trust_package
+
+trust_package("llama_index")
+
 EXTENSION_POINTS: Mapping[str, str] = {
     "_get_query_embedding": "BaseEmbedding: implemented by every embedding model",
     "_aget_query_embedding": "the same, async",
