@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from teola_plugin.errors import RegistrationError, TraceError
+from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel, BaseLLM
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from langgraph.typing import ContextT, InputT, OutputT, StateT
 
     from teola_plugin.adapters import accelerated_types as made
-    from teola_plugin.adapters.options import Options
     from teola_plugin.passes import Pass
     from teola_plugin.pool import EnginePool
 
@@ -99,26 +97,11 @@ def accelerate(
     """
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
+    from teola_plugin.adapters.contract import adapter_of
     from teola_plugin.adapters.options import Options  # with the passes, which take a while to import
 
-    module = type(obj).__mro__
     options = Options.of(pool, bind, passes, speculate, app, shadow, concurrent, strict, engines)
-    fast = _graph(obj, options)
-    if fast is not obj:
-        return fast
-    if any(cls.__module__.startswith("langchain_core.") for cls in module):
-        from teola_plugin.adapters.langchain.accelerate import accelerate_runnable
-
-        return accelerate_runnable(obj, options, _graph)
-    if any(cls.__module__.startswith(("llama_index.core.", "workflows.")) for cls in module):
-        from teola_plugin.adapters.llamaindex.accelerate import accelerate_llamaindex
-
-        return accelerate_llamaindex(obj, options)
-    raise TraceError(
-        f"cannot accelerate a {type(obj).__module__}.{type(obj).__qualname__}.",
-        hint="pass a LangChain Runnable (a chain, a retriever, a model) or a LlamaIndex query engine; "
-        "wrap a plain function in RunnableLambda",
-    )
+    return adapter_of(obj).accelerate(obj, options)
 
 
 def uninstall() -> None:
@@ -126,10 +109,9 @@ def uninstall() -> None:
 
     Accelerated objects then run as their originals do, until the next `accelerate`.
     """
-    for name in ("teola_plugin.shims.langchain_interceptors", "teola_plugin.shims.llamaindex.interceptors"):
-        interceptors = sys.modules.get(name)
-        if interceptors is not None:
-            interceptors.uninstall()
+    from teola_plugin.adapters.contract import uninstall_all
+
+    uninstall_all()
 
 
 def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
@@ -147,12 +129,3 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
         f"a {type(obj).__module__}.{type(obj).__qualname__} cannot be bound to an engine.",
         hint="bind a model, embeddings or a reranker of LangChain or LlamaIndex",
     )
-
-
-def _graph(obj: Any, options: Options) -> Any:
-    """A compiled graph of LangGraph, accelerated; the very object for any other."""
-    if not any(cls.__module__.startswith("langgraph.pregel") for cls in type(obj).__mro__):
-        return obj
-    from teola_plugin.adapters.langgraph.accelerate import accelerate_graph, is_graph
-
-    return accelerate_graph(obj, options) if is_graph(obj) else obj

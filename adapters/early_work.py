@@ -12,6 +12,7 @@ from teola_plugin.adapters.terms import Deadline
 from teola_plugin.errors import EngineUnavailable, TeolaError
 from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
+from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.dead_parts import Once, cause_of
@@ -64,6 +65,26 @@ def _holder_pays(before: Primitive, p: Primitive) -> bool:
 def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
     """Return the primitives that one waits for in the p-graph and not in the e-graph."""
     return source.ancestors[name] - graph.ancestors[name]
+
+
+def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
+    """Yield the sites whose calls wait for less in the e-graph than in the p-graph, or run in parallel in a list."""
+    for p in graph:
+        if p.id not in source:
+            continue
+        before = source[p.id]
+        is_freed = any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        if is_freed or (p.attributes.beside and p.holds_fragment):
+            yield from _call_sites(p)
+        elif p.holds_fragment:
+            for name in ("fragment", "otherwise"):
+                inner_source, inner = getattr(before, name), getattr(p, name)
+                if inner_source is not None and inner is not None:
+                    yield from sites_that_start_sooner(inner_source.graph, inner.graph)
+
+
+def _call_sites(p: Primitive) -> Iterator[str]:
+    return (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
 
 
 def draws(p: Primitive) -> bool:

@@ -25,13 +25,12 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
-from teola_plugin.adapters.early_work import freed, shape, submitted, takes_time
+from teola_plugin.adapters.early_work import shape, sites_that_start_sooner, submitted
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.graph import Component, Graph, Primitive, Query, Ref, WorkflowTemplate
+from teola_plugin.graph import Component, Query, Ref, WorkflowTemplate
 from teola_plugin.passes import Optimised
-from teola_plugin.passes.decoding_pipelining import held
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early, limit_of
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
@@ -179,7 +178,7 @@ def _plan(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan | None:
     planned = pool.plan(traced.traced.template, {}, passes=pool.passes, speculate="auto")
     if planned.source is None:
         return None
-    sooner = set(_sites_that_start_sooner(planned.source, planned.graph))
+    sooner = set(sites_that_start_sooner(planned.source, planned.graph))
     prefetched = frozenset(key for key in sooner if allowed.sites[key].is_allowed)
     if not prefetched:
         return None
@@ -194,26 +193,6 @@ def entries_of(part: Any) -> tuple[str, ...]:
     if isinstance(part, BaseSynthesizer):
         return ("respond",)
     return ("retrieve",) if isinstance(part, BaseRetriever) else ("query",)
-
-
-def _sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
-    """Yield the sites whose calls wait for less in the e-graph than in the p-graph, or run in parallel in a list."""
-    for p in graph:
-        if p.id not in source:
-            continue
-        before = source[p.id]
-        is_freed = any(takes_time(source[name]) for name in freed(p.id, source, graph))
-        if is_freed or (p.attributes.beside and p.holds_fragment):
-            yield from _sites(p)
-        elif p.holds_fragment:
-            for name in ("fragment", "otherwise"):
-                inner_source, inner = getattr(before, name), getattr(p, name)
-                if inner_source is not None and inner is not None:
-                    yield from _sites_that_start_sooner(inner_source.graph, inner.graph)
-
-
-def _sites(p: Primitive) -> Iterator[str]:
-    return (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
 
 
 def _reduce_to_sites(template: WorkflowTemplate, sites: frozenset[str], *, needs_output: bool) -> WorkflowTemplate:

@@ -1,0 +1,457 @@
+"""The base class of adapters for frameworks whose models have provider methods and whose apps have entry points.
+
+An adapter says what is its framework's own: how an app is lowered to a template, which methods begin a query, which
+methods call a provider, and how their arguments are copied and compared. The rest is here. The accelerated object is of
+a subclass of the app's class and shares its state. The original runs, and its provider methods claim what was
+prefetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from teola_plugin.adapters.early_work import log_fallback, shape, sites_that_start_sooner, submitted
+from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.own_class import FieldSnapshot
+from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
+from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.adapters.thread_safety import ThreadSafety
+from teola_plugin.errors import RegistrationError, TraceError
+from teola_plugin.graph import ITEM, Attributes, Component, Query, Ref, Role, named
+from teola_plugin.request_keys import TargetKey, freeze
+from teola_plugin.runtime.call_limits import inside_early
+from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.daemon_threads import threads as daemon_threads
+from teola_plugin.runtime.provider_call import Parked
+from teola_plugin.runtime.provider_calls import PROVIDER, CallScope, ProviderCallTable, executing
+from teola_plugin.shims.interception import MethodInterceptors
+from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult
+from teola_plugin.tracer.symbols import NotUnderstood
+
+
+class MethodCall(NamedTuple):
+    """A call of a provider method: its name and what it is called with."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+
+class MethodAdapter(ABC):
+    """The adapter of a framework. See `adapters.contract.Adapter`."""
+
+    entry_points: ClassVar[tuple[str, ...]]
+    """Methods of an app that answer a query, by names: functions and coroutine functions."""
+    provider_methods: ClassVar[Mapping[type, tuple[str, ...]]]
+    """By base class: the methods that each class of models defines for itself, below all events of the framework."""
+
+    def __init__(self) -> None:
+        self._interceptors = MethodInterceptors()
+
+    @abstractmethod
+    def recognizes(self, obj: Any) -> bool:
+        """Return True for an object of the framework that may be accelerated. Runs no user code."""
+
+    @abstractmethod
+    def lower(self, obj: Any, lowering: Lowering) -> Ref:
+        """Add the provider calls that an app makes, in its own order; return the ref of its result.
+
+        Runs no user code. Raises `NotUnderstood` for an app that may make other calls than those.
+        """
+
+    def query_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the query's input, which refs to `$input` read, from the arguments of an entry point."""
+        return args[0] if args else next(iter(kwargs.values()))
+
+    def snapshot(self, value: Any) -> Any:
+        """Return a copy of an argument or a result that shares nothing with it that can change. Raises `TypeError`."""
+        return snapshot(value)
+
+    def argument_key(self, value: Any) -> Hashable | None:
+        """Return the key of an argument of a class of the framework; None for values that `freeze` takes."""
+        return None
+
+    def takes_threads(self, target: Any, threads: ThreadSafety) -> bool:
+        """Return True if the sync methods of a model may run on several threads at once."""
+        return threads.allows(target)
+
+    # ------------------------------------------------------------ the same for all frameworks
+
+    def accelerate(self, obj: Any, options: Options) -> Any:
+        """Return an object of a subclass of the app's class that shares its state."""
+        if options.bind or options.engines is not None or options.shadow:
+            raise RegistrationError(
+                f"bind=, engines= and shadow= are not there for a {type(obj).__qualname__}.", hint="leave them out"
+            )
+        obj = getattr(type(obj), "__teola_original__", obj)
+        if not hasattr(obj, "__dict__"):
+            raise TraceError(f"a {type(obj).__qualname__} has no attributes that can be shared.")
+        self.intercept()
+        planner = Planner(self, obj, options)
+        entries = {name: planner.entry_point(name) for name in self.entry_points}
+        cls: Any = type(obj)
+        names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        more = {"__teola_original__": obj, "original": property(lambda _: obj), "explain": lambda _: planner.explain()}
+        subclass: Any = type(cls)(cls.__name__, (cls,), {**names, **entries, **more})
+        fast = object.__new__(subclass)
+        object.__setattr__(fast, "__dict__", obj.__dict__)
+        return fast
+
+    def intercept(self) -> None:
+        """Intercept the provider methods of all classes of models that there are by now. Idempotent."""
+        for base, names in self.provider_methods.items():
+            classes = list[type]()
+            unvisited = list[type](base.__subclasses__())
+            while unvisited:
+                classes.append(cls := unvisited.pop())
+                unvisited += cls.__subclasses__()
+            self._interceptors.install(classes, {name: self._wrap for name in names})
+
+    def uninstall(self) -> None:
+        """Put back every method that is intercepted."""
+        self._interceptors.uninstall()
+
+    @property
+    def is_installed(self) -> bool:
+        """False after `uninstall`, until the next `accelerate`."""
+        return self._interceptors.is_installed
+
+    def prefetched_invocation(self, target: Any, call: MethodCall) -> MethodInvocation:
+        """Return the call of a provider method below our wrapper, with arguments of its own. Raises `TypeError`."""
+        original = self._interceptors.original_of(type(target), call.method)
+        if original is None:
+            raise NotUnderstood(f"{type(target).__name__}.{call.method} is not intercepted")
+        args = tuple(map(self.snapshot, call.args))
+        kwargs = {name: self.snapshot(value) for name, value in call.kwargs.items()}
+        return MethodInvocation(self, original, target, MethodCall(call.method, args, kwargs))
+
+    def _wrap(self, original: Any) -> Any:
+        name = original.__name__
+
+        def scope_of(target: Any) -> CallScope | None:
+            scope, classes = _original_scope.get() if self._interceptors.is_installed else _NO_SCOPE
+            return None if type(target) not in classes or executing.get() is target else scope
+
+        def invocation(target: Any, args: Any, kwargs: Any) -> MethodInvocation:
+            return MethodInvocation(self, original, target, MethodCall(name, args, kwargs))
+
+        @functools.wraps(original)
+        def wrapper(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+            scope = scope_of(target)
+            if scope is None:
+                return original(target, *args, **kwargs)
+            one = invocation(target, args, kwargs)
+            if inspect.isasyncgenfunction(original):
+                return scope.aitems(one)
+            return scope.items(one) if one.streams else scope.result(one)
+
+        @functools.wraps(original)
+        async def awrapper(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+            scope = scope_of(target)
+            if scope is None:
+                return await original(target, *args, **kwargs)
+            return await scope.aresult(invocation(target, args, kwargs))
+
+        return awrapper if inspect.iscoroutinefunction(original) else wrapper
+
+
+_NO_SCOPE: tuple[CallScope | None, frozenset[type]] = (None, frozenset())
+_original_scope: ContextVar[tuple[CallScope | None, frozenset[type]]] = ContextVar(
+    "teola_method_scope", default=_NO_SCOPE
+)
+"""Set where an original runs: the scope of its provider calls, and the classes of the models that it may call."""
+
+
+class MethodInvocation:
+    """One entry into a provider method; see `runtime.provider_calls.Invocation`."""
+
+    kind = "GENERATION"
+    is_pure = False
+    run_id = None
+
+    def __init__(self, adapter: MethodAdapter, original: Any, target: Any, call: MethodCall) -> None:
+        self.target = target
+        self.streams = inspect.isgeneratorfunction(original) or inspect.isasyncgenfunction(original)
+        self.is_async = inspect.iscoroutinefunction(original) or inspect.isasyncgenfunction(original)
+        self._adapter, self._original, self._call = adapter, original, call
+
+    def key(self) -> Hashable:
+        """Return the model, the method and the arguments."""
+        method, args, kwargs = self._call
+        by_name = {name: kwargs[name] for name in sorted(kwargs)}
+        special = self._adapter.argument_key
+        return TargetKey(self.target), method, freeze(args, special), freeze(by_name, special)
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        """Call the original method."""
+        return self._original(self.target, *self._call.args, **self._call.kwargs)
+
+    def report(self, event: Any) -> Any:
+        """Report nothing: these methods have no run manager."""
+
+
+# ------------------------------------------------------------ lowering
+
+
+@dataclass(slots=True)
+class Lowering:
+    """The template of an app under construction, and the models that it calls."""
+
+    on_loop: bool
+    """True for an entry point that is a coroutine function, whose calls are those of the async methods."""
+    draft: Draft = field(default_factory=Draft)
+    targets: dict[str, Any] = field(default_factory=dict)
+    """The models by call site."""
+    objects: list[Any] = field(default_factory=list)
+    """Objects whose attributes the template depends on: with other values the app is lowered again."""
+    _last: str = ""
+
+    def add_call(self, name: str, target: Any, arguments: Callable[..., MethodCall], **inputs: Ref) -> Ref:
+        """Add a provider call, which the app makes after those that were added before. `arguments`: what the method
+        is called with, made of the values of the inputs."""
+        name = self.draft.name(name, *DERIVED)
+        self.targets[name] = target
+        attributes = Attributes(wrapped=name)
+        component = Component(name, Role.GENERATION, tuple(inputs.items()), PROVIDER, attributes=attributes)
+        return self._in_order(self.draft.add(component, lambda values: ProviderRequest(name, arguments(**values))))
+
+    def add_value(self, name: str, function: Callable[..., Any], **inputs: Ref) -> Ref:
+        """Add a value that the framework's own code makes: a pure function, which may run at any time."""
+        return self.draft.call(self.draft.name(name), function, (), **inputs)
+
+    def add_loop(self, name: str, items: Ref, lower_body: Callable[[Lowering, Ref], Ref], **captured: Ref) -> Ref:
+        """Add a loop over a list, which collects what its body gives. In the body, a captured value has the ref
+        `Ref("$name")`; `lower_body` gets the lowering of the body and the ref of the item."""
+        body = Lowering(self.on_loop, self.draft.body(), self.targets, self.objects)
+        output = lower_body(body, Ref(ITEM))
+        name = self.draft.name(name)
+        self.draft.absorb(body.draft)
+        inputs = named(items=items, **captured)
+        template, attributes = body.draft.template(output, name), Attributes(beside=True)
+        return self._in_order(self.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes)))
+
+    def _in_order(self, ref: Ref) -> Ref:
+        if self._last:
+            self.draft.order.append((self._last, ref.producer))
+        self._last = ref.producer
+        return ref
+
+
+@dataclass(frozen=True, slots=True)
+class MethodPlan:
+    """The calls that one entry point prefetches."""
+
+    traced: TraceResult
+    targets: Mapping[str, Any]
+    prefetched: set[str]
+    """Call sites whose calls are prefetched. One whose prefetch was of no use leaves the set."""
+    on_threads: frozenset[str]
+    """Call sites whose model may be called on several threads at once."""
+    fields: FieldSnapshot
+
+
+class Planner:
+    """Plans the queries of one accelerated app."""
+
+    def __init__(self, adapter: MethodAdapter, obj: Any, options: Options) -> None:
+        self._adapter, self._obj, self._options = adapter, obj, options
+        self._plans: dict[bool, MethodPlan | None] = {}
+        """By `on_loop`; None for an app that is not understood."""
+
+    def entry_point(self, name: str) -> Callable[..., Any]:
+        """Return the accelerated form of a method: the original's own, with prefetched calls beside it."""
+        original = getattr(type(self._obj), name)
+
+        @functools.wraps(original)
+        def entry(_: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._prefetching(args, kwargs, None):
+                return original(self._obj, *args, **kwargs)
+
+        @functools.wraps(original)
+        async def aentry(_: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._prefetching(args, kwargs, asyncio.get_running_loop()):
+                return await original(self._obj, *args, **kwargs)
+
+        return aentry if inspect.iscoroutinefunction(original) else entry
+
+    @contextlib.contextmanager
+    def _prefetching(self, args: Any, kwargs: Any, loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+        try:
+            plan = self.plan(on_loop=loop is not None) if self._adapter.is_installed else None
+            query = MethodQuery(self._adapter, plan, args, kwargs, loop) if plan and plan.prefetched else None
+        except Exception as error:  # nothing has been called yet
+            log_fallback(error, self._obj)
+            query = None
+        if query is None:
+            yield
+            return
+        with query.in_force():
+            yield
+
+    def plan(self, *, on_loop: bool) -> MethodPlan | None:
+        """Return the plan of the entry points of a kind; None if the app is not understood."""
+        plan = self._plans.get(on_loop)
+        if on_loop not in self._plans or (plan is not None and not plan.fields.holds()):
+            plan = self._plans[on_loop] = self._new_plan(on_loop)
+        return plan
+
+    def _new_plan(self, on_loop: bool) -> MethodPlan | None:
+        lowering = Lowering(on_loop)
+        if self._options.speculate == "off":
+            return None
+        try:
+            output = self._adapter.lower(self._obj, lowering)
+        except NotUnderstood:
+            return None
+        traced, pool = lowering.draft.finish(output, type(self._obj).__name__), shared_pool()
+        planned = pool.plan(traced.template, {}, passes=pool.passes, speculate="auto")
+        sites = () if planned.source is None else sites_that_start_sooner(planned.source, planned.graph)
+        threads = self._options.threads
+        on_threads = {site for site, target in lowering.targets.items() if self._adapter.takes_threads(target, threads)}
+        self._adapter.intercept()
+        fields = FieldSnapshot([self._obj, *lowering.objects])
+        prefetched = {site for site in sites if on_loop or site in on_threads}
+        return MethodPlan(traced, dict(lowering.targets), prefetched, frozenset(on_threads), fields)
+
+    def explain(self) -> str:
+        """Return one line for each call site of the sync entry points."""
+        plan = self.plan(on_loop=False)
+        if plan is None:
+            return "not understood: the original runs as it always did"
+        return "\n".join(
+            f"{site}: {'prefetched' if site in plan.prefetched else 'in its place'}" for site in plan.targets
+        )
+
+
+# ------------------------------------------------------------ one query
+
+
+class MethodQuery:
+    """The prefetched calls of one query: on threads, or as tasks of the caller's loop."""
+
+    def __init__(
+        self,
+        adapter: MethodAdapter,
+        plan: MethodPlan,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._adapter, self._plan, self._loop = adapter, plan, loop
+        self._table = ProviderCallTable()
+        self._context = copy_context()
+        self._context.run(inside_early.set, True)
+        self._lock = threading.Lock()
+        self._scopes: list[tuple[str, CallScope]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        pool, input = shared_pool(), adapter.query_input(args, kwargs)
+        pool.running_now()
+        traced = plan.traced
+        optimised = pool.plan(traced.template, shape(traced, input), passes=pool.passes, speculate="auto")
+        query = Query({"input": input})
+        self._query_id = query.id
+        prefetchers[query.id] = self
+        try:
+            self._run = submitted(pool, query, optimised, traced.calls)
+        except BaseException:
+            prefetchers.pop(query.id, None)
+            raise
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let the original's calls in the body claim prefetched results, and end the query after it."""
+        classes = frozenset(type(target) for target in self._plan.targets.values())
+        original = CallScope(self._table, Caller.ORIGINAL, self._adapter.snapshot)
+        token, has_succeeded = _original_scope.set((original, classes)), False
+        try:
+            yield
+            has_succeeded = True
+        finally:
+            _original_scope.reset(token)
+            self._close(has_succeeded=has_succeeded)
+
+    def _close(self, *, has_succeeded: bool) -> None:
+        prefetchers.pop(self._query_id, None)
+        with self._lock:
+            scopes = list(self._scopes)
+            self._table.close()
+        for site, scope in scopes:
+            if has_succeeded and scope.calls and not any(call.is_claimed_by(Caller.ORIGINAL) for call in scope.calls):
+                self._plan.prefetched.discard(site)
+            scope.drop()
+        for task in list(self._tasks):
+            task.cancel()
+        self._run.close()
+
+    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
+        """Return what the model at a call site gives. See `provider_executor.Prefetcher`."""
+        result: Future[Outcome] = Future()
+        scope = CallScope(self._table, Caller.PLANNER, self._adapter.snapshot, request_id=request_id)
+        try:
+            invocation = self._adapter.prefetched_invocation(self._plan.targets[key], input)
+            is_repeated = self._table.has_call(invocation.key())  # equal calls are made as the original makes them
+        except (NotCopied, TypeError, ValueError, NotUnderstood) as error:
+            result.set_result(Outcome(error=error))
+            return result
+        with self._lock:
+            scope.is_dropped = self._table.is_closed
+            self._scopes.append((key, scope))
+        may_run = invocation.is_async or key in self._plan.on_threads
+        scope.may_make = may_run and key in self._plan.prefetched and not is_repeated
+        if scope.is_dropped:
+            result.set_result(Outcome(error=asyncio.CancelledError()))
+        elif not scope.may_make:
+            self._read(scope, invocation, result)
+        elif not invocation.is_async:
+            daemon_threads().start(partial(self._context.copy().run, self._read, scope, invocation, result))
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._launch, scope, invocation, result)
+        return result
+
+    def _read(self, scope: CallScope, invocation: MethodInvocation, result: Future[Outcome]) -> None:
+        """Make the call, or wait for that of the original, and end `result` with what comes of it."""
+        try:
+            value = self._value(list(scope.items(invocation)), invocation)
+        except Parked as parked:
+            scope.expected = parked.call
+            parked.call.when_over(lambda: self._read(scope, invocation, result))
+        except BaseException as error:
+            _end(result, Outcome(error=error))
+        else:
+            _end(result, Outcome(value))
+
+    def _launch(self, scope: CallScope, invocation: MethodInvocation, result: Future[Outcome]) -> None:
+        assert self._loop is not None
+        if not scope.is_dropped:
+            task = self._loop.create_task(self._aread(scope, invocation, result), context=self._context.copy())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            scope.stop = lambda: task.cancel()
+
+    async def _aread(self, scope: CallScope, invocation: MethodInvocation, result: Future[Outcome]) -> None:
+        try:
+            value = self._value([item async for item in scope.aitems(invocation)], invocation)
+        except BaseException as error:
+            _end(result, Outcome(error=error))
+        else:
+            _end(result, Outcome(value))
+
+    def _value(self, items: list[Any], invocation: MethodInvocation) -> Any:
+        return items if invocation.streams else items[0]
+
+
+def _end(result: Future[Outcome], outcome: Outcome) -> None:
+    with contextlib.suppress(Exception):  # nobody waits for it any more
+        result.set_result(outcome)

@@ -1,0 +1,263 @@
+"""A third framework, of one page, is accelerated by an adapter that only says what is the framework's own."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from teola_plugin import accelerate, uninstall
+from teola_plugin.adapters import contract
+from teola_plugin.errors import RegistrationError, TraceError
+from tests.support import toy_adapter, toy_framework
+from tests.support.toy_adapter import ToyAdapter
+from tests.support.toy_framework import App, Ask, ForEach, Step, ToyModel
+
+LATENCY_S = 0.15
+STATE = {"question": "why", "documents": ["one", "two", "three"]}
+
+
+class Calls:
+    """Counts calls, and how many were under way at once."""
+
+    def __init__(self) -> None:
+        self.prompts: Counter[str] = Counter()
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def begin(self, prompt: str) -> None:
+        with self._lock:
+            self.prompts[prompt] += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+
+    def end(self) -> None:
+        with self._lock:
+            self.running -= 1
+
+
+class SyncModel(ToyModel):
+    """A model that takes a while for any prompt, without async code: the framework calls the sync method."""
+
+    def __init__(self, calls: Calls, name: str = "slow") -> None:
+        self.calls, self.name = calls, name
+
+    def _answer(self, prompt: str, options: Any) -> str:
+        if "fail" in prompt:
+            raise ValueError(f"no answer to {prompt}")
+        return f"{self.name}({prompt}{options or ''})"
+
+    def _ask(self, prompt: str, **options: Any) -> str:
+        self.calls.begin(prompt)
+        time.sleep(LATENCY_S)
+        self.calls.end()
+        return self._answer(prompt, options)
+
+
+class Slow(SyncModel):
+    """A model behind a network, with async code."""
+
+    async def _aask(self, prompt: str, **options: Any) -> str:
+        self.calls.begin(prompt)
+        await asyncio.sleep(LATENCY_S)
+        self.calls.end()
+        return self._answer(prompt, options)
+
+
+def independent(calls: Calls) -> App:
+    return App(
+        [
+            Ask(Slow(calls), "first {question}", "a"),
+            Ask(Slow(calls), "second {question}", "b", top=3),
+            Ask(Slow(calls), "{a} and {b}", "answer"),
+        ]
+    )
+
+
+def grading(calls: Calls) -> App:
+    grade = Ask(Slow(calls), "grade {item} for {question}", "grade")
+    return App([ForEach("documents", grade, "grades"), Ask(Slow(calls), "answer by {grades}", "answer")])
+
+
+def failing(calls: Calls) -> App:
+    return App([Ask(Slow(calls), "first {question}", "a"), Ask(Slow(calls), "fail {question}", "b")])
+
+
+def equal(calls: Calls) -> App:
+    """Two calls with equal arguments stay two calls."""
+    model = Slow(calls)
+    return App([Ask(model, "same {question}", "a"), Ask(model, "same {question}", "b"), Ask(model, "{a}{b}", "c")])
+
+
+def dependent(calls: Calls) -> App:
+    return App([Ask(Slow(calls), "first {question}", "a"), Ask(Slow(calls), "then {a}", "b")])
+
+
+def without_async_code(calls: Calls) -> App:
+    model = SyncModel(calls)
+    return App([Ask(model, "first {question}", "a"), Ask(model, "second {question}", "b")])
+
+
+APPS: dict[str, Callable[[Calls], App]] = {
+    "independent calls": independent,
+    "a loop": grading,
+    "a call that fails": failing,
+    "equal calls": equal,
+    "calls that need each other": dependent,
+    "a model without async code": without_async_code,
+}
+ENTRIES: dict[str, Callable[[App], Any]] = {
+    "answer": lambda app: app.answer(STATE),
+    "aanswer": lambda app: asyncio.run(app.aanswer(STATE)),
+}
+
+
+class Outcome(NamedTuple):
+    result: Any
+    events: list[tuple[str, str]]
+    prompts: Counter[str]
+
+
+def observed(app: App, entry: str, calls: Calls) -> Outcome:
+    """Return what an app answers, what listeners hear in their order, and what the models are asked."""
+    events: list[tuple[str, str]] = []
+    toy_framework.listeners[:] = [lambda event, text: events.append((event, text))]
+    try:
+        result = ENTRIES[entry](app)
+    except ValueError as error:
+        result = repr(error)
+    finally:
+        toy_framework.listeners.clear()
+    return Outcome(result, events, calls.prompts)
+
+
+@pytest.fixture(autouse=True)
+def adapter() -> Iterator[ToyAdapter]:
+    adapter = ToyAdapter()
+    contract.register(adapter)
+    yield adapter
+    contract.unregister(adapter)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("name", APPS)
+def test_an_accelerated_app_does_what_the_original_does(name: str, entry: str) -> None:
+    original_calls, calls = Calls(), Calls()
+    expected = observed(APPS[name](original_calls), entry, original_calls)
+    app = APPS[name](calls)
+    fast = accelerate(app)
+    assert observed(fast, entry, calls) == expected
+    assert isinstance(fast, App)
+    assert fast.original is app
+    assert accelerate(fast).original is app
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(
+    ("name", "at_once", "rounds"), [("independent calls", 2, 2), ("a loop", 3, 2), ("a model without async code", 2, 1)]
+)
+def test_independent_calls_run_at_once(name: str, at_once: int, rounds: int, entry: str) -> None:
+    original_calls, calls = Calls(), Calls()
+    app, fast = APPS[name](original_calls), accelerate(APPS[name](calls))
+    observed(fast, entry, calls)  # the first query plans
+    seconds = []
+    for one, by in ((app, original_calls), (fast, calls)):
+        began = time.perf_counter()
+        observed(one, entry, by)
+        seconds.append(time.perf_counter() - began)
+    assert calls.most == at_once
+    assert seconds[1] < seconds[0] - LATENCY_S / 2
+    assert rounds * LATENCY_S < seconds[1]
+
+
+def test_a_changed_app_is_planned_again() -> None:
+    calls = Calls()
+    app = independent(calls)
+    fast = accelerate(app)
+    fast.answer(STATE)
+    calls.prompts.clear()
+    app.steps.steps[1] = Ask(Slow(calls), "changed {question}", "b")
+    fast.answer(STATE)
+    assert calls.prompts == {"first why": 1, "changed why": 1, "slow(first why) and slow(changed why)": 1}
+
+
+def test_a_step_that_may_call_anything_leaves_the_app_as_it_is() -> None:
+    class Other(Step):
+        into = "x"
+
+        def run(self, state: dict[str, Any]) -> dict[str, Any]:
+            return {"x": 1}
+
+    calls = Calls()
+    app = independent(calls)
+    app.steps.steps.insert(1, Other())
+    fast = accelerate(app)
+    assert fast.answer(STATE)["x"] == 1
+    assert calls.most == 1
+    assert "not understood" in fast.explain()
+
+
+def test_explain_says_what_is_prefetched() -> None:
+    assert accelerate(independent(Calls())).explain().splitlines() == [
+        "a: in its place",
+        "b: prefetched",
+        "answer: in its place",
+    ]
+
+
+def test_models_that_may_not_be_called_on_threads_keep_their_place_in_sync_calls(
+    adapter: ToyAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyAdapter, "takes_threads", toy_adapter.MethodAdapter.takes_threads)
+    calls = Calls()
+    app = independent(calls)
+    accelerate(app).answer(STATE)
+    assert calls.most == 1
+    accelerate(app, concurrent=[Slow]).answer(STATE)
+    assert calls.most == 2
+
+
+def test_a_cancelled_query_leaves_no_call_under_way() -> None:
+    calls = Calls()
+
+    async def cancelled() -> int:
+        task = asyncio.create_task(accelerate(grading(calls)).aanswer(STATE))
+        await asyncio.sleep(LATENCY_S / 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(cancelled()) == 1
+
+
+def test_uninstall_puts_the_methods_back() -> None:
+    before = vars(Slow)["_aask"]
+    calls = Calls()
+    fast = accelerate(independent(calls))
+    assert vars(Slow)["_aask"] is not before
+    uninstall()
+    assert vars(Slow)["_aask"] is before
+    fast.answer(STATE)
+    assert calls.most == 1
+
+
+def test_what_is_not_there_for_the_framework_is_refused() -> None:
+    with pytest.raises(RegistrationError, match="shadow="):
+        accelerate(independent(Calls()), shadow=1.0)
+
+
+def test_an_object_that_no_adapter_recognizes_is_refused() -> None:
+    with pytest.raises(TraceError, match="cannot accelerate"):
+        accelerate(object())
+
+
+def test_the_adapter_is_small() -> None:
+    assert len(inspect.getsource(toy_adapter).splitlines()) <= 300
