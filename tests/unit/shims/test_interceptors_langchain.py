@@ -148,6 +148,47 @@ def test_a_mock_above_the_seam_and_one_below_it() -> None:
     Model._generate = original  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("unpatch_after", ["nothing", "install", "uninstall"])
+@pytest.mark.parametrize("is_installed_before", [False, True])
+def test_a_patch_across_install_and_uninstall_leaves_the_class_working(
+    is_installed_before: bool, unpatch_after: str
+) -> None:
+    """Each call is made once, by the patch while it holds and by the class's own method after it."""
+
+    class Patched(Model):
+        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+            return super()._generate(messages, *args, **kwargs)
+
+    def patch(self: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("patched"))])
+
+    original, model = vars(Patched)["_generate"], Patched()
+    if is_installed_before:
+        seam.install(lambda target, run_manager: None)
+    patcher = mock.patch.object(Patched, "_generate", patch)
+    patcher.start()
+    steps = {
+        "nothing": lambda: None,
+        "install": lambda: seam.install(lambda target, run_manager: None),
+        "uninstall": seam.uninstall,
+    }
+    answers = []
+    for name in ("nothing", "install", "uninstall"):
+        steps[name]()
+        answers.append(model.invoke("a").content)
+        if name == unpatch_after:
+            patcher.stop()
+            answers.append(model.invoke("a").content)
+    seam.install(lambda target, run_manager: None)
+    answers.append(model.invoke("a").content)
+    seam.uninstall()
+
+    count = 1 + ["nothing", "install", "uninstall"].index(unpatch_after)
+    assert answers == ["patched"] * count + ["answer"] * (5 - count)
+    assert model.calls == 5 - count
+    assert getattr(vars(Patched)["_generate"], "__wrapped__", original) is original
+
+
 def test_a_class_that_is_patched_over_ours_keeps_the_patch() -> None:
     interceptors = MethodInterceptors()
 
