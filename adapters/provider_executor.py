@@ -21,13 +21,13 @@ from teola_plugin.graph import INPUT, Batching, EngineProfile, Graph, PrimitiveK
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Result
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.forks import ForkedLock, in_child
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.ports.callers import Callers
 from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 
@@ -108,17 +108,17 @@ class ProviderPort:
     def __init__(self, engine: ProviderExecutor, listener: PortListener) -> None:
         self.name, self.engine = engine.name, engine
         self._listeners = Callers(engine.name, listener, OutstandingRequests())
-        self._waiting: dict[str, Work] = {}
+        self._waiting: dict[str, EngineRequest] = {}
         """Requests whose callers wait for the outcome, by id."""
-        self._new: list[Work] = []
+        self._new: list[EngineRequest] = []
         self._batches = 0
-        self._outcomes: list[tuple[Work, Future[Outcome]]] = []
+        self._outcomes: list[tuple[EngineRequest, Future[Outcome]]] = []
         """Arrived on any thread, and not yet handed on."""
         self._is_delivering = False
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         """Start the requests in the loop's next round."""
         if not self._new:
             asyncio.get_running_loop().call_soon(self._start)
@@ -140,7 +140,7 @@ class ProviderPort:
             outcome = calls.prefetch(request.payload.site, request.payload.input, request.id)
             outcome.add_done_callback(partial(self._arrived, asyncio.get_running_loop(), entry))
 
-    def _arrived(self, loop: asyncio.AbstractEventLoop, entry: Work, outcome: Future[Outcome]) -> None:
+    def _arrived(self, loop: asyncio.AbstractEventLoop, entry: EngineRequest, outcome: Future[Outcome]) -> None:
         """Wake the pool's loop, once for all outcomes that arrive until it looks. Called on any thread."""
         with self._lock:
             self._outcomes.append((entry, outcome))
@@ -161,7 +161,7 @@ class ProviderPort:
             else:
                 self._end(entry, error=self._failure(f"it raised {type(outcome.error).__name__}"))
 
-    def _end(self, entry: Work, value: Any = None, error: EngineError | None = None) -> None:
+    def _end(self, entry: EngineRequest, value: Any = None, error: EngineError | None = None) -> None:
         if self.holds(entry):
             del self._waiting[entry.request.id]
             self._listeners.refused(entry, value, error)
@@ -169,18 +169,18 @@ class ProviderPort:
     def _failure(self, reason: str) -> EngineError:
         return EngineError(f"the call ahead of its place gave nothing: {reason}.", engine=self.name)
 
-    def holds(self, entry: Work) -> bool:
+    def holds(self, entry: EngineRequest) -> bool:
         return self._waiting.get(entry.request.id) is entry
 
-    def cancel(self, entries: Sequence[Work]) -> None:
+    def cancel(self, entries: Sequence[EngineRequest]) -> None:
         """End the requests for whoever waits for them. Their calls go on for the original until the query ends."""
         for entry in entries:
-            entry.cancelled = True
+            entry.is_cancelled = True
             self._end(entry, error=self._failure("it was cancelled"))
 
     def depths(self, event: DepthChanged) -> None: ...
 
-    def listen(self, entries: Sequence[Work]) -> None: ...
+    def listen(self, entries: Sequence[EngineRequest]) -> None: ...
 
     async def close(self) -> None:
         self._is_closed = True

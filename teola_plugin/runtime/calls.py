@@ -20,6 +20,14 @@ from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
+from teola_plugin.runtime.engine_requests.engine_request import (
+    EngineRequest,
+    PendingCall,
+    RequestState,
+    placed,
+    request_id,
+)
+from teola_plugin.runtime.engine_requests.keys import RequestKey
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.plain_drafts import drafts_of_call
@@ -27,8 +35,6 @@ from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
-from teola_plugin.runtime.works.identities import Identity
-from teola_plugin.runtime.works.work import PendingCall, Work, placed, request_id
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
@@ -42,7 +48,7 @@ class Call:
     kind: PrimitiveKind
     port: Port
     payloads: Sequence[Any]
-    identities: Sequence[Identity | None]
+    identities: Sequence[RequestKey | None]
     """Empty where nothing can be claimed."""
     terms: Terms
     future: Future[list[Any]]
@@ -56,7 +62,7 @@ class Call:
     """That of its place."""
     wait: OpenWait | None = None
     """What the trace of its query says of it."""
-    works: list[Work] = field(default_factory=list)
+    works: list[EngineRequest] = field(default_factory=list)
     """One for each payload, once they are made or claimed."""
     given_up: bool = False
 
@@ -94,7 +100,7 @@ class PlainCalls:
                 exc_info=True,
             )
             for work in call.works:
-                work.waiting = [pending for pending in work.waiting if pending.future is not call.future]
+                work.pending_calls = [pending for pending in work.pending_calls if pending.future is not call.future]
             call.works.clear()
             call.identities = ()
             self.join(None, call)
@@ -140,16 +146,16 @@ class PlainCalls:
         for number, payload in enumerate(call.payloads):
             work = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)
             call.works.append(work)
-            if work.made and isinstance(payload, SearchVector):
+            if not work.is_expected and isinstance(payload, SearchVector):
                 doubtful.append(number)
-                work.checking += 1
+                work.search.open_checks += 1
         if doubtful:
             self._spawn(self._checked(run, call, doubtful, name))
         else:
             self._wait(run, call, name)
         self._send(run, call, name, live=live)
 
-    def _claimed(self, run: QueryRun, call: Call, number: int, name: str) -> Work:
+    def _claimed(self, run: QueryRun, call: Call, number: int, name: str) -> EngineRequest:
         """The work of a live query that is claimed, or yet to be sent."""
         payload, engines = call.payloads[number], self._driver.engines
         known = None
@@ -159,11 +165,11 @@ class PlainCalls:
         drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
         work = engines.join(run, Caller.ORIGINAL, call.port, call.kind, payload, known, call.terms, name, drafts=drafts)
         work.claims.last_claim = run.calls_made
-        if work.made and call.step:
+        if not work.is_expected and call.step:
             self._driver.trace.at_step(run, work, call.step)
-        if not work.made and not run.claims:  # nobody can come to read its pieces
+        if work.is_expected and not run.claims:  # nobody can come to read its pieces
             work.request = replace(work.request, stream=call.log is not None, late=False)
-            work.coarse = not work.request.stream
+            work.stream.is_coarse = not work.request.stream
         if call.log is not None:
             engines.read(work, call.log)
         return work
@@ -175,7 +181,7 @@ class PlainCalls:
         call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, asking.pop().works))
 
     @staticmethod
-    def _own(run: QueryRun, call: Call, payload: Any, name: str) -> Work:
+    def _own(run: QueryRun, call: Call, payload: Any, name: str) -> EngineRequest:
         """Of no live query."""
         terms, streamed = call.terms, call.log is not None
         request = Request(
@@ -188,7 +194,7 @@ class PlainCalls:
             app=terms.app,
             drafts=all_drafts(call.port.engine.profile, payload),
         )
-        work = Work(request, call.port.name, None, name, terms=terms, made=False)
+        work = EngineRequest(request, call.port.name, None, name, terms=terms, state=RequestState.EXPECTED)
         work.subscribe(Caller.ORIGINAL, terms)
         if call.log is not None:
             work.read_into(call.log)
@@ -196,7 +202,7 @@ class PlainCalls:
 
     def _send(self, run: QueryRun, call: Call, name: str, *, live: bool) -> None:
         """Queue what nobody has asked for yet."""
-        fresh = list({id(work): work for work in call.works if not work.made}.values())
+        fresh = list({id(work): work for work in call.works if work.is_expected}.values())
         if fresh:
             self._enqueue(run, call, name, fresh, live=live)
         held = call.held
@@ -204,10 +210,10 @@ class PlainCalls:
             # Behind the call, and with what it asks for.
             asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
 
-    def _enqueue(self, run: QueryRun, call: Call, name: str, fresh: list[Work], *, live: bool) -> None:
+    def _enqueue(self, run: QueryRun, call: Call, name: str, fresh: list[EngineRequest], *, live: bool) -> None:
         driver = self._driver
         for work in fresh:
-            work.made = True
+            work.sent()
             work.primitive = name
             if call.keep_remote:
                 work.request = replace(work.request, keep_remote=True)
@@ -229,19 +235,19 @@ class PlainCalls:
         deliver = Future.set_result if call.keep_remote else self._deliver
         PendingCall(call.works, call.future, deliver, again=lambda work: self._again(run, call, work, name))
 
-    def _again(self, run: QueryRun, call: Call, lost: Work, name: str) -> Work | None:
+    def _again(self, run: QueryRun, call: Call, lost: EngineRequest, name: str) -> EngineRequest | None:
         """Early work that failed after it was claimed: the plain object's own request is made, as it would have been.
 
         None where that cannot be: the query is over, or pieces were passed on; and where it would fail alike.
         """
         if (
-            not lost.lost
+            not lost.has_failed_in_passing
             or lost.claims.made_by is not Caller.PLANNER
             or run.id not in self._driver.runs
             or call.given_up
         ):
             return None
-        if call.log is not None and lost.pieces:
+        if call.log is not None and lost.stream.pieces:
             if not call.log.tentative:
                 return None
             call.log.close()
@@ -254,10 +260,10 @@ class PlainCalls:
         return work
 
     @staticmethod
-    def _note(engine: str, lost: Work) -> None:
+    def _note(engine: str, lost: EngineRequest) -> None:
         """What was done for nothing would be a loss that nobody hears of; of what was cancelled, nothing is said."""
         error = lost.error
-        if error is None or lost.cancelled:
+        if error is None or lost.is_cancelled:
             return
         _said(
             (engine, type(error)),
@@ -303,25 +309,25 @@ class PlainCalls:
 
     def _search_again(self, run: QueryRun, call: Call, number: int, name: str) -> None:
         work = call.works[number]
-        work.stale = True
+        work.search.is_outdated = True
         self._driver.engines.give_up(work, Caller.ORIGINAL)
         live = run.id in self._driver.runs
         payload = call.payloads[number]
         call.works[number] = self._claimed(run, call, number, name) if live else self._own(run, call, payload, name)
 
-    async def _still_true(self, run: QueryRun, call: Call, work: Work, collection: str) -> bool:
+    async def _still_true(self, run: QueryRun, call: Call, work: EngineRequest, collection: str) -> bool:
         try:
             current = await self._version(call.port, collection)
         except Exception:  # the search itself will tell
             return False
-        if not work.ended:
+        if not work.has_ended:
             await _end_of(work)
-        if work.failed or work.cancelled:
+        if work.has_failed or work.is_cancelled:
             return False
-        found = work.found_version
+        found = work.search.version
         if found is None or current is None:  # nobody can tell: not across anything that might have written
             written = self._driver.engines.writes.version(call.port.name, work.request.payload)
-            return work.writes_seen == written and not run.has_user_code
+            return work.search.writes == written and not run.has_user_code
         return found.identity == current.identity and found.counter >= current.counter
 
     def _spawn(self, coroutine: Any) -> None:
@@ -334,7 +340,7 @@ def _too_late(name: str) -> QueryTimeout:
     return QueryTimeout(f"call {name} did not end before its deadline.", query_id=name, hint="allow more time")
 
 
-async def _end_of(work: Work) -> None:
+async def _end_of(work: EngineRequest) -> None:
     """Returns when the work has ended, well or not."""
     ended: Future[list[Any]] = Future()
     PendingCall([work], ended)

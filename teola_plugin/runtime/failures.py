@@ -6,8 +6,8 @@ import copy
 
 from teola_plugin.errors import EngineError, QueryCancelled, QueryError, QueryTimeout, RequestTooLarge, TeolaError
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.graph_events import End
 
 
@@ -56,7 +56,7 @@ def own(error: BaseException) -> BaseException:
     return made.with_traceback(error.__traceback__)
 
 
-def located(error: BaseException, entry: Work) -> BaseException:
+def located(error: BaseException, entry: EngineRequest) -> BaseException:
     """An engine's error, saying which query and primitive it hit: a copy, if it does not say so already."""
     if not isinstance(error, EngineError) or "primitive" in error.__dict__:
         return error

@@ -22,6 +22,7 @@ from teola_plugin.requests.payloads import AnswerForm, Version
 from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_call, current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
+from teola_plugin.runtime.engine_requests.engine_request import placed
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.part import HeldPart, Part
@@ -32,7 +33,6 @@ from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.timeouts import at_most, ended
 from teola_plugin.runtime.usage import current_tally
-from teola_plugin.runtime.works.work import placed
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
 

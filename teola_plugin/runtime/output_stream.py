@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from teola_plugin.graph import PrimitiveKind
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.live_query import LiveQuery
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -23,7 +23,7 @@ def hands_on(call: _Call) -> _Call:
     return call
 
 
-def attach(run: QueryRun, query: LiveQuery | None, read: Callable[[Work, PieceLog], None]) -> None:
+def attach(run: QueryRun, query: LiveQuery | None, read: Callable[[EngineRequest, PieceLog], None]) -> None:
     """If the request that writes the streamed value of `run` is made by now, its pieces go there, by `read`. Cheap
     otherwise."""
     log = run.streamed_into

@@ -19,11 +19,11 @@ from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
 from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.warmups import WarmedPrefix
-from teola_plugin.runtime.works.work import Work
 
 FIRST_CALL = 0.005
 """Seconds that code needs for it, with some to spare."""
@@ -59,21 +59,21 @@ class LivePrimitiveRun:
     depth: int
     step: int = 0
     """The step of the plain object that it belongs to, as far as known; see `Span.step`."""
-    works: list[Work] = field(default_factory=list)
+    works: list[EngineRequest] = field(default_factory=list)
     group: GenerationGroup | None = None
     values: dict[str, Any] = field(default_factory=dict)
     """What has ended, by request."""
     left: int = 0
     began: bool = False
 
-    def wait_for(self, work: Work) -> None:
+    def wait_for(self, work: EngineRequest) -> None:
         self.works.append(work)
-        if work.ended:
+        if work.has_ended:
             self.values[work.request.id] = work.value
         else:
             self.left += 1
 
-    def take(self, work: Work, value: Any) -> None:
+    def take(self, work: EngineRequest, value: Any) -> None:
         self.values[work.request.id] = value
         self.left -= 1
 
@@ -94,7 +94,7 @@ class Guess:
 
     primitive: str
     """As it is traced."""
-    work: Work
+    work: EngineRequest
     expected: int
     """Tokens that the real answer is expected to have; 0 where only its prompt is read."""
     places: set[str]
@@ -149,7 +149,7 @@ class QueryRun:
     """Pieces of user code that have run here, for no plain object runs them."""
     preparing: set[str] = field(default_factory=set)
     """Primitives that were dispatched, and whose payloads the client's code is making."""
-    last_calls: dict[tuple[str, PrimitiveKind], tuple[Work, bool]] = field(default_factory=dict)
+    last_calls: dict[tuple[str, PrimitiveKind], tuple[EngineRequest, bool]] = field(default_factory=dict)
     """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
     sent_ahead: dict[str, str] = field(default_factory=dict)
     """Primitives that were sent along with the one before them, and the names of their requests."""

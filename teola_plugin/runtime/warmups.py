@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class WarmedPrefix:
     used: bool = False
 
 
-def warmed(work: Work, value: Any) -> WarmedPrefix | None:
+def warmed(work: EngineRequest, value: Any) -> WarmedPrefix | None:
     """What a warm-up that has ended with this value has left in the cache."""
     payload = work.request.payload
     if not isinstance(payload, Warmup) or not isinstance(value, Warmed):
@@ -33,7 +33,7 @@ def warmed(work: Work, value: Any) -> WarmedPrefix | None:
     return WarmedPrefix(work.primitive, work.engine, payload.prompt.known(), value.tokens, value.cached_tokens)
 
 
-def note_use(warmups: Sequence[WarmedPrefix], work: Work, value: Any, *, tells: bool | None) -> None:
+def note_use(warmups: Sequence[WarmedPrefix], work: EngineRequest, value: Any, *, tells: bool | None) -> None:
     """A generation has ended with this value: warm-ups of what its prompt began with were of use, if it found
     them cached.
 

@@ -20,8 +20,8 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Generation, Warmup
 from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.simulation.cluster import Cluster
 from teola_plugin.simulation.flows import END, After, Flow, FlowChange, FlowRequest, FlowWork
@@ -141,7 +141,7 @@ def _change(asked: Asked, event: DepthChanged, after: tuple[After, ...]) -> Flow
 _names = PrefixCache(1)
 
 
-def _request(asked: Asked, work: Work, *, blocks: bool) -> FlowRequest:
+def _request(asked: Asked, work: EngineRequest, *, blocks: bool) -> FlowRequest:
     size, payload = asked.engine.size(work.request), work.request.payload
     if not isinstance(payload, Generate | Warmup):
         return FlowRequest(size)

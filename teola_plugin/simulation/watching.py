@@ -16,11 +16,11 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, IngestRow, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece, Result
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.simulation.cluster import Cluster
@@ -41,7 +41,7 @@ class Asked:
 
     key: Key
     event: Enqueue
-    works: list[Work]
+    works: list[EngineRequest]
     engine: Engine
     tenant: str
     left: int
@@ -83,7 +83,7 @@ class Log:
             self.acts[what] = self._news
             self.at[what] = asyncio.get_running_loop().time()
 
-    def ask(self, engine: Engine, works: Sequence[Work], event: Enqueue) -> None:
+    def ask(self, engine: Engine, works: Sequence[EngineRequest], event: Enqueue) -> None:
         if not self.begun:
             return
         form = (engine.name, type(works[0].request.payload).__name__, *(said(work.request.payload) for work in works))
@@ -94,7 +94,7 @@ class Log:
         self._of.update(dict.fromkeys((work.request.id for work in works), found))
         self.act("ask", found.key)
 
-    def leave(self, works: Iterable[Work]) -> None:
+    def leave(self, works: Iterable[EngineRequest]) -> None:
         for work in works:
             if (found := self._of.get(work.request.id)) is not None and found.left:
                 self.act("leave", found.key)
@@ -110,14 +110,14 @@ class Log:
     def holds_up(self, request: Request) -> bool:
         return (found := self._of.get(request.id)) is not None and found.key == self.held
 
-    def piece(self, work: Work) -> None:
+    def piece(self, work: EngineRequest) -> None:
         found = self._of.get(work.request.id)
         if found is not None and len(found.works) == 1:
             found.tokens += 1
             if found.key == self.held:
                 self._news = found.tokens
 
-    def ended(self, work: Work, value: Any, error: BaseException | None) -> None:
+    def ended(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
         found = self._of.get(work.request.id)
         if found is not None and work.request.id not in found.values:
             found.values[work.request.id] = value
@@ -219,11 +219,11 @@ class _Runtime(LocalRuntime):
     def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
         listener, log = self._listener, self._log
 
-        def piece(work: Work, piece: Piece) -> None:
+        def piece(work: EngineRequest, piece: Piece) -> None:
             log.piece(work)
             listener.piece(work, piece)
 
-        def ended(work: Work, value: Any, error: BaseException | None) -> None:
+        def ended(work: EngineRequest, value: Any, error: BaseException | None) -> None:
             log.ended(work, value, error)
             listener.ended(work, value, error)
 
@@ -237,12 +237,12 @@ class _Port(EnginePort):
         self._log = log
         log.wants_blocks |= self.scheduler.wants_blocks
 
-    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         if entries:
             self._log.ask(self.engine, entries, event)
         super().enqueue(entries, event)
 
-    def cancel(self, entries: Sequence[Work]) -> None:
+    def cancel(self, entries: Sequence[EngineRequest]) -> None:
         self._log.leave(entries)
         super().cancel(entries)
 

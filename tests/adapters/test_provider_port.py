@@ -19,8 +19,8 @@ from teola_plugin.adapters.provider_executor import (
 )
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.requests.request import Request
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.works.work import Work
 
 QUERY = "query"
 
@@ -52,19 +52,19 @@ class Ended:
         listener = PortListener(lambda *_: None, lambda *_: None, self._note)
         self.port = ProviderExecutor().make_port(listener)
 
-    def _note(self, entry: Work, value: Any, error: BaseException | None) -> None:
+    def _note(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         if error is None:
             self.values[entry.request.id] = value
         else:
             self.errors[entry.request.id] = str(error)
 
 
-def work(name: str, query: str = QUERY) -> Work:
+def work(name: str, query: str = QUERY) -> EngineRequest:
     request = Request(name, PrimitiveKind.PREFILLING, ProviderRequest("site", "input"), query=query)
-    return Work(request, "wrapped", None, name)
+    return EngineRequest(request, "wrapped", None, name)
 
 
-def enqueue(port: Any, *works: Work) -> None:
+def enqueue(port: Any, *works: EngineRequest) -> None:
     port.enqueue(works, None)
 
 

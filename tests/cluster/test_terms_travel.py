@@ -207,7 +207,7 @@ async def test_the_version_of_a_search_comes_back(monkeypatch: pytest.MonkeyPatc
         port = await cluster.port("store")
         asked = Request("r1", K.SEARCHING, SearchVector("c", [1.0], 2), "q")
         heard = cluster.ask(port, asked, event(SEARCH))
-        assert not await result(heard) and heard.entry.found_version == Version("c", 7)
+        assert not await result(heard) and heard.entry.search.version == Version("c", 7)
 
 
 def test_the_version_of_a_collection_can_be_asked_for(shared: EnginePool) -> None:

@@ -31,8 +31,8 @@ from teola_plugin.requests.payloads import CallTool, Chunk, SearchText
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
 from teola_plugin.runtime.claims import ClaimRule
+from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, request_key, rule_of
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.runtime.works.identities import Fingerprint, identity, rule_of
 
 K = PrimitiveKind
 DOCUMENTS = [{"url": url, "title": title, "text": text} for url, title, text in PAGES]
@@ -320,9 +320,11 @@ def test_lines_of_a_jsonl_file_end_with_line_feeds_only(tmp_path: Path, mark: st
 
 
 def test_what_may_be_shared() -> None:
-    engine = Fingerprint("web")
+    engine = EngineFingerprint("web")
     assert rule_of(SearchText("oats")) is rule_of(CallTool("look", {}, read_only=True)) is ClaimRule.ONCE_PER_CALLER
-    assert rule_of(CallTool("send", {})) is ClaimRule.ALONE and identity(engine, "", CallTool("send", {})) is None
-    assert identity(engine, "", SearchText("oats", 4)) != identity(engine, "", SearchText("oats", 5))
+    assert rule_of(CallTool("send", {})) is ClaimRule.ALONE and request_key(engine, "", CallTool("send", {})) is None
+    assert request_key(engine, "", SearchText("oats", 4)) != request_key(engine, "", SearchText("oats", 5))
     one, other = ({"n": 1}, {"n": True})
-    assert identity(engine, "", CallTool("look", one, True)) != identity(engine, "", CallTool("look", other, True))
+    assert request_key(engine, "", CallTool("look", one, True)) != request_key(
+        engine, "", CallTool("look", other, True)
+    )

@@ -25,8 +25,8 @@ from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.engines.base import Engine
 from teola_plugin.requests.request import Request
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import Enqueue
 
 
@@ -122,7 +122,7 @@ class _Method:
 class Heard:
     """What a listener was told of one request."""
 
-    entry: Work
+    entry: EngineRequest
     ended: Future[Any] = field(default_factory=Future)
 
 
@@ -171,7 +171,7 @@ class Cluster:
         await made.open()
         return made
 
-    def _ended(self, entry: Work, value: Any, error: BaseException | None) -> None:
+    def _ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         future = self._heard[id(entry)].ended
         future.set_result(value) if error is None else future.set_exception(error)
 
@@ -182,7 +182,7 @@ class Cluster:
 
     def listened(self, port: SharedPort, request: Request, event: Enqueue) -> Heard:
         """A request whose end is heard, whoever sends it."""
-        heard = Heard(Work(request, port.name, None, event.primitive))
+        heard = Heard(EngineRequest(request, port.name, None, event.primitive))
         self._heard[id(heard.entry)] = heard
         return heard
 

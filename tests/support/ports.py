@@ -12,10 +12,10 @@ from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import Enqueue
 
 Script = Callable[[Sequence[Request]], AsyncIterator[Result]]
@@ -118,9 +118,9 @@ def raises(error: BaseException) -> Script:
     return says(then=error)
 
 
-def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> Work:
+def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> EngineRequest:
     made = Request(name, PrimitiveKind.PREFILLING, payload or Generate(Prompt(text=name)), query="q", stream=stream)
-    return Work(made, "llm", None, primitive or name)
+    return EngineRequest(made, "llm", None, primitive or name)
 
 
 def event(name: str, **terms: Any) -> Enqueue:
@@ -139,14 +139,14 @@ class Heard:
     def listener(self) -> PortListener:
         return PortListener(self._started, self._piece, self._ended)
 
-    def _started(self, told: Work, instance: str, batch: int) -> None:
+    def _started(self, told: EngineRequest, instance: str, batch: int) -> None:
         self.started.append((told.request.id, instance))
 
-    def _piece(self, told: Work, piece: Piece) -> None:
+    def _piece(self, told: EngineRequest, piece: Piece) -> None:
         told.add_piece(piece)
         self.pieces[told.request.id] = self.pieces.get(told.request.id, "") + piece.text
 
-    def _ended(self, told: Work, value: Any, error: BaseException | None) -> None:
+    def _ended(self, told: EngineRequest, value: Any, error: BaseException | None) -> None:
         assert told.request.id not in self.ends, "a request ended twice"
         told.resolve(value, error)
         self.ends[told.request.id] = value, error, asyncio.get_running_loop().time()
@@ -168,7 +168,7 @@ def port(engines: Mapping[str, Engine] | Engine, heard: Heard, **more: Any) -> E
     return EnginePort("llm", named, heard.listener(), **more)
 
 
-def ask(one: EnginePort, *names: str, **terms: Any) -> list[Work]:
+def ask(one: EnginePort, *names: str, **terms: Any) -> list[EngineRequest]:
     """Each name a request and a primitive of its own."""
     made = [entry(name) for name in names]
     for each in made:

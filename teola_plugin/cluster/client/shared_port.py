@@ -34,8 +34,8 @@ from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, PendingCall, request_id
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener, follower_of, follower_request
-from teola_plugin.runtime.works.work import PendingCall, Work, request_id
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
@@ -98,7 +98,7 @@ class SharedPort(ForwardingPort):
 
     def enqueue(
         self,
-        entries: Sequence[Work],
+        entries: Sequence[EngineRequest],
         event: Enqueue,
         primitive: Primitive | None = None,
         then: tuple[Follow, ...] = (),
@@ -116,7 +116,7 @@ class SharedPort(ForwardingPort):
         """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
         self._expected[name] = event
 
-    def adopt(self, name: str, entries: Sequence[Work], event: Enqueue) -> None:
+    def adopt(self, name: str, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         """The graph has dispatched the follower: its requests are these entries, in order."""
         announced = self._expected.pop(name, None)
         for entry in entries:
@@ -139,21 +139,21 @@ class SharedPort(ForwardingPort):
             del self._early[request]
         self._link.send(Cancel((name, *(follower_request(name, n) for n in range(count)))))
 
-    def holds(self, entry: Work) -> bool:
+    def holds(self, entry: EngineRequest) -> bool:
         """Whether the request has not ended."""
         return entry.request.id in self._unfinished
 
-    def cancel(self, entries: Sequence[Work]) -> None:
+    def cancel(self, entries: Sequence[EngineRequest]) -> None:
         for entry in entries:
-            entry.cancelled = True
+            entry.is_cancelled = True
         self._link.send(Cancel(tuple(entry.request.id for entry in entries)))
 
     @property
     def listens(self) -> bool:
         return bool(self._engine.facts.settings.get("listens"))
 
-    def listen(self, entries: Sequence[Work]) -> None:
-        self._link.send(Listen(tuple((entry.request.id, len(entry.text)) for entry in entries)))
+    def listen(self, entries: Sequence[EngineRequest]) -> None:
+        self._link.send(Listen(tuple((entry.request.id, len(entry.stream.text)) for entry in entries)))
 
     def depths(self, event: DepthChanged) -> None:
         self._unfinished.changed(event)
@@ -189,25 +189,25 @@ class SharedPort(ForwardingPort):
                 news.value.remake = partial(self._request_again, entry.request, held[1])
             self._on_end(entry, news)
 
-    def _on_piece(self, entry: Work, piece: Piece) -> None:
+    def _on_piece(self, entry: EngineRequest, piece: Piece) -> None:
         try:
-            fresh = entry.fresh(piece)
+            fresh = entry.new_part(piece)
         except EngineError as differs:  # after its host was lost
             self.cancel([entry])
             self._end(entry, None, differs)
         else:
             self._listener.piece(entry, fresh)
 
-    def _on_end(self, entry: Work, news: RequestEnded) -> None:
+    def _on_end(self, entry: EngineRequest, news: RequestEnded) -> None:
         try:
-            entry.agree(news.value)
-            entry.found_version, entry.cuts = news.version, news.cuts
+            entry.check_result(news.value)
+            entry.search.version, entry.stream.cuts = news.version, news.cuts
         except EngineError as differs:
             self._end(entry, None, differs)
         else:
             self._end(entry, news.value, news.error)
 
-    def _end(self, entry: Work, value: Any, error: BaseException | None) -> None:
+    def _end(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         self._unfinished.end(entry.request.id)
         self._adopted.discard(entry.request.id)
         self._listener.ended(entry, value, error)
@@ -223,14 +223,14 @@ class SharedPort(ForwardingPort):
     async def _request_again(self, request: Request, event: Enqueue) -> Any:
         """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
         again = replace(request, id=request_id(request.query), keep_remote=False)
-        work, future = Work(again, self.name, None, event.primitive), Future[list[Any]]()
+        work, future = EngineRequest(again, self.name, None, event.primitive), Future[list[Any]]()
         work.claims.open_by_original = 1
         PendingCall([work], future)
         self.enqueue([work], replace(event, requests=()))
         [value] = await asyncio.wrap_future(future)
         return value
 
-    async def _send_values(self, entry: Work, event: Enqueue) -> None:
+    async def _send_values(self, entry: EngineRequest, event: Enqueue) -> None:
         """A value that the request was to read is lost: it is sent along. What was to follow is forgotten there."""
         self._withdraw()
         try:
@@ -241,7 +241,7 @@ class SharedPort(ForwardingPort):
         except Exception as error:
             self._end(entry, None, error)
         else:
-            if entry.cancelled:
+            if entry.is_cancelled:
                 self._end(entry, None, EngineError("the request was cancelled.", engine=self.name))
             elif self.holds(entry):
                 self.enqueue([entry], replace(event, requests=()))
@@ -260,8 +260,8 @@ class SharedPort(ForwardingPort):
         self._lost()
         unfinished, self._unfinished = list(self._unfinished), UnfinishedRequests()
         for entry, event in unfinished:
-            if entry.repeatable:
-                entry.again()
+            if entry.can_be_repeated:
+                entry.retry()
                 self.enqueue([entry], replace(event, requests=()))
             else:
                 self._end(entry, None, self._unrepeatable())

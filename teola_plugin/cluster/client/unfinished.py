@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 
@@ -21,17 +21,17 @@ class UnfinishedRequests:
     """By the requests' ids."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[Work, _Queued]] = {}
+        self._entries: dict[str, tuple[EngineRequest, _Queued]] = {}
         self._queued: dict[tuple[str, str], _Queued] = {}
         """By query and primitive."""
 
     def __contains__(self, request: str) -> bool:
         return request in self._entries
 
-    def __iter__(self) -> Iterator[tuple[Work, Enqueue]]:
+    def __iter__(self) -> Iterator[tuple[EngineRequest, Enqueue]]:
         return iter([(entry, queued.event) for entry, queued in self._entries.values()])
 
-    def add(self, entry: Work, event: Enqueue) -> None:
+    def add(self, entry: EngineRequest, event: Enqueue) -> None:
         key = event.query, event.primitive
         queued = self._queued.get(key)
         if queued is None:
@@ -40,7 +40,7 @@ class UnfinishedRequests:
         queued.requests.add(entry.request.id)
         self._entries[entry.request.id] = entry, queued
 
-    def get(self, request: str) -> tuple[Work, Enqueue] | None:
+    def get(self, request: str) -> tuple[EngineRequest, Enqueue] | None:
         found = self._entries.get(request)
         return (found[0], found[1].event) if found is not None else None
 

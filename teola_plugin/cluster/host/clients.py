@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from teola_plugin.cluster.host.outbox import Outbox
 from teola_plugin.cluster.wire import RequestEvent
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 
 T = TypeVar("T")
 SILENCE = 60.0
@@ -22,7 +22,7 @@ class Client:
 
     def __init__(self, name: str, greeting: int = 1) -> None:
         self.id, self.greeting = name, greeting
-        self.entries: dict[str, Work] = {}
+        self.entries: dict[str, EngineRequest] = {}
         """By the id that the client gave."""
         self.apps: dict[str, str] = {}
         self.heard = asyncio.get_running_loop().time()
@@ -45,7 +45,7 @@ class Client:
         """`own` for a session or a gang; what is in none stays in none."""
         return self.own(name) if name else ""
 
-    def hold(self, request: str, entry: Work, app: str) -> None:
+    def hold(self, request: str, entry: EngineRequest, app: str) -> None:
         self.entries[request] = entry
         self.apps[entry.request.id] = app
 
@@ -97,7 +97,7 @@ class Clients:
             gone.close()
         return gone
 
-    def of(self, entry: Work) -> tuple[Client | None, str]:
+    def of(self, entry: EngineRequest) -> tuple[Client | None, str]:
         """Who waits for it, and under which id."""
         owner, _, request = entry.request.id.partition("|")
         name, _, greeting = owner.rpartition("#")

@@ -47,10 +47,10 @@ from teola_plugin.cluster.wire import (
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import POLICIES
 from teola_plugin.scheduling.engine_events import CacheUse, DepthChanged, Enqueue
 
@@ -267,9 +267,9 @@ class EngineHost:
             entry = sender.entries.get(request)
             if entry is None or entry.request.stream:
                 continue
-            entry.request, entry.passed_on = replace(entry.request, stream=True), True
-            if len(entry.text) > heard:
-                sender.tell(RequestPiece(request, Piece(request, entry.text[heard:])))
+            entry.request, entry.stream.is_passed_on = replace(entry.request, stream=True), True
+            if len(entry.stream.text) > heard:
+                sender.tell(RequestPiece(request, Piece(request, entry.stream.text[heard:])))
             if self._port is not None:
                 self._port.listen([entry])
 
@@ -307,10 +307,11 @@ class EngineHost:
         )
 
     @staticmethod
-    def _entry(sender: Client, request: Request, event: Enqueue) -> Work:
+    def _entry(sender: Client, request: Request, event: Enqueue) -> EngineRequest:
         """Ids are unique in one client only; here they get its name before them."""
         mine = replace(request, id=sender.own(request.id), query=sender.own(request.query))
-        entry = Work(mine, "", None, event.primitive, passed_on=mine.stream)
+        entry = EngineRequest(mine, "", None, event.primitive)
+        entry.stream.is_passed_on = mine.stream
         sender.hold(request.id, entry, event.app)
         return entry
 
@@ -326,14 +327,14 @@ class EngineHost:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _started(self, entry: Work, instance: str, batch: int) -> None:
+    def _started(self, entry: EngineRequest, instance: str, batch: int) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
             app = sender.apps.get(entry.request.id, "")
             self._batches.note(batch, instance, sender.id, app, entry.primitive)
             sender.tell(RequestStarted(request, instance, batch))
 
-    def _said(self, entry: Work, piece: Piece) -> None:
+    def _said(self, entry: EngineRequest, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
         if sender is None:
             return
@@ -341,13 +342,13 @@ class EngineHost:
         # That there is a first piece is told in any case: it ends the prefilling. What nobody reads stays here.
         sender.tell(RequestPiece(request, told if entry.request.stream else replace(told, text="")))
 
-    def _ended(self, entry: Work, value: Any, error: BaseException | None) -> None:
+    def _ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         entry.resolve(value, error)
         sender, request = self.clients.of(entry)
         if sender is None:
             return
         sender.let_go(request)
-        sender.tell(RequestEnded(request, value, error, entry.found_version, entry.cuts))
+        sender.tell(RequestEnded(request, value, error, entry.search.version, entry.stream.cuts))
         self._followers.ended(sender.id, request, value, error)
 
     # ------------------------------------------------------------ instances

@@ -24,15 +24,21 @@ from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
 from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
 from teola_plugin.runtime.driver.remaining import Remaining
+from teola_plugin.runtime.engine_requests.engine_request import (
+    EngineRequest,
+    GuessRole,
+    RequestState,
+    placed,
+    request_id,
+)
+from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, RequestKey, fingerprint, request_key, rule_of
+from teola_plugin.runtime.engine_requests.table import RequestTable
+from teola_plugin.runtime.engine_requests.writes import Writes
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
-from teola_plugin.runtime.works.identities import Fingerprint, Identity, fingerprint, identity, rule_of
-from teola_plugin.runtime.works.table import RequestTable
-from teola_plugin.runtime.works.work import Work, placed, request_id
-from teola_plugin.runtime.works.writes import Writes
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch
 from teola_plugin.scheduling.live_primitive import LivePrimitive
@@ -50,7 +56,7 @@ class EngineWork:
         self.writes = Writes()
         self.ahead = PreScheduling(lambda: driver.ports, self._enqueue_event)
         self._news = PrimitiveNews(driver)
-        self._fingerprints: dict[str, Fingerprint] = {}
+        self._fingerprints: dict[str, EngineFingerprint] = {}
         self.guesses = ProvisionalAnswers(driver, self.works, self.identity_of)
         self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
 
@@ -143,7 +149,7 @@ class EngineWork:
 
     def _joined(
         self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]
-    ) -> list[Work]:
+    ) -> list[EngineRequest]:
         """Works for a primitive of the graph; those that have yet to be sent."""
         p, fresh, guess = live.primitive, [], bool(live.primitive.attributes.provisional)
         port, name = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
@@ -161,8 +167,9 @@ class EngineWork:
             if live.reads_items:
                 self.listen(work)
             run.waiters.setdefault(work.request.id, []).append(p.id)
-            if not work.made and not (run.ahead and work.claims.rule is ClaimRule.WRITE):
-                work.made, work.queued_depth = True, live.depth
+            if work.is_expected and not (run.ahead and work.claims.rule is ClaimRule.WRITE):
+                work.sent()
+                work.queued_depth = live.depth
                 fresh.append(work)
         return fresh
 
@@ -173,7 +180,7 @@ class EngineWork:
         port: Port,
         kind: PrimitiveKind,
         payload: Any,
-        known: Identity | None,
+        known: RequestKey | None,
         terms: Terms,
         primitive: str,
         request: str = "",
@@ -181,12 +188,12 @@ class EngineWork:
         drafts: tuple[str, ...] = (),
         *,
         for_guess: bool = False,
-    ) -> Work:
+    ) -> EngineRequest:
         """The work of a caller of a live query; one that is not `made` has to be sent. `request`: its id, if any;
         `graph`: the one that asks, if it is early; `drafts`: texts that the result may repeat; `for_guess`: only a
         guess at a prompt needs it."""
 
-        def make() -> Work:
+        def make() -> EngineRequest:
             text, awaited = kind in LLM_KINDS, run.ahead or run.streamed_into is not None
             made = Request(
                 request or request_id(run.id),
@@ -201,74 +208,75 @@ class EngineWork:
                 late=awaited,
                 unread=text and not (port.listens or awaited),
             )
-            return Work(
+            created = EngineRequest(
                 made,
                 port.name,
                 known,
                 primitive,
                 Claims(rule_of(payload), caller),
                 terms,
-                made=False,
-                coarse=not made.stream,
-                writes_seen=self.writes.version(port.name, payload),
-                for_guess=for_guess,
+                RequestState.EXPECTED,
+                guess_role=GuessRole.NEEDED if for_guess else GuessRole.NONE,
             )
+            created.stream.is_coarse = not made.stream
+            created.search.writes = self.writes.version(port.name, payload)
+            return created
 
         work = self.works.join(run.id, known, caller, terms, make, graph)
-        if work.provisional:
+        if work.guess_role is GuessRole.UNCLAIMED:
             self.guesses.claimed(run, work, caller, primitive, terms.depth)
-        if work.for_guess and not for_guess:
+        if work.guess_role is GuessRole.NEEDED and not for_guess:
             self._wanted(run, port, work)
-        if work.made:
+        if not work.is_expected:
             self._found(run, port, work)
         return work
 
-    def read(self, work: Work, log: PieceLog) -> None:
+    def read(self, work: EngineRequest, log: PieceLog) -> None:
         """Its pieces go there, too, from the first one on."""
         self.listen(work)
         work.read_into(log)
 
-    def listen(self, work: Work) -> None:
+    def listen(self, work: EngineRequest) -> None:
         """Somebody reads its pieces from now on."""
         heard = work.request.stream
-        if work.ended or (heard and not work.request.unread):
+        if work.has_ended or (heard and not work.request.unread):
             return
         work.request = replace(work.request, stream=True, unread=False)
-        if work.made and not heard:
+        if not work.is_expected and not heard:
             self._driver.ports[work.engine].listen([work])
 
-    def _found(self, run: QueryRun, port: Port, work: Work) -> None:
+    def _found(self, run: QueryRun, port: Port, work: EngineRequest) -> None:
         """Somebody else had asked for it: who comes now may be further from the end of the query."""
         if work.claims.is_left_by_planner:
             self._driver.trace.used(run, work.primitive)
-        if work.terms.depth > work.queued_depth and not (work.began or work.ended):
+        if work.terms.depth > work.queued_depth and not work.has_begun:
             work.queued_depth = work.terms.depth
             port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}))
 
-    def _wanted(self, run: QueryRun, port: Port, work: Work) -> None:
+    def _wanted(self, run: QueryRun, port: Port, work: EngineRequest) -> None:
         """A guess had asked for it, and now somebody waits: it is as urgent as any, and all that was asked with it."""
         live = run.primitives.get(work.primitive)
         for one in live.works if live is not None else (work,):
-            one.for_guess = False
+            one.guess_role = GuessRole.NONE
         work.queued_depth = max(work.queued_depth, work.terms.depth)
         wanted = {work.primitive: (Objective.LATENCY, "")}
         port.depths(DepthChanged(self._driver.now(), run.id, {work.primitive: work.queued_depth}, wanted))
 
-    def identity_of(self, port: Port, tenant: str, payload: Any) -> Identity | None:
+    def identity_of(self, port: Port, tenant: str, payload: Any) -> RequestKey | None:
         """May be asked from any thread."""
         found = self._fingerprints.get(port.name)
         if found is None:
             found = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
-        return identity(found, tenant, payload)
+        return request_key(found, tenant, payload)
 
-    def _between_writes(self, run: QueryRun, port: Port, payload: Any, known: Identity | None) -> Identity | None:
+    def _between_writes(self, run: QueryRun, port: Port, payload: Any, known: RequestKey | None) -> RequestKey | None:
         """Without a plain object nobody asks again whether a search is still true: one of the graph's own is taken for
         another only if nothing has been written, and no user code has ended, between the two."""
         if run.ahead or known is None or not isinstance(payload, SearchVector):
             return known
         return known._replace(payload=(known.payload, self.writes.version(port.name, payload), run.code_ended))
 
-    def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
+    def _send(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[EngineRequest]) -> None:
         p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
         for work in fresh:
             work.queued_gang = event.gang
@@ -295,21 +303,21 @@ class EngineWork:
         query = self._driver.query(run)
         return None if query is None else query.get(name)
 
-    def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[Work]) -> None:
+    def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, fresh: list[EngineRequest]) -> None:
         """Works that the plain object or another graph had started before may be under way or done already."""
         if 0 < len(fresh) == len(live.works):
             return
         new = set(map(id, fresh))
-        claimed = [work for work in live.works if work.made and id(work) not in new]
+        claimed = [work for work in live.works if not work.is_expected and id(work) not in new]
         for work in claimed:
-            work.passed_on |= bool(work.pieces) and live.reads_items
-            for piece in list(work.pieces):
+            work.stream.is_passed_on |= bool(work.stream.pieces) and live.reads_items
+            for piece in list(work.stream.pieces):
                 self._news.piece(run, live, piece)
-        running = [work for work in claimed if not work.ended]
+        running = [work for work in claimed if not work.has_ended]
         known = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
         if known is not None:
             self._driver.ports[live.primitive.engine].depths(known)
-        if any(work.began or work.ended for work in claimed):
+        if any(work.has_begun for work in claimed):
             self._news.began(run, live)
         if live.left == 0:
             self._news.all_ended(run, live)
@@ -324,7 +332,7 @@ class EngineWork:
         if not works or not all(work.claims.is_wanted for work in works):
             self._driver.trace.done(run, name, "cancelled")
 
-    def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[Work]:
+    def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[EngineRequest]:
         """A primitive waits no more for the works that it waited for. Returns those."""
         name = live.primitive.id
         works = [work for work in live.works if name in run.waiters.get(work.request.id, ())]
@@ -340,32 +348,32 @@ class EngineWork:
         """A part is over, and what was made for it is of use to others."""
         self._driver.trace.used(run, name)
 
-    def settled(self, run: QueryRun, work: Work) -> None:
+    def settled(self, run: QueryRun, work: EngineRequest) -> None:
         """It is known now what came of work that the plain object did not claim."""
         self._driver.trace.settled(run, work)
 
-    def let_go(self, run: QueryRun, works: Iterable[Work]) -> None:
+    def let_go(self, run: QueryRun, works: Iterable[EngineRequest]) -> None:
         """Parts that had them are over: what has ended is forgotten, the rest will be when it ends."""
         for work in works:
             live = run.primitives.get(work.primitive)
-            if live is not None and all(one.ended and not one.claims.graphs for one in live.works):
+            if live is not None and all(one.has_ended and not one.claims.graphs for one in live.works):
                 del run.primitives[work.primitive]
         self.works.release(run.id, works)
 
-    def give_up(self, work: Work, caller: Caller) -> None:
+    def give_up(self, work: EngineRequest, caller: Caller) -> None:
         """Take a claim of a caller back, and stop the request if nobody wants it any more."""
         port = self._driver.ports[work.engine]
-        if work.claims.give_up(caller) and not work.cancelled and port.holds(work):
+        if work.claims.give_up(caller) and not work.is_cancelled and port.holds(work):
             port.cancel([work])
 
     # ------------------------------------------------------------ what ports report
 
-    def request_started(self, work: Work, instance: str, batch: int) -> None:
-        work.began = True
+    def request_started(self, work: EngineRequest, instance: str, batch: int) -> None:
+        work.started()
         run = self._driver.runs.get(work.request.query)
         if run is None:
             return
-        if work.provisional:
+        if work.guess_role is GuessRole.UNCLAIMED:
             self.guesses.started(run, work, instance, batch)
             return
         run.requests[work.request.id] = work.primitive
@@ -373,17 +381,17 @@ class EngineWork:
         for name in tuple(run.waiters.get(work.request.id, ())):
             self._news.began(run, run.primitives[name], traced=name == work.primitive)
 
-    def request_piece(self, work: Work, piece: Piece) -> None:
-        work.add_piece(piece)
+    def request_piece(self, work: EngineRequest, piece: Piece) -> None:
+        work.stream.add(piece)
         run = self._driver.runs.get(work.request.query)
         if run is None:
             return
-        if work.provisional:
+        if work.guess_role is GuessRole.UNCLAIMED:
             self.guesses.piece(run, work, piece)
             return
         self._driver.trace.first(run, work.primitive)
         for name in tuple(run.waiters.get(work.request.id, ())):
-            work.passed_on |= run.primitives[name].reads_items
+            work.stream.is_passed_on |= run.primitives[name].reads_items
             self._news.piece(run, run.primitives[name], piece)
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
@@ -391,10 +399,10 @@ class EngineWork:
         if self.writes.administered(engine, method, args):
             self.works.drop_writes(engine, args[0])
 
-    def request_ended(self, work: Work, value: Any, error: BaseException | None) -> None:
+    def request_ended(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
         self.writes.ended(work.engine, work.request.payload)
         run = self._driver.runs.get(work.request.query)
-        if work.provisional and run is not None:
+        if work.guess_role is GuessRole.UNCLAIMED and run is not None:
             self.guesses.ended(run, work, value, error)
             self.works.end(work, value, error)
             return
@@ -408,7 +416,7 @@ class EngineWork:
         run.wrote += value.completion_tokens if isinstance(value, Generation) else 0
         port = self._driver.ports.get(work.engine)
         self._driver.trace.request_ended(run, work, value, getattr(port.engine if port else None, "tells_cached", None))
-        if work.primitive not in run.primitives or not (work.primitive in names or work.cancelled):
+        if work.primitive not in run.primitives or not (work.primitive in names or work.is_cancelled):
             self._driver.trace.called_ended(run, work, value, failed=named is not None)
         for name in names:
             live = run.primitives.get(name)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind
 from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, placed
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.work import Work, placed
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
@@ -25,14 +25,16 @@ def enqueue_event(
     return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms, remaining, _left(at, run))
 
 
-def gang_changed(at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[Work]) -> DepthChanged | None:
+def gang_changed(
+    at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[EngineRequest]
+) -> DepthChanged | None:
     """Others had asked before the graph came to it. Their engine is told, if the graph knows a call of the plain object
     for a member of a gang, or waits alone for what a gang had asked for; otherwise None."""
     if live is None or live.wanted.objective is Objective.BACKGROUND:
         return None
     wanted, gang = live.wanted.objective, _gang(run, live.wanted)
     member = wanted is Objective.THROUGHPUT
-    found = [work for work in claimed if not (work.ended or work.prefilled) and work.queued_gang != gang]
+    found = [work for work in claimed if not (work.has_ended or work.stream.is_prefilled) and work.queued_gang != gang]
     changed = [work for work in found if not member or work.claims.made_by is Caller.ORIGINAL]
     for work in changed:
         work.queued_gang = gang
@@ -47,7 +49,7 @@ def call_enqueue_event(
     name: str,
     depth: int,
     gang: str,
-    fresh: Sequence[Work],
+    fresh: Sequence[EngineRequest],
     remaining: float = 0.0,
 ) -> tuple[Enqueue, DepthChanged | None]:
     """For a call of the plain object, which no graph says anything of, and what it tells of the call before.
@@ -57,8 +59,8 @@ def call_enqueue_event(
     """
     query, engine = run.query, fresh[0].engine
     before, known = (None, True) if gang else run.last_calls.get((engine, kind), (None, False))
-    streamed = any(entry.read for entry in fresh)
-    beside = before is not None and not streamed and not (before.ended or before.prefilled)
+    streamed = any(entry.stream.is_read for entry in fresh)
+    beside = before is not None and not streamed and not (before.has_ended or before.stream.is_prefilled)
     member = not streamed and (bool(gang) or beside or len(fresh) > 1)
     wanted = (Objective.THROUGHPUT, f"{run.id}/{gang or engine + '.calls'}") if member else (Objective.LATENCY, "")
     for work in fresh:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from teola_plugin.graph import InstancePath, Primitive, PrimitiveKind, Ref
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import Enqueue
 from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
 from teola_plugin.scheduling.live_query import LiveQuery
@@ -50,7 +50,7 @@ class PreScheduling:
         if name is not None and isinstance(port, ForwardingPort):
             port.disown(name, requests)
 
-    def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[Work]) -> None:
+    def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[EngineRequest]) -> None:
         """Mark the requests of a primitive whose value nobody but engines reads."""
         if self._stays(query, p):
             for entry in entries:

@@ -18,12 +18,12 @@ from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.claims import Caller, Claims
 from teola_plugin.runtime.driver.enqueue_events import enqueue_event
 from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, GuessRole, placed, request_id
+from teola_plugin.runtime.engine_requests.keys import RequestKey, rule_of
+from teola_plugin.runtime.engine_requests.table import RequestTable
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.primitive_requests import all_drafts
 from teola_plugin.runtime.query_run import Guess, QueryRun
-from teola_plugin.runtime.works.identities import Identity, rule_of
-from teola_plugin.runtime.works.table import RequestTable
-from teola_plugin.runtime.works.work import Work, placed, request_id
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch, Unused
 from teola_plugin.scheduling.objectives import Objective
@@ -32,7 +32,7 @@ _K = PrimitiveKind
 SHARE = 0.25
 """Of the tokens that a query is expected to write, those that may be written on guesses nobody has come for."""
 
-Identify = Callable[[Port, str, Any], Identity | None]
+Identify = Callable[[Port, str, Any], RequestKey | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ class ProvisionalAnswers:
         else:
             self._send(run, order, asked, known, place, port)
 
-    def _share(self, run: QueryRun, name: str, place: str, known: Identity) -> None:
+    def _share(self, run: QueryRun, name: str, place: str, known: RequestKey) -> None:
         """Another part has guessed the same."""
-        guess = next((one for one in run.guesses.values() if one.work.identity == known), None)
+        guess = next((one for one in run.guesses.values() if one.work.key == known), None)
         if guess is not None:
             guess.places.add(place)
             run.guesses[place] = guess
         self._unused(run, name)
 
-    def _send(self, run: QueryRun, order: Dispatch, asked: _Asked, known: Identity, place: str, port: Port) -> None:
+    def _send(self, run: QueryRun, order: Dispatch, asked: _Asked, known: RequestKey, place: str, port: Port) -> None:
         p, query = order.primitive.with_(kind=asked.kind), run.query
         warm = asked.kind is _K.PARTIAL_PREFILLING
         named = request_id(run.id)
@@ -92,7 +92,7 @@ class ProvisionalAnswers:
             drafts=all_drafts(port.engine.profile, asked.payload),
         )
         claims, terms = Claims(rule_of(asked.payload), Caller.PLANNER), placed(query.terms, 0, "")
-        work = Work(request, port.name, known, place, claims, terms)
+        work = EngineRequest(request, port.name, known, place, claims, terms)
         guess = run.guesses[place] = Guess(p.id, work, asked.expected, {place})
         run.expected += asked.expected
         self._works.offer(run.id, known, work)
@@ -104,12 +104,12 @@ class ProvisionalAnswers:
 
     # ------------------------------------------------------------ what its port reports
 
-    def started(self, run: QueryRun, work: Work, instance: str, batch: int) -> None:
+    def started(self, run: QueryRun, work: EngineRequest, instance: str, batch: int) -> None:
         guess = _of(run, work)
         if guess is not None:
             self._driver.trace.started(run, guess.primitive, instance, batch)
 
-    def piece(self, run: QueryRun, work: Work, piece: Piece) -> None:
+    def piece(self, run: QueryRun, work: EngineRequest, piece: Piece) -> None:
         """It is stopped where it has written as much as it may: its text remains, as a draft."""
         guess = _of(run, work)
         if guess is None or guess.over:
@@ -120,7 +120,7 @@ class ProvisionalAnswers:
         if guess.expected and _left(run) <= 0:
             self._stop(run, guess)
 
-    def ended(self, run: QueryRun, work: Work, value: Any, error: BaseException | None) -> None:
+    def ended(self, run: QueryRun, work: EngineRequest, value: Any, error: BaseException | None) -> None:
         """Its port is done with it. One that ended well may still be claimed."""
         guess = _of(run, work)
         if guess is None or guess.over:
@@ -130,13 +130,13 @@ class ProvisionalAnswers:
             guess.tokens, guess.text = value.completion_tokens, value.text
         self._over(run, guess, "done" if error is None else "wasted", value)
 
-    def again(self, run: QueryRun, work: Work) -> bool:
+    def again(self, run: QueryRun, work: EngineRequest) -> bool:
         """A claimed one has failed: an engine elsewhere may have stopped it before the claim came there. Whether it is
         asked for once more, as the call that it is by now."""
-        if not work.guessed or work.provisional or work.cancelled:
+        if work.guess_role is not GuessRole.CLAIMED or work.is_cancelled:
             return False
-        work.guessed = False
-        work.again()
+        work.guess_role = GuessRole.NONE
+        work.retry()
         depth, query = work.queued_depth, run.query
         event = Enqueue(
             self._driver.now(), run.id, work.primitive, work.request.kind, (), depth, query.app, query.weight
@@ -146,13 +146,13 @@ class ProvisionalAnswers:
 
     # ------------------------------------------------------------ ends
 
-    def claimed(self, run: QueryRun, work: Work, caller: Caller, name: str, depth: int) -> None:
+    def claimed(self, run: QueryRun, work: EngineRequest, caller: Caller, name: str, depth: int) -> None:
         """Somebody asks for the same: from now on it is that party's, by that name, and as urgent as any."""
-        work.provisional = False
+        work.guess_role = GuessRole.CLAIMED
         guess = _of(run, work)
         if guess is None:
             return
-        if not work.ended:
+        if not work.has_ended:
             wanted = {work.primitive: (Objective.LATENCY, "")}
             news = DepthChanged(self._driver.now(), run.id, {work.primitive: depth}, wanted)
             self._driver.ports[work.engine].depths(news)
@@ -164,18 +164,18 @@ class ProvisionalAnswers:
         self._driver.trace.guess_ended(run, guess, "claimed")
         if caller is Caller.ORIGINAL:
             self._driver.trace.called(run, name, [work], depth)
-            if work.began:
+            if work.has_begun:
                 self._driver.trace.started(run, name)
         self._unused(run, guess.primitive)
 
-    def drafts(self, run: QueryRun, p: Primitive, payload: Any, known: Identity | None) -> tuple[str, ...]:
+    def drafts(self, run: QueryRun, p: Primitive, payload: Any, known: RequestKey | None) -> tuple[str, ...]:
         """The prompt is there, and asks for this. Where it was guessed, that remains to be claimed; a wrong guess is
         stopped, and its text may be repeated."""
         guess = run.guesses.get(p.id)
         if guess is None:
             return ()
         work, asked = guess.work, guess.work.request.payload
-        if work.identity == known and not (work.cancelled or work.failed):
+        if work.key == known and not (work.is_cancelled or work.has_failed):
             return ()
         self._leave(run, guess, p.id, read=isinstance(asked, Warmup) and asked.prompt == payload.prompt)
         return (guess.text,) if guess.text else ()
@@ -213,7 +213,7 @@ class ProvisionalAnswers:
             port.cancel([guess.work])
 
     def _over(self, run: QueryRun, guess: Guess, outcome: str, value: Any = None) -> None:
-        guess.over, guess.text = True, guess.text or guess.work.text
+        guess.over, guess.text = True, guess.text or guess.work.stream.text
         self._driver.trace.guess_ended(run, guess, outcome, value)
         self._unused(run, guess.primitive)
 
@@ -242,5 +242,5 @@ def _left(run: QueryRun, more: int = 0) -> float:
     return SHARE * (run.wrote + run.expected + more) - run.guessed
 
 
-def _of(run: QueryRun, work: Work) -> Guess | None:
+def _of(run: QueryRun, work: EngineRequest) -> Guess | None:
     return next((guess for guess in run.guesses.values() if guess.work is work), None)

@@ -20,7 +20,7 @@ def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: En
         if error is not None:
             work.claims.open_by_original = 0
         engines.give_up(work, Caller.PLANNER)
-        if unclaimed and run.ahead and outcome == "closed" and not work.cancelled:
+        if unclaimed and run.ahead and outcome == "closed" and not work.is_cancelled:
             engines.settled(run, work)
     engines.ahead.withdraw(run)
 

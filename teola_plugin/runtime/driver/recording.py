@@ -11,9 +11,9 @@ from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
 from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
 from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.query_run import Guess, LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.warmups import note_use, warmed
-from teola_plugin.runtime.works.work import Work
 
 SHOWN_REQUESTS = 8
 """Requests of a primitive whose contents a trace shows, where prompts and documents were asked for."""
@@ -60,7 +60,7 @@ class RunTrace:
         if not (adopted and self.recorder.same(run.id, p.id, known[-1], kind=kind)):
             self.queued(run, p, live.depth, payloads)
 
-    def called(self, run: QueryRun, name: str, works: Sequence[Work], depth: int, step: int = 0) -> None:
+    def called(self, run: QueryRun, name: str, works: Sequence[EngineRequest], depth: int, step: int = 0) -> None:
         """The plain object calls, and no graph knows of it."""
         request, engine = works[0].request, works[0].engine
         kind = GENERATION if isinstance(request.payload, Generate) else request.kind.name
@@ -90,7 +90,7 @@ class RunTrace:
         self.recorder.done(run.id, guess.primitive, self._now(), outcome=outcome, tokens=read)
         self.recorder.wrote(run.id, guess.primitive, guess.tokens)
 
-    def at_step(self, run: QueryRun, work: Work, step: int) -> None:
+    def at_step(self, run: QueryRun, work: EngineRequest, step: int) -> None:
         """A step of the plain object has claimed it: now it is known what its primitives are for."""
         for name in {work.primitive, *run.waiters.get(work.request.id, ())}:
             self.recorder.at_step(run.id, name, step)
@@ -157,7 +157,7 @@ class RunTrace:
             whole = live.primitive.id.removesuffix(".prefilling")
             self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=whole)
 
-    def called_ended(self, run: QueryRun, work: Work, value: Any, *, failed: bool) -> None:
+    def called_ended(self, run: QueryRun, work: EngineRequest, value: Any, *, failed: bool) -> None:
         """A request has ended that no primitive of the graph waits for: a call of the plain object."""
         self.ended(run, work.primitive, [value], failed=failed)
         self.recorder.goes_on(run.id, work.primitive, self._now())
@@ -167,7 +167,7 @@ class RunTrace:
             if _began_unheard(work, value):
                 self.recorder.merge(run.id, work.primitive, (), kind=GENERATION)
 
-    def request_ended(self, run: QueryRun, work: Work, value: Any, tells: bool | None) -> None:
+    def request_ended(self, run: QueryRun, work: EngineRequest, value: Any, tells: bool | None) -> None:
         """A warm-up, or a prompt that may have found one. `tells`: see `note_use`."""
         known = warmed(work, value)
         if known is not None:
@@ -175,7 +175,7 @@ class RunTrace:
         elif run.warmups:
             note_use(run.warmups, work, value, tells=tells)
 
-    def answered(self, run: QueryRun, wait: OpenWait, works: Sequence[Work]) -> None:
+    def answered(self, run: QueryRun, wait: OpenWait, works: Sequence[EngineRequest]) -> None:
         """A call of the plain object has its values, made for it or claimed."""
         names: list[str] = []
         asked = dict.fromkeys(work.primitive for work in works)
@@ -219,7 +219,7 @@ class RunTrace:
             self.recorder.settle(run.id, names[0], "done")
         return names[0]
 
-    def settled(self, run: QueryRun, work: Work) -> None:
+    def settled(self, run: QueryRun, work: EngineRequest) -> None:
         """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
         self.recorder.settle(run.id, work.primitive, _fate(run, work))
 
@@ -228,7 +228,7 @@ class RunTrace:
         self.recorder.settle(run.id, name, "done")
 
 
-def _fate(run: QueryRun, work: Work) -> str:
+def _fate(run: QueryRun, work: EngineRequest) -> str:
     live = run.primitives.get(work.primitive)
     if live is None:
         return "wasted"
@@ -245,12 +245,12 @@ def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
     return [work.primitive for work in asking if work.request.id not in known][:1]
 
 
-def _began_unheard(work: Work, value: Any) -> bool:
+def _began_unheard(work: EngineRequest, value: Any) -> bool:
     """Whether its text came in one piece, or in none, though it has several tokens."""
-    if not work.came or not isinstance(value, Generation):
-        return not work.came
-    whole = work.begun_with == len(value.text) or work.begun_tokens == value.completion_tokens
-    return work.came == 1 and value.completion_tokens > 1 and whole
+    if not work.stream.piece_count or not isinstance(value, Generation):
+        return not work.stream.piece_count
+    whole = work.stream.first_characters == len(value.text) or work.stream.first_tokens == value.completion_tokens
+    return work.stream.piece_count == 1 and value.completion_tokens > 1 and whole
 
 
 def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:

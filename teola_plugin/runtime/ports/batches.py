@@ -195,17 +195,17 @@ class Batches:
         if outstanding.told:
             return
         entry = outstanding.entry
-        fresh = entry.fresh(
+        fresh = entry.new_part(
             piece if outstanding.name == entry.request.id else replace(piece, request_id=entry.request.id)
         )
-        if not entry.prefilled:
-            entry.prefilled = True
+        if not entry.stream.is_prefilled:
+            entry.stream.is_prefilled = True
             self._reports.scheduler(PrefillEnded(_now(), outstanding.name))
         self._callers.piece(entry, fresh)
 
     def _done(self, batch: Batch, outstanding: OutstandingRequest, done: Done) -> None:
-        outstanding.entry.agree(done.value)
-        outstanding.entry.found_version, outstanding.entry.cuts = done.version, done.cuts
+        outstanding.entry.check_result(done.value)
+        outstanding.entry.search.version, outstanding.entry.stream.cuts = done.version, done.cuts
         self._let_go(batch, outstanding)
         self._reports.worked(batch.instance)
         self._callers.ended(outstanding, done.value, None)
@@ -214,13 +214,13 @@ class Batches:
         if isinstance(error, EngineUnavailable):
             self._reports.dead(batch.instance)
         entry = outstanding.entry
-        again = isinstance(error, EngineError) and error.retryable and entry.repeatable and not outstanding.told
+        again = isinstance(error, EngineError) and error.retryable and entry.can_be_repeated and not outstanding.told
         if not again or entry.attempts + 1 >= self._max_attempts or not self._reports.may_retry():
             self._let_go(batch, outstanding)
             self._callers.ended(outstanding, None, error)
             return
         batch.left.pop(outstanding.name, None)
-        entry.again()
+        entry.retry()
         log.warning(
             "request %s of %s failed (%s); attempt %d", entry.request.id, entry.primitive, error, entry.attempts + 1
         )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from teola_plugin.requests.results import Piece
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.failures import own
 from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequest, OutstandingRequests
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.works.work import Work
 
 log = logging.getLogger("teola_plugin")
 
@@ -21,10 +21,10 @@ class Callers:
     def __init__(self, engine: str, listener: PortListener, outstanding: OutstandingRequests) -> None:
         self._engine, self._listener, self._outstanding = engine, listener, outstanding
 
-    def started(self, entry: Work, instance: str, batch: int) -> None:
+    def started(self, entry: EngineRequest, instance: str, batch: int) -> None:
         self._call("start", self._listener.started, entry, instance, batch)
 
-    def piece(self, entry: Work, piece: Piece) -> None:
+    def piece(self, entry: EngineRequest, piece: Piece) -> None:
         self._call("pieces", self._listener.piece, entry, piece)
 
     def ended(self, outstanding: OutstandingRequest, value: Any, error: BaseException | None) -> None:
@@ -32,7 +32,7 @@ class Callers:
         if self._outstanding.tell(outstanding):
             self.refused(outstanding.entry, value, error)
 
-    def refused(self, entry: Work, value: Any, error: BaseException | None) -> None:
+    def refused(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         """`ended` for a request that the port does not hold."""
         error = own(error) if error is not None else None
         if not self._call("end", self._listener.ended, entry, value, error):

@@ -15,6 +15,7 @@ from teola_plugin.requests.payloads import Generate, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import failures
 from teola_plugin.runtime.cache_events import cache_events
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports import engine_failures, watchdog
 from teola_plugin.runtime.ports.batches import Batches, Reports
 from teola_plugin.runtime.ports.callers import Callers
@@ -23,7 +24,6 @@ from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.timeouts import ended
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.engine_events import (
     CancelRequests,
@@ -108,7 +108,7 @@ class EnginePort:
 
     # ------------------------------------------------------------ requests
 
-    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         """Queue the requests of one primitive; `event.requests` is filled in here."""
         refused = self._refusal(len(entries))
         if refused is not None:
@@ -120,7 +120,7 @@ class EnginePort:
         if asked:
             self._handle(event.holding(tuple(asked)))
 
-    def _queued(self, entry: Work) -> QueuedRequest | None:
+    def _queued(self, entry: EngineRequest) -> QueuedRequest | None:
         """None for a request of which not even this much can be said: it has failed, and nobody else."""
         try:
             size, blocks = self._measured(entry.request)
@@ -147,14 +147,14 @@ class EnginePort:
             return engine_failures.overloaded(self.name, len(self._outstanding), self._max_queued)
         return None
 
-    def holds(self, entry: Work) -> bool:
+    def holds(self, entry: EngineRequest) -> bool:
         """Whether the request is queued or running here, and has not ended for its caller."""
         return self._outstanding.of(entry) is not None
 
-    def cancel(self, entries: Sequence[Work]) -> None:
+    def cancel(self, entries: Sequence[EngineRequest]) -> None:
         """They end for their callers at once; a running one keeps its slot until its instance has let go of it."""
         for entry in entries:
-            entry.cancelled = True
+            entry.is_cancelled = True
         names = tuple(outstanding.name for entry in entries if (outstanding := self._outstanding.of(entry)) is not None)
         if names:
             self._handle(CancelRequests(self._now(), names))
@@ -166,7 +166,7 @@ class EnginePort:
     def listens(self) -> bool:
         return all(map(listens, self.instances.values()))
 
-    def listen(self, entries: Sequence[Work]) -> None:
+    def listen(self, entries: Sequence[EngineRequest]) -> None:
         """Those that wait go out as their requests are by then."""
         for entry in entries:
             outstanding = self._outstanding.of(entry)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +16,7 @@ class OutstandingRequest:
 
     name: str
     """Its id at the scheduler and at the engine; that of the request, unless one of that id is still there."""
-    entry: Work
+    entry: EngineRequest
     told: bool = False
     """Whether it has ended for its caller; the engine may have yet to let go of it."""
 
@@ -48,7 +48,7 @@ class OutstandingRequests:
         """Those whose callers wait."""
         return iter(list(self._asked.values()))
 
-    def add(self, entry: Work) -> OutstandingRequest:
+    def add(self, entry: EngineRequest) -> OutstandingRequest:
         name = entry.request.id
         if name in self._here:  # asked again by a client that came back, before the engine had let go of the first
             name = f"{name}~{next(self._numbers)}"
@@ -59,7 +59,7 @@ class OutstandingRequests:
     def named(self, name: str) -> OutstandingRequest | None:
         return self._here.get(name)
 
-    def of(self, entry: Work) -> OutstandingRequest | None:
+    def of(self, entry: EngineRequest) -> OutstandingRequest | None:
         """The request, if its caller still waits for it."""
         return self._asked.get(entry.request.id)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 
@@ -17,10 +17,10 @@ from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 class PortListener:
     """Whom a port tells what happened to requests. Called on the pool's loop; what it raises is logged."""
 
-    started: Callable[[Work, str, int], None]
+    started: Callable[[EngineRequest, str, int], None]
     """(entry, instance, batch)"""
-    piece: Callable[[Work, Piece], None]
-    ended: Callable[[Work, Any, BaseException | None], None]
+    piece: Callable[[EngineRequest, Piece], None]
+    ended: Callable[[EngineRequest, Any, BaseException | None], None]
     """(entry, value, error)"""
 
 
@@ -34,16 +34,16 @@ class Port(Protocol):
         """What there is to know of the engine: name, kinds, profile, versions."""
         ...
 
-    def enqueue(self, entries: Sequence[Work], event: Enqueue) -> None:
+    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         """Queue the requests of one primitive; `event.requests` need not be filled in. One that cannot be queued fails
         alone, at once."""
         ...
 
-    def holds(self, entry: Work) -> bool:
+    def holds(self, entry: EngineRequest) -> bool:
         """Whether the request is queued or running here, and has not ended for its caller."""
         ...
 
-    def cancel(self, entries: Sequence[Work]) -> None:
+    def cancel(self, entries: Sequence[EngineRequest]) -> None:
         """They end at once for their caller, whenever the engine lets go of them."""
         ...
 
@@ -54,7 +54,7 @@ class Port(Protocol):
         """Whether requests that nobody reads yet may be sent without `stream`."""
         ...
 
-    def listen(self, entries: Sequence[Work]) -> None:
+    def listen(self, entries: Sequence[EngineRequest]) -> None:
         """They were sent without `stream`, and have a reader now: their requests say so already."""
         ...
 
@@ -96,7 +96,7 @@ class ForwardingPort(Port, ABC):
     @abstractmethod
     def enqueue(
         self,
-        entries: Sequence[Work],
+        entries: Sequence[EngineRequest],
         event: Enqueue,
         primitive: Primitive | None = None,
         then: tuple[Follow, ...] = (),
@@ -108,7 +108,7 @@ class ForwardingPort(Port, ABC):
         """A follower of that name is announced, to be queued like this."""
 
     @abstractmethod
-    def adopt(self, name: str, entries: Sequence[Work], event: Enqueue) -> None:
+    def adopt(self, name: str, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         """The graph has dispatched the follower: its requests are these entries, in order."""
 
     @abstractmethod

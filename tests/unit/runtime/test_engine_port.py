@@ -16,12 +16,12 @@ from teola_plugin.graph import Batching, EngineProfile
 from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.failures import located, own
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.ports.watchdog import Patience
-from teola_plugin.runtime.works.work import Work
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 
@@ -42,7 +42,7 @@ def test_a_listener_that_raises_costs_no_slot(
         calls = heard.listener()
         told = {name: getattr(calls, name) for name in ("started", "piece", "ended")}
 
-        def bad(given: Work, *rest: Any) -> None:
+        def bad(given: EngineRequest, *rest: Any) -> None:
             if given.request.id.startswith("bad"):
                 raise fault("a listener's fault")
             told_before(given, *rest)

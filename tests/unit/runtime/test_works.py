@@ -22,11 +22,11 @@ from teola_plugin.requests.payloads import (
 )
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
-from teola_plugin.runtime.works.identities import Fingerprint, identity, rule_of
-from teola_plugin.runtime.works.table import RequestTable
-from teola_plugin.runtime.works.work import Work, more_urgent
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, GuessRole, RequestState, more_urgent
+from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, request_key, rule_of
+from teola_plugin.runtime.engine_requests.table import RequestTable
 
-ENGINE = Fingerprint("engine")
+ENGINE = EngineFingerprint("engine")
 EARLY, PLAIN = Caller.PLANNER, Caller.ORIGINAL
 TERMS = Terms("acme")
 
@@ -40,19 +40,19 @@ class Table:
 
     def join(
         self, party: Caller, payload: Any, query: str = "q", terms: Terms = TERMS, graph: PlannerGraph = OWN_GRAPH
-    ) -> Work:
+    ) -> EngineRequest:
         self.count += 1
         request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
-        known = identity(ENGINE, terms.tenant, payload)
-        new = Work(request, "e", known, "p", Claims(rule_of(payload), party), terms, made=False)
+        known = request_key(ENGINE, terms.tenant, payload)
+        new = EngineRequest(request, "e", known, "p", Claims(rule_of(payload), party), terms, RequestState.EXPECTED)
         work = self.table.join(query, known, party, terms, lambda: new, graph)
         if party is EARLY:
             work.claims.add_graph(graph, lookahead=graph.lookahead, is_new=work.is_expected)
         if not (work.claims.rule is ClaimRule.WRITE and party is EARLY):
-            work.made = True
+            work.sent()
         return work
 
-    def end(self, work: Work, value: Any = "value", error: BaseException | None = None) -> None:
+    def end(self, work: EngineRequest, value: Any = "value", error: BaseException | None = None) -> None:
         self.table.end(work, value, error)
 
 
@@ -92,21 +92,21 @@ def search(*wanted: tuple[str, Any], k: int = 4) -> SearchVector:
     ],
 )
 def test_what_an_engine_tells_apart_has_two_identities(one: Any, other: Any) -> None:
-    found = [identity(ENGINE, "", each) for each in (one, other)]
+    found = [request_key(ENGINE, "", each) for each in (one, other)]
     assert None not in found and found[0] != found[1]
 
 
 @pytest.mark.parametrize("payload", [TEXT, ASKED, row(n=1), search(("n", True))])
 def test_equal_payloads_have_one_identity_and_it_is_that_of_a_tenant_and_an_engine(payload: Any) -> None:
     again = type(payload)(**{name: getattr(payload, name) for name in payload.__dataclass_fields__})
-    assert identity(ENGINE, "acme", payload) == identity(ENGINE, "acme", again)
-    assert identity(ENGINE, "acme", payload) != identity(ENGINE, "other", payload)
-    assert identity(ENGINE, "acme", payload) != identity(Fingerprint("engine", model="m"), "acme", payload)
+    assert request_key(ENGINE, "acme", payload) == request_key(ENGINE, "acme", again)
+    assert request_key(ENGINE, "acme", payload) != request_key(ENGINE, "other", payload)
+    assert request_key(ENGINE, "acme", payload) != request_key(EngineFingerprint("engine", model="m"), "acme", payload)
 
 
 @pytest.mark.parametrize("payload", [SearchVector("c", ("no", "numbers")), row(n={1, 2}), 42])  # type: ignore[arg-type]
 def test_what_cannot_be_compared_has_none(payload: Any) -> None:
-    assert identity(ENGINE, "", payload) is None
+    assert request_key(ENGINE, "", payload) is None
 
 
 # ---------------------------------------------------------------- rules
@@ -203,9 +203,9 @@ def test_works_of_parts_that_are_over_are_let_go_in_time() -> None:
 def test_a_write_that_the_graph_waits_for_is_made_by_the_plain_object_and_once() -> None:
     made = Table()
     waits = made.join(EARLY, row())
-    assert not waits.made
+    assert waits.is_expected
     assert made.join(PLAIN, row("another")) is not waits
-    assert made.join(PLAIN, row()) is waits and waits.made
+    assert made.join(PLAIN, row()) is waits and not waits.is_expected
     again = made.join(PLAIN, row())
     assert again is not waits, "the plain object writes once more"
 
@@ -232,7 +232,7 @@ def test_nothing_is_shared_across_queries_or_tenants() -> None:
 def test_what_failed_was_cancelled_or_is_stale_is_never_claimed(how: str) -> None:
     made = Table()
     work = made.join(EARLY, TEXT)
-    work.cancelled, work.stale = how == "cancelled", how == "stale"
+    work.is_cancelled, work.search.is_outdated = how == "cancelled", how == "stale"
     if how == "failed":
         made.end(work, None, ValueError("no"))
     assert made.join(PLAIN, TEXT) is not work
@@ -254,7 +254,7 @@ def test_a_work_goes_by_the_most_urgent_of_its_subscribers() -> None:
 def test_a_search_is_claimed_whatever_the_version_at_which_it_was_found() -> None:
     made = Table()
     work = made.join(EARLY, search())
-    work.found_version = Version("c", 3)
+    work.search.version = Version("c", 3)
     made.end(work, ())
     assert made.join(PLAIN, search()) is work, "whether that is still so is asked at the claim"
 
@@ -276,7 +276,7 @@ def test_a_generation_that_both_have_claimed_lets_its_text_go() -> None:
     work = made.join(EARLY, ASKED)
     made.join(PLAIN, ASKED)
     made.end(work)
-    assert work.value is None and work.ended
+    assert work.value is None and work.has_ended
 
 
 def test_of_a_query_that_is_over_nothing_is_left() -> None:
@@ -286,12 +286,12 @@ def test_of_a_query_that_is_over_nothing_is_left() -> None:
     assert len(made.table) == 0 and list(made.table.of("q")) == []
 
 
-def guessed(t: Table, payload: Any = ASKED) -> Work:
+def guessed(t: Table, payload: Any = ASKED) -> EngineRequest:
     t.count += 1
     request = Request(f"r{t.count}", PrimitiveKind.PREFILLING, payload, query="q")
-    known = identity(ENGINE, "acme", payload)
+    known = request_key(ENGINE, "acme", payload)
     assert known is not None
-    work = Work(request, "e", known, "p", Claims(rule_of(payload), EARLY), TERMS)
+    work = EngineRequest(request, "e", known, "p", Claims(rule_of(payload), EARLY), TERMS)
     t.table.offer("q", known, work)
     return work
 
@@ -300,10 +300,10 @@ def guessed(t: Table, payload: Any = ASKED) -> Work:
 def test_a_guess_is_claimed_by_either_party_and_once_by_each(order: tuple[Caller, Caller]) -> None:
     t = Table()
     work = guessed(t)
-    assert work.provisional and not work.claims.is_wanted and not work.repeatable
+    assert work.guess_role is GuessRole.UNCLAIMED and not work.claims.is_wanted and not work.can_be_repeated
     assert all(t.join(party, ASKED) is work for party in order)
-    work.provisional = False
-    assert work.claims.is_wanted and work.repeatable
+    work.guess_role = GuessRole.CLAIMED
+    assert work.claims.is_wanted and work.can_be_repeated
     assert t.join(PLAIN, ASKED) is not work and t.join(EARLY, ASKED) is not work
 
 
@@ -325,9 +325,9 @@ def test_a_wrong_or_failed_guess_is_nobodys() -> None:
 
 def test_whether_somebody_has_asked_for_the_same() -> None:
     t = Table()
-    known = identity(ENGINE, "acme", ASKED)
+    known = request_key(ENGINE, "acme", ASKED)
     assert known is not None and not t.table.has("q", known)
     work = t.join(EARLY, ASKED)
     assert t.table.has("q", known) and not t.table.has("other", known)
-    work.cancelled = True
+    work.is_cancelled = True
     assert not t.table.has("q", known)

@@ -7,27 +7,27 @@ from typing import Any
 
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.claims import MAX_REMEMBERED, OWN_GRAPH, Caller, ClaimTable, PlannerGraph
-from teola_plugin.runtime.works.identities import Identity
-from teola_plugin.runtime.works.work import Work
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, GuessRole
+from teola_plugin.runtime.engine_requests.keys import RequestKey
 
 
 class _QueryRequests:
     """The requests of one query."""
 
     def __init__(self, max_remembered: int) -> None:
-        self.claims = ClaimTable[Work](max_remembered)
-        self.open: dict[str, Work] = {}
+        self.claims = ClaimTable[EngineRequest](max_remembered)
+        self.open: dict[str, EngineRequest] = {}
         """Those that have not ended, by id."""
-        self.prefetched: dict[str, Work] = {}
+        self.prefetched: dict[str, EngineRequest] = {}
         """Those that the planner made, by id, until their graphs are over."""
 
-    def add(self, work: Work) -> Work:
+    def add(self, work: EngineRequest) -> EngineRequest:
         self.open[work.request.id] = work
         if work.claims.made_by is Caller.PLANNER:
             self.prefetched[work.request.id] = work
         return work
 
-    def remove(self, work: Work) -> None:
+    def remove(self, work: EngineRequest) -> None:
         self.open.pop(work.request.id, None)
         self.prefetched.pop(work.request.id, None)
         self.claims.drop(work)
@@ -43,12 +43,12 @@ class RequestTable:
     def join(
         self,
         query: str,
-        key: Identity | None,
+        key: RequestKey | None,
         caller: Caller,
         terms: Terms,
-        make: Callable[[], Work],
+        make: Callable[[], EngineRequest],
         graph: PlannerGraph = OWN_GRAPH,
-    ) -> Work:
+    ) -> EngineRequest:
         """Return the request that `caller` gets for a key: an earlier one that it may claim, or else a new one.
 
         Whoever gets a request that `is_expected` has to send it, unless it is a write that the planner waits for.
@@ -59,24 +59,24 @@ class RequestTable:
         work.take_terms(terms)
         return work
 
-    def offer(self, query: str, key: Identity, work: Work) -> None:
+    def offer(self, query: str, key: RequestKey, work: EngineRequest) -> None:
         """Add a request on a guess, for whichever caller asks for it first."""
-        work.provisional = work.guessed = True
+        work.guess_role = GuessRole.UNCLAIMED
         requests = self._of(query)
         requests.claims.offer(key, requests.add(work))
 
-    def withdraw(self, work: Work) -> None:
+    def withdraw(self, work: EngineRequest) -> None:
         """Forget a request: nobody will ask for it."""
         requests = self._queries.get(work.request.query)
         if requests is not None:
             requests.remove(work)
 
-    def has(self, query: str, key: Identity) -> bool:
+    def has(self, query: str, key: RequestKey) -> bool:
         """Return True if there is a request of the query with this key whose result can be claimed, or could."""
         requests = self._queries.get(query)
         return requests is not None and requests.claims.has(key)
 
-    def end(self, work: Work, value: Any, error: BaseException | None) -> None:
+    def end(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
         """End a request for everybody who waits for it. Forget it if nobody can claim it any more."""
         requests = self._queries.get(work.request.query)
         work.resolve(value, error)
@@ -86,22 +86,22 @@ class RequestTable:
     def drop_writes(self, engine: str, collection: str) -> None:
         """Forget the rows that the original has written to a collection: it writes or deletes there again."""
 
-        def is_there(work: Work) -> bool:
+        def is_there(work: EngineRequest) -> bool:
             return work.engine == engine and work.request.payload.collection == collection
 
         for requests in self._queries.values():
             requests.claims.drop_writes(is_there)
 
-    def release(self, query: str, works: Iterable[Work]) -> None:
+    def release(self, query: str, works: Iterable[EngineRequest]) -> None:
         """Let ended requests of parts that are over go, some of them later."""
         requests = self._queries.get(query)
         if requests is None:
             return
         for work in works:
-            if work.ended and requests.prefetched.pop(work.request.id, None) is not None:
+            if work.has_ended and requests.prefetched.pop(work.request.id, None) is not None:
                 requests.claims.release(work)
 
-    def of(self, query: str) -> Iterator[Work]:
+    def of(self, query: str) -> Iterator[EngineRequest]:
         """Iterate over the requests of a query that are under way, and over those that the planner made."""
         requests = self._queries.get(query)
         if requests is not None:
