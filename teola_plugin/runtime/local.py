@@ -19,12 +19,12 @@ from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import AnswerForm, Version
-from teola_plugin.runtime.calls import Call, PlainCalls
 from teola_plugin.runtime.context import current_call, current_place, current_terms
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.engine_requests.engine_request import placed
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
+from teola_plugin.runtime.original_calls import OriginalCall, OriginalCalls
 from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
@@ -77,9 +77,11 @@ class LocalRuntime:
     def _begin_anew(self) -> None:
         """With nothing of an earlier life: no queries, no works, no ports."""
         self._driver = GraphDriver(self.recorder, threads=self._threads)
-        self._calls = PlainCalls(self._driver, self._version, self._deliver)
-        engine_work = self._driver.engines
-        self._listener = PortListener(engine_work.request_started, engine_work.request_piece, engine_work.request_ended)
+        self._calls = OriginalCalls(self._driver, self._version, self._deliver)
+        request_driver = self._driver.engines
+        self._listener = PortListener(
+            request_driver.request_started, request_driver.request_piece, request_driver.request_ended
+        )
         self._ports: dict[str, Port] = {}
         self._start: Future[Any] | None = None
         self._starting: asyncio.Task[Any] | None = None
@@ -271,8 +273,8 @@ class LocalRuntime:
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
 
     def asked(self, query: str) -> int:
-        """Works of a live query that are under way, or that its graph asked for."""
-        return sum(1 for _ in self._driver.engines.works.of(query))
+        """Return the number of requests of a live query that are under way, or that its graph has made."""
+        return sum(1 for _ in self._driver.engines.table.of(query))
 
     def begin_part(self, run: QueryRun, part: Part) -> None:
         self.loop.tell(self._driver.begin_part, run, part)
@@ -334,14 +336,14 @@ class LocalRuntime:
         if tally is not None:
             tally.watch(future)
         given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
-        call = Call(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
+        call = OriginalCall(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held
             call.wait = run.waits.asked(self.time(), call.step)
             call.wait.within = current_call.get()
         if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
-            call.identities = [self._driver.engines.identity_of(port, run.query.tenant, one) for one in given]
+            call.keys = [self._driver.engines.request_key_of(port, run.query.tenant, one) for one in given]
         loop, calls = self.loop, self._calls
         loop.post(calls.join, run, call)
         # Of a caller whose loop is closed, the query will never be closed: what is left of it would stay for ever.

@@ -31,9 +31,9 @@ def attach(run: QueryRun, query: LiveQuery | None, read: Callable[[EngineRequest
         return
     name = _writer(run, query, run.streamed)
     live = next((one for one in run.primitives.values() if one.group is not None and _serves(one, name)), None)
-    if live is not None and live.works:
+    if live is not None and live.entries:
         run.streamed_into = None
-        read(live.works[0], log)
+        read(live.entries[0], log)
 
 
 def _serves(live: Any, name: str) -> bool:

@@ -59,22 +59,22 @@ class LivePrimitiveRun:
     depth: int
     step: int = 0
     """The step of the plain object that it belongs to, as far as known; see `Span.step`."""
-    works: list[EngineRequest] = field(default_factory=list)
+    entries: list[EngineRequest] = field(default_factory=list)
     group: GenerationGroup | None = None
     values: dict[str, Any] = field(default_factory=dict)
     """What has ended, by request."""
     left: int = 0
     began: bool = False
 
-    def wait_for(self, work: EngineRequest) -> None:
-        self.works.append(work)
-        if work.has_ended:
-            self.values[work.request.id] = work.value
+    def wait_for(self, entry: EngineRequest) -> None:
+        self.entries.append(entry)
+        if entry.has_ended:
+            self.values[entry.request.id] = entry.value
         else:
             self.left += 1
 
-    def take(self, work: EngineRequest, value: Any) -> None:
-        self.values[work.request.id] = value
+    def take(self, entry: EngineRequest, value: Any) -> None:
+        self.values[entry.request.id] = value
         self.left -= 1
 
     @property
@@ -85,7 +85,7 @@ class LivePrimitiveRun:
     @property
     def results(self) -> list[Any]:
         """Of its works, in order."""
-        return [self.values[work.request.id] for work in self.works]
+        return [self.values[entry.request.id] for entry in self.entries]
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class Guess:
 
     primitive: str
     """As it is traced."""
-    work: EngineRequest
+    entry: EngineRequest
     expected: int
     """Tokens that the real answer is expected to have; 0 where only its prompt is read."""
     places: set[str]

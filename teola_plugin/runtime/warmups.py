@@ -25,25 +25,25 @@ class WarmedPrefix:
     used: bool = False
 
 
-def warmed(work: EngineRequest, value: Any) -> WarmedPrefix | None:
+def warmed(entry: EngineRequest, value: Any) -> WarmedPrefix | None:
     """What a warm-up that has ended with this value has left in the cache."""
-    payload = work.request.payload
+    payload = entry.request.payload
     if not isinstance(payload, Warmup) or not isinstance(value, Warmed):
         return None
-    return WarmedPrefix(work.primitive, work.engine, payload.prompt.known(), value.tokens, value.cached_tokens)
+    return WarmedPrefix(entry.primitive, entry.engine, payload.prompt.known(), value.tokens, value.cached_tokens)
 
 
-def note_use(warmups: Sequence[WarmedPrefix], work: EngineRequest, value: Any, *, tells: bool | None) -> None:
+def note_use(warmups: Sequence[WarmedPrefix], entry: EngineRequest, value: Any, *, tells: bool | None) -> None:
     """A generation has ended with this value: warm-ups of what its prompt began with were of use, if it found
     them cached.
 
     `tells`: whether its engine says how much it found; None where that is not known, and then only a number counts. Of
     prefixes that grew, each is of use that added to what was found.
     """
-    payload = work.request.payload
+    payload = entry.request.payload
     if not isinstance(payload, Generate) or not isinstance(value, Generation):
         return
-    mine = [one for one in warmups if one.engine == work.engine]
+    mine = [one for one in warmups if one.engine == entry.engine]
     if not mine:
         return
     text = payload.prompt.flat()

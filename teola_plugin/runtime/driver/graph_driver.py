@@ -1,7 +1,7 @@
 """Carries out the graph scheduler's instructions: the middle of the local runtime. Lives on the pool's loop.
 
-Instructions come from one `GraphScheduler`; engine work goes to `EngineWork`; outcomes come back as events. No policy
-is decided here.
+Instructions come from one `GraphScheduler`; requests to engines go to `RequestDriver`; outcomes come back as events. No
+policy is decided here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
-from teola_plugin.runtime.driver.engine_work import EngineWork
 from teola_plugin.runtime.driver.enqueue_events import deeper
 from teola_plugin.runtime.driver.fragments import expansion
 from teola_plugin.runtime.driver.growing_prompts import growing_prompts
 from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
+from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.port import Port
@@ -68,7 +68,7 @@ class GraphDriver:
         self.runs: dict[str, QueryRun] = {}
         self.trace = RunTrace(recorder, self.now)
         self.code = ClientCode(here=not threads)
-        self.engines = EngineWork(self)
+        self.engines = RequestDriver(self)
         self._once = dead_parts.Once()
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
@@ -330,7 +330,7 @@ class GraphDriver:
     def withdraw_all(self) -> None:
         """Followers that were sent along may never come: what the graph comes to is sent anew."""
         for run in self.runs.values():
-            self.engines.ahead.withdraw(run)
+            self.engines.prescheduling.withdraw(run)
 
     def _end(self, run: QueryRun, order: End) -> None:
         del self.runs[run.id]
@@ -351,6 +351,6 @@ class GraphDriver:
                     run.output.set_result(run.store.read(order.output))
                 else:
                     run.output.set_exception(error or QueryCancelled("the query was closed.", query_id=run.id))
-            self.engines.works.forget(run.id)
+            self.engines.table.forget(run.id)
             run.over()
             run.trace.set_result(trace)

@@ -31,7 +31,7 @@ class PrimitiveNews:
 
     def all_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
         p, results = live.primitive, live.results
-        failed = next((work for work in live.works if work.has_failed), None)
+        failed = next((entry for entry in live.entries if entry.has_failed), None)
         if failed is not None:
             self._driver.fail(run, p.id, failed.error or QueryCancelled("cancelled"))
             return

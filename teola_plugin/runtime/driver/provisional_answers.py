@@ -48,8 +48,8 @@ class _Asked:
 class ProvisionalAnswers:
     """Of all live queries of one runtime."""
 
-    def __init__(self, driver: Driver, works: RequestTable, identify: Identify) -> None:
-        self._driver, self._works, self._identify = driver, works, identify
+    def __init__(self, driver: Driver, entries: RequestTable, identify: Identify) -> None:
+        self._driver, self._works, self._identify = driver, entries, identify
 
     # ------------------------------------------------------------ begin
 
@@ -70,7 +70,7 @@ class ProvisionalAnswers:
 
     def _share(self, run: QueryRun, name: str, place: str, known: RequestKey) -> None:
         """Another part has guessed the same."""
-        guess = next((one for one in run.guesses.values() if one.work.key == known), None)
+        guess = next((one for one in run.guesses.values() if one.entry.key == known), None)
         if guess is not None:
             guess.places.add(place)
             run.guesses[place] = guess
@@ -92,26 +92,26 @@ class ProvisionalAnswers:
             drafts=all_drafts(port.engine.profile, asked.payload),
         )
         claims, terms = Claims(rule_of(asked.payload), Caller.PLANNER), placed(query.terms, 0, "")
-        work = EngineRequest(request, port.name, known, place, claims, terms)
-        guess = run.guesses[place] = Guess(p.id, work, asked.expected, {place})
+        entry = EngineRequest(request, port.name, known, place, claims, terms)
+        guess = run.guesses[place] = Guess(p.id, entry, asked.expected, {place})
         run.expected += asked.expected
-        self._works.offer(run.id, known, work)
+        self._works.offer(run.id, known, entry)
         self._driver.trace.guessed(run, p, asked.payload)
         event = enqueue_event(self._driver.now(), run, p.with_(id=place), 0, None)
-        port.enqueue([work], replace(event, objective=Objective.PROVISIONAL, gang=""))
+        port.enqueue([entry], replace(event, objective=Objective.PROVISIONAL, gang=""))
         if guess.over:  # refused
             run.guesses.pop(place, None)
 
     # ------------------------------------------------------------ what its port reports
 
-    def started(self, run: QueryRun, work: EngineRequest, instance: str, batch: int) -> None:
-        guess = _of(run, work)
+    def started(self, run: QueryRun, entry: EngineRequest, instance: str, batch: int) -> None:
+        guess = _of(run, entry)
         if guess is not None:
             self._driver.trace.started(run, guess.primitive, instance, batch)
 
-    def piece(self, run: QueryRun, work: EngineRequest, piece: Piece) -> None:
+    def piece(self, run: QueryRun, entry: EngineRequest, piece: Piece) -> None:
         """It is stopped where it has written as much as it may: its text remains, as a draft."""
-        guess = _of(run, work)
+        guess = _of(run, entry)
         if guess is None or guess.over:
             return
         self._driver.trace.first(run, guess.primitive)
@@ -120,9 +120,9 @@ class ProvisionalAnswers:
         if guess.expected and _left(run) <= 0:
             self._stop(run, guess)
 
-    def ended(self, run: QueryRun, work: EngineRequest, value: Any, error: BaseException | None) -> None:
+    def ended(self, run: QueryRun, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         """Its port is done with it. One that ended well may still be claimed."""
-        guess = _of(run, work)
+        guess = _of(run, entry)
         if guess is None or guess.over:
             return
         if error is None and isinstance(value, Generation):
@@ -130,41 +130,41 @@ class ProvisionalAnswers:
             guess.tokens, guess.text = value.completion_tokens, value.text
         self._over(run, guess, "done" if error is None else "wasted", value)
 
-    def again(self, run: QueryRun, work: EngineRequest) -> bool:
+    def again(self, run: QueryRun, entry: EngineRequest) -> bool:
         """A claimed one has failed: an engine elsewhere may have stopped it before the claim came there. Whether it is
         asked for once more, as the call that it is by now."""
-        if work.guess_role is not GuessRole.CLAIMED or work.is_cancelled:
+        if entry.guess_role is not GuessRole.CLAIMED or entry.is_cancelled:
             return False
-        work.guess_role = GuessRole.NONE
-        work.retry()
-        depth, query = work.queued_depth, run.query
+        entry.guess_role = GuessRole.NONE
+        entry.retry()
+        depth, query = entry.queued_depth, run.query
         event = Enqueue(
-            self._driver.now(), run.id, work.primitive, work.request.kind, (), depth, query.app, query.weight
+            self._driver.now(), run.id, entry.primitive, entry.request.kind, (), depth, query.app, query.weight
         )
-        self._driver.ports[work.engine].enqueue([work], event)
+        self._driver.ports[entry.engine].enqueue([entry], event)
         return True
 
     # ------------------------------------------------------------ ends
 
-    def claimed(self, run: QueryRun, work: EngineRequest, caller: Caller, name: str, depth: int) -> None:
+    def claimed(self, run: QueryRun, entry: EngineRequest, caller: Caller, name: str, depth: int) -> None:
         """Somebody asks for the same: from now on it is that party's, by that name, and as urgent as any."""
-        work.guess_role = GuessRole.CLAIMED
-        guess = _of(run, work)
+        entry.guess_role = GuessRole.CLAIMED
+        guess = _of(run, entry)
         if guess is None:
             return
-        if not work.has_ended:
-            wanted = {work.primitive: (Objective.LATENCY, "")}
-            news = DepthChanged(self._driver.now(), run.id, {work.primitive: depth}, wanted)
-            self._driver.ports[work.engine].depths(news)
-        work.primitive, work.claims.made_by, work.queued_depth = name, caller, depth
+        if not entry.has_ended:
+            wanted = {entry.primitive: (Objective.LATENCY, "")}
+            news = DepthChanged(self._driver.now(), run.id, {entry.primitive: depth}, wanted)
+            self._driver.ports[entry.engine].depths(news)
+        entry.primitive, entry.claims.made_by, entry.queued_depth = name, caller, depth
         run.guessed -= guess.tokens
         for place in guess.places:
             run.guesses.pop(place, None)
         run.expected -= guess.expected
         self._driver.trace.guess_ended(run, guess, "claimed")
         if caller is Caller.ORIGINAL:
-            self._driver.trace.called(run, name, [work], depth)
-            if work.has_begun:
+            self._driver.trace.called(run, name, [entry], depth)
+            if entry.has_begun:
                 self._driver.trace.started(run, name)
         self._unused(run, guess.primitive)
 
@@ -174,8 +174,8 @@ class ProvisionalAnswers:
         guess = run.guesses.get(p.id)
         if guess is None:
             return ()
-        work, asked = guess.work, guess.work.request.payload
-        if work.key == known and not (work.is_cancelled or work.has_failed):
+        entry, asked = guess.entry, guess.entry.request.payload
+        if entry.key == known and not (entry.is_cancelled or entry.has_failed):
             return ()
         self._leave(run, guess, p.id, read=isinstance(asked, Warmup) and asked.prompt == payload.prompt)
         return (guess.text,) if guess.text else ()
@@ -201,19 +201,19 @@ class ProvisionalAnswers:
         if not guess.places:
             self._stop(run, guess)
             self._driver.trace.guess_ended(run, guess, "claimed" if read else "wasted")
-            self._works.withdraw(guess.work)
+            self._works.withdraw(guess.entry)
             run.expected -= guess.expected
 
     def _stop(self, run: QueryRun, guess: Guess) -> None:
         if guess.over:
             return
         self._over(run, guess, "wasted")
-        port = self._driver.ports[guess.work.engine]
-        if port.holds(guess.work):
-            port.cancel([guess.work])
+        port = self._driver.ports[guess.entry.engine]
+        if port.holds(guess.entry):
+            port.cancel([guess.entry])
 
     def _over(self, run: QueryRun, guess: Guess, outcome: str, value: Any = None) -> None:
-        guess.over, guess.text = True, guess.text or guess.work.stream.text
+        guess.over, guess.text = True, guess.text or guess.entry.stream.text
         self._driver.trace.guess_ended(run, guess, outcome, value)
         self._unused(run, guess.primitive)
 
@@ -242,5 +242,5 @@ def _left(run: QueryRun, more: int = 0) -> float:
     return SHARE * (run.wrote + run.expected + more) - run.guessed
 
 
-def _of(run: QueryRun, work: EngineRequest) -> Guess | None:
-    return next((guess for guess in run.guesses.values() if guess.work is work), None)
+def _of(run: QueryRun, entry: EngineRequest) -> Guess | None:
+    return next((guess for guess in run.guesses.values() if guess.entry is entry), None)

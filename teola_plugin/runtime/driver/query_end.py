@@ -1,53 +1,54 @@
-"""The end of a query, or of a part of one: who still waits learns of it, and what nobody has claimed is stopped."""
+"""The end of a query, or of a part of one: everybody who waits is told, and what nobody has claimed is stopped."""
 
 from __future__ import annotations
 
 from teola_plugin.graph import InstancePath
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.driver.engine_work import EngineWork
+from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 
 
-def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: EngineWork) -> None:
-    """Nobody waits for its works any more but who has claimed them; with an error, not even they."""
+def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: RequestDriver) -> None:
+    """Give up the requests of a query, but for those that the original has claimed; with an error, those too."""
     engines.guesses.settle(run)
-    works = list(engines.works.of(run.id))
-    for work in works if error is not None else ():
-        work.resolve(None, error)
-    for work in works:
-        unclaimed = not work.claims.open_by_original
-        work.claims.open_by_planner = 0
+    entries = list(engines.table.of(run.id))
+    for entry in entries if error is not None else ():
+        entry.resolve(None, error)
+    for entry in entries:
+        is_unclaimed = not entry.claims.open_by_original
+        entry.claims.open_by_planner = 0
         if error is not None:
-            work.claims.open_by_original = 0
-        engines.give_up(work, Caller.PLANNER)
-        if unclaimed and run.ahead and outcome == "closed" and not work.is_cancelled:
-            engines.settled(run, work)
-    engines.ahead.withdraw(run)
+            entry.claims.open_by_original = 0
+        engines.give_up(entry, Caller.PLANNER)
+        if is_unclaimed and run.ahead and outcome == "closed" and not entry.is_cancelled:
+            engines.settled(run, entry)
+    engines.prescheduling.withdraw(run)
 
 
-def settle_part(run: QueryRun, name: str, engines: EngineWork) -> None:
-    """A part is over: what was made for it, no other part has, and has ended, is let go."""
-    for key in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
-        del run.errors[key]
+def settle_part(run: QueryRun, name: str, engines: RequestDriver) -> None:
+    """Forget what was made for a part that is over, if it has ended and no other part has it."""
+    for primitive in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
+        del run.errors[primitive]
     engines.guesses.settle(run, name)
-    over = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
-    engines.ahead.withdraw(run, name)
-    for key in over:
-        _leave(run, run.primitives[key], engines)
-    works = {id(work): work for key in over for work in run.primitives[key].works}
-    left = [work for work in works.values() if work.claims.remove_graph(name)]
-    for work in left:
-        if not work.claims.open_by_original:
-            engines.settled(run, work)
-    for key in over:  # what was adopted is run, and traced, as the primitive that asked first
-        if all(work.primitive != key for work in run.primitives[key].works):
-            del run.primitives[key]
-    engines.let_go(run, left)
+    primitives = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
+    engines.prescheduling.withdraw(run, name)
+    for primitive in primitives:
+        _leave(run, run.primitives[primitive], engines)
+    entries = {id(entry): entry for primitive in primitives for entry in run.primitives[primitive].entries}
+    released = [entry for entry in entries.values() if entry.claims.remove_graph(name)]
+    for entry in released:
+        if not entry.claims.open_by_original:
+            engines.settled(run, entry)
+    for primitive in primitives:  # what was adopted is run, and traced, as the primitive that requested it first
+        if all(entry.primitive != primitive for entry in run.primitives[primitive].entries):
+            del run.primitives[primitive]
+    engines.release(run, released)
 
 
-def _leave(run: QueryRun, live: LivePrimitiveRun, engines: EngineWork) -> None:
-    """A prefilling may be done whose decodings were cancelled just now: others may go on with them."""
-    works = engines.leave(run, live)
-    if works and live.group is not None and all(work.claims.is_wanted for work in works):
+def _leave(run: QueryRun, live: LivePrimitiveRun, engines: RequestDriver) -> None:
+    """Let a primitive wait no more. Note its decodings as used if others go on with its requests: a prefilling may be
+    done whose decodings were cancelled just now."""
+    entries = engines.leave(run, live)
+    if entries and live.group is not None and all(entry.claims.is_wanted for entry in entries):
         for member in live.group.members:
             engines.used(run, member.id)

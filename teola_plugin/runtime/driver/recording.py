@@ -52,20 +52,20 @@ class RunTrace:
         p, graph = live.primitive, run.graph_of(live.primitive.id)
         known = [
             w.primitive
-            for w in live.works
+            for w in live.entries
             if w.claims.made_by is Caller.ORIGINAL or run.graph_of(w.primitive) is not graph
         ]
-        adopted = known and len(known) == len(live.works)
-        kind = p.kind.name if live.works and live.works[-1].claims.made_by is Caller.ORIGINAL else ""
+        adopted = known and len(known) == len(live.entries)
+        kind = p.kind.name if live.entries and live.entries[-1].claims.made_by is Caller.ORIGINAL else ""
         if not (adopted and self.recorder.same(run.id, p.id, known[-1], kind=kind)):
             self.queued(run, p, live.depth, payloads)
 
-    def called(self, run: QueryRun, name: str, works: Sequence[EngineRequest], depth: int, step: int = 0) -> None:
+    def called(self, run: QueryRun, name: str, entries: Sequence[EngineRequest], depth: int, step: int = 0) -> None:
         """The plain object calls, and no graph knows of it."""
-        request, engine = works[0].request, works[0].engine
+        request, engine = entries[0].request, entries[0].engine
         kind = GENERATION if isinstance(request.payload, Generate) else request.kind.name
         self.recorder.queued(
-            run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(works), step=step
+            run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(entries), step=step
         )
 
     def guessed(self, run: QueryRun, p: Primitive, payload: Any) -> None:
@@ -90,9 +90,9 @@ class RunTrace:
         self.recorder.done(run.id, guess.primitive, self._now(), outcome=outcome, tokens=read)
         self.recorder.wrote(run.id, guess.primitive, guess.tokens)
 
-    def at_step(self, run: QueryRun, work: EngineRequest, step: int) -> None:
+    def at_step(self, run: QueryRun, entry: EngineRequest, step: int) -> None:
         """A step of the plain object has claimed it: now it is known what its primitives are for."""
-        for name in {work.primitive, *run.waiters.get(work.request.id, ())}:
+        for name in {entry.primitive, *run.waiters.get(entry.request.id, ())}:
             self.recorder.at_step(run.id, name, step)
             live = run.primitives.get(name)
             if live is not None:
@@ -117,7 +117,7 @@ class RunTrace:
 
     def began_decoding(self, run: QueryRun, live: LivePrimitiveRun, p: Primitive) -> None:
         """A decoding begins within its request; that of an adopted request may have a span already."""
-        for name in dict.fromkeys(work.primitive for work in live.works):
+        for name in dict.fromkeys(entry.primitive for entry in live.entries):
             first = run.primitives.get(name)
             if first is None or first is live or first.group is None:
                 continue
@@ -152,33 +152,33 @@ class RunTrace:
 
     def generated(self, run: QueryRun, live: LivePrimitiveRun, values: Sequence[Any]) -> None:
         """Generations have ended: where nobody has heard when their texts began, each is one span."""
-        if live.group is not None and all(map(_began_unheard, live.works, values)):
+        if live.group is not None and all(map(_began_unheard, live.entries, values)):
             names = [member.id for member in live.group.members]
             whole = live.primitive.id.removesuffix(".prefilling")
             self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=whole)
 
-    def called_ended(self, run: QueryRun, work: EngineRequest, value: Any, *, failed: bool) -> None:
+    def called_ended(self, run: QueryRun, entry: EngineRequest, value: Any, *, failed: bool) -> None:
         """A request has ended that no primitive of the graph waits for: a call of the plain object."""
-        self.ended(run, work.primitive, [value], failed=failed)
-        self.recorder.goes_on(run.id, work.primitive, self._now())
+        self.ended(run, entry.primitive, [value], failed=failed)
+        self.recorder.goes_on(run.id, entry.primitive, self._now())
         if isinstance(value, Generation):
-            self.recorder.wrote(run.id, work.primitive, value.completion_tokens)
-            self._verified(run, work.primitive, [value])
-            if _began_unheard(work, value):
-                self.recorder.merge(run.id, work.primitive, (), kind=GENERATION)
+            self.recorder.wrote(run.id, entry.primitive, value.completion_tokens)
+            self._verified(run, entry.primitive, [value])
+            if _began_unheard(entry, value):
+                self.recorder.merge(run.id, entry.primitive, (), kind=GENERATION)
 
-    def request_ended(self, run: QueryRun, work: EngineRequest, value: Any, tells: bool | None) -> None:
+    def request_ended(self, run: QueryRun, entry: EngineRequest, value: Any, tells: bool | None) -> None:
         """A warm-up, or a prompt that may have found one. `tells`: see `note_use`."""
-        known = warmed(work, value)
+        known = warmed(entry, value)
         if known is not None:
             run.warmups.append(known)
         elif run.warmups:
-            note_use(run.warmups, work, value, tells=tells)
+            note_use(run.warmups, entry, value, tells=tells)
 
-    def answered(self, run: QueryRun, wait: OpenWait, works: Sequence[EngineRequest]) -> None:
+    def answered(self, run: QueryRun, wait: OpenWait, entries: Sequence[EngineRequest]) -> None:
         """A call of the plain object has its values, made for it or claimed."""
         names: list[str] = []
-        asked = dict.fromkeys(work.primitive for work in works)
+        asked = dict.fromkeys(entry.primitive for entry in entries)
         for name in (name for primitive in asked for name in self.recorder.names(run.id, primitive)):
             live = run.primitives.get(name)
             members = live.group.members if live is not None and live.group is not None else ()
@@ -219,38 +219,38 @@ class RunTrace:
             self.recorder.settle(run.id, names[0], "done")
         return names[0]
 
-    def settled(self, run: QueryRun, work: EngineRequest) -> None:
+    def settled(self, run: QueryRun, entry: EngineRequest) -> None:
         """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
-        self.recorder.settle(run.id, work.primitive, _fate(run, work))
+        self.recorder.settle(run.id, entry.primitive, _fate(run, entry))
 
     def used(self, run: QueryRun, name: str) -> None:
         """A part is over, and what was made for it is of use to others."""
         self.recorder.settle(run.id, name, "done")
 
 
-def _fate(run: QueryRun, work: EngineRequest) -> str:
-    live = run.primitives.get(work.primitive)
+def _fate(run: QueryRun, entry: EngineRequest) -> str:
+    live = run.primitives.get(entry.primitive)
     if live is None:
         return "wasted"
-    return "done" if any(w.claims.open_by_original for w in live.works) else "wasted"
+    return "done" if any(w.claims.open_by_original for w in live.entries) else "wasted"
 
 
 def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
     """The primitives that were to ask for a call of the plain object, and had not come to it by the end."""
     if call.asked_by is None or not call.used:
         return []
-    works = (work for live in run.primitives.values() for work in live.works if work.engine == call.engine)
-    asking = [work for work in works if call.asked_by(work.request.payload)]
+    entries = (entry for live in run.primitives.values() for entry in live.entries if entry.engine == call.engine)
+    asking = [entry for entry in entries if call.asked_by(entry.request.payload)]
     known = {request for own in run.waits.own for request in own.requests} if asking else set()
-    return [work.primitive for work in asking if work.request.id not in known][:1]
+    return [entry.primitive for entry in asking if entry.request.id not in known][:1]
 
 
-def _began_unheard(work: EngineRequest, value: Any) -> bool:
+def _began_unheard(entry: EngineRequest, value: Any) -> bool:
     """Whether its text came in one piece, or in none, though it has several tokens."""
-    if not work.stream.piece_count or not isinstance(value, Generation):
-        return not work.stream.piece_count
-    whole = work.stream.first_characters == len(value.text) or work.stream.first_tokens == value.completion_tokens
-    return work.stream.piece_count == 1 and value.completion_tokens > 1 and whole
+    if not entry.stream.piece_count or not isinstance(value, Generation):
+        return not entry.stream.piece_count
+    whole = entry.stream.first_characters == len(value.text) or entry.stream.first_tokens == value.completion_tokens
+    return entry.stream.piece_count == 1 and value.completion_tokens > 1 and whole
 
 
 def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:

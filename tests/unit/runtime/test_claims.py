@@ -317,7 +317,7 @@ def test_an_open_query_keeps_a_bounded_part_of_what_it_asked_for(seen: Seen) -> 
     run = seen.ahead(SEARCH)
     for number in range(600):
         run.call(K.PREFILLING, "llm", [Generate(Prompt(text=f"{number}"))]).result(5)
-    works = seen.pool.runtime._driver.engines.works
+    works = seen.pool.runtime._driver.engines.table
     held = works._queries[run.id]
     assert len(list(held.claims)) <= 300 and len(held.open) == 0
     run.close()

@@ -1,0 +1,461 @@
+"""What queries request of engines, and what engines report: dispatched primitives, their requests, their outcomes.
+
+Lives on the pool's loop. The graph scheduler decides which primitive is ready, the engine scheduler which request runs
+next. Here they meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from teola_plugin.graph import LLM_KINDS, LeftToPlain, Primitive, PrimitiveKind, Terms
+from teola_plugin.requests.payloads import AnswerForm, Generate, Generation, SearchVector
+from teola_plugin.requests.request import Request
+from teola_plugin.requests.results import Piece
+from teola_plugin.runtime import primitive_requests
+from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
+from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
+from teola_plugin.runtime.driver.generation_group import GenerationGroup
+from teola_plugin.runtime.driver.prescheduling import PreScheduling
+from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
+from teola_plugin.runtime.driver.protocol import Driver
+from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
+from teola_plugin.runtime.driver.remaining import Remaining
+from teola_plugin.runtime.engine_requests.engine_request import (
+    EngineRequest,
+    GuessRole,
+    RequestState,
+    placed,
+    request_id,
+)
+from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, RequestKey, fingerprint, request_key, rule_of
+from teola_plugin.runtime.engine_requests.table import RequestTable
+from teola_plugin.runtime.engine_requests.writes import Writes
+from teola_plugin.runtime.failures import located
+from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.output_stream import attach
+from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
+from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.graph_events import Dispatch
+from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.objectives import Objective
+
+_K = PrimitiveKind
+
+
+class RequestDriver:
+    """Makes and ends the requests to engines of all live queries of one runtime."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.table = RequestTable()
+        self.writes = Writes()
+        self.prescheduling = PreScheduling(lambda: driver.ports, self._enqueue_event)
+        self._news = PrimitiveNews(driver)
+        self._fingerprints: dict[str, EngineFingerprint] = {}
+        self.guesses = ProvisionalAnswers(driver, self.table, self.request_key_of)
+        self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
+
+    # ------------------------------------------------------------ dispatched primitives
+
+    def dispatch(self, run: QueryRun, order: Dispatch) -> None:
+        """Make the payloads of a primitive, off the loop if user code makes them, and then its requests."""
+        p = order.primitive
+        if p.attributes.form and p.prefills and self._forms_matter(p) and not _is_certain(p, run.form_of(p.id)):
+            self._leave_to_original(run, p)  # known before the request is written, which takes its time
+            return
+        try:
+            inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
+        except (KeyError, IndexError, TypeError) as error:  # a value of another form: the original will tell
+            self._driver.fail(run, p.id, error)
+            return
+        run.preparing.add(p.id)
+        delay_s = run.first_call_by(p.id) - self._driver.now() if p.kind is _K.PARTIAL_PREFILLING and run.parts else 0.0
+        if delay_s > 0:  # a prompt that somebody waits for goes first
+            asyncio.get_running_loop().call_later(delay_s, self._make_payloads, run, order, inputs)
+        else:
+            self._make_payloads(run, order, inputs)
+
+    def _make_payloads(self, run: QueryRun, order: Dispatch, inputs: Mapping[str, Any]) -> None:
+        p, calls = order.primitive, run.calls_of(order.primitive.id)
+        if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
+            return
+        drafts = primitive_requests.drafts(p, inputs)
+        self._driver.code.run(
+            run.id,
+            lambda: primitive_requests.payloads(p, inputs, calls),
+            lambda payloads, error: self._take_payloads(run, order, payloads, error, drafts),
+            short=not primitive_requests.needs_client(p, inputs, calls),
+        )
+
+    def _take_payloads(
+        self,
+        run: QueryRun,
+        order: Dispatch,
+        payloads: list[Any] | None,
+        error: BaseException | None,
+        drafts: tuple[str, ...],
+    ) -> None:
+        p = order.primitive
+        if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
+            return
+        run.preparing.discard(p.id)
+        if payloads is None:  # a prefetch on values of an unexpected kind: the original will tell
+            self._driver.died(run, p, error or TypeError("no payloads"))
+            return
+        if not _can_be_prefetched(p, payloads, run.form_of(p.id)):
+            self._leave_to_original(run, p)
+            return
+        try:
+            self._make_requests(run, order, payloads, drafts)
+        except Exception as bug:
+            self._driver.broken(run.id, p.id, bug)
+
+    def _make_requests(self, run: QueryRun, order: Dispatch, payloads: list[Any], drafts: tuple[str, ...]) -> None:
+        p = order.primitive
+        if p.prefills and p.attributes.provisional:
+            self.guesses.begin(run, order, payloads[0])
+            return
+        self._driver.dispatched(run, p)
+        live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
+        if p.prefills:
+            live.group = GenerationGroup(p, order.group)
+        new = self._join_all(run, live, payloads, drafts)
+        self._driver.trace.asked(run, live, payloads)
+        self.stream_output(run)
+        self._catch_up(run, live, new)
+        if new:
+            self._send(run, live, new)
+        else:
+            self.prescheduling.unneeded(run, p, len(live.entries))
+
+    def _forms_matter(self, p: Primitive) -> bool:
+        """Return True if the primitive's engine takes an answer in one form for none in the other."""
+        port = self._driver.ports.get(p.engine)
+        return port is not None and not getattr(port.engine, "joins", False)
+
+    def _leave_to_original(self, run: QueryRun, p: Primitive) -> None:
+        run.left_to_original.add(p.id)
+        self._driver.died(run, p, LeftToPlain("the original may send another request for this answer, or none"))
+
+    def stream_output(self, run: QueryRun) -> None:
+        """Stream the query's output from the request that writes it, if that is known by now."""
+        if run.streamed_into is not None:
+            attach(run, self._driver.query(run), self.read)
+
+    # ------------------------------------------------------------ requests
+
+    def _join_all(
+        self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]
+    ) -> list[EngineRequest]:
+        """Claim or make a request for each payload of a primitive. Return those that have yet to be sent."""
+        p, new, for_guess = live.primitive, [], bool(live.primitive.attributes.provisional)
+        port, follower = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
+        graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
+        lookahead = graph.lookahead or p.attributes.lookahead is not None
+        for number, payload in enumerate(payloads):
+            key = self._search_key(run, port, payload, self.request_key_of(port, run.query.tenant, payload))
+            drafts += self.guesses.drafts(run, p, payload, key)
+            name = follower_request(follower, number) if follower else ""
+            entry = self.join(
+                run, Caller.PLANNER, port, p.kind, payload, key, terms, p.id, name, graph, drafts, for_guess=for_guess
+            )
+            entry.claims.add_graph(graph, lookahead=lookahead, is_new=entry.is_expected)
+            live.wait_for(entry)
+            if live.reads_items:
+                self.listen(entry)
+            run.waiters.setdefault(entry.request.id, []).append(p.id)
+            if entry.is_expected and not (run.ahead and entry.claims.rule is ClaimRule.WRITE):
+                entry.sent()
+                entry.queued_depth = live.depth
+                new.append(entry)
+        return new
+
+    def join(
+        self,
+        run: QueryRun,
+        caller: Caller,
+        port: Port,
+        kind: PrimitiveKind,
+        payload: Any,
+        key: RequestKey | None,
+        terms: Terms,
+        primitive: str,
+        name: str = "",
+        graph: PlannerGraph = OWN_GRAPH,
+        drafts: tuple[str, ...] = (),
+        *,
+        for_guess: bool = False,
+    ) -> EngineRequest:
+        """Return the request that `caller` gets in a live query. One that `is_expected` has to be sent.
+
+        `name`: the id of a new request, if it has one already. `graph`: the graph that asks, for the planner. `drafts`:
+        texts that the result may repeat. `for_guess`: only a guess at a prompt needs the result.
+        """
+
+        def make() -> EngineRequest:
+            is_text, is_awaited = kind in LLM_KINDS, run.ahead or run.streamed_into is not None
+            request = Request(
+                name or request_id(run.id),
+                kind,
+                payload,
+                query=run.id,
+                tenant=run.query.tenant,
+                stream=not (is_text and port.listens),
+                background=kind is _K.PARTIAL_PREFILLING,
+                app=run.query.app,
+                drafts=primitive_requests.all_drafts(port.engine.profile, payload, drafts),
+                late=is_awaited,
+                unread=is_text and not (port.listens or is_awaited),
+            )
+            entry = EngineRequest(
+                request,
+                port.name,
+                key,
+                primitive,
+                Claims(rule_of(payload), caller),
+                terms,
+                RequestState.EXPECTED,
+                guess_role=GuessRole.NEEDED if for_guess else GuessRole.NONE,
+            )
+            entry.stream.is_coarse = not request.stream
+            entry.search.writes = self.writes.version(port.name, payload)
+            return entry
+
+        entry = self.table.join(run.id, key, caller, terms, make, graph)
+        if entry.guess_role is GuessRole.UNCLAIMED:
+            self.guesses.claimed(run, entry, caller, primitive, terms.depth)
+        if entry.guess_role is GuessRole.NEEDED and not for_guess:
+            self._promote(run, port, entry)
+        if not entry.is_expected:
+            self._note_claim(run, port, entry)
+        return entry
+
+    def read(self, entry: EngineRequest, log: PieceLog) -> None:
+        """Let a log get all pieces of a request, from the first one on."""
+        self.listen(entry)
+        entry.read_into(log)
+
+    def listen(self, entry: EngineRequest) -> None:
+        """Have the pieces of a request delivered from now on: somebody reads them."""
+        is_streamed = entry.request.stream
+        if entry.has_ended or (is_streamed and not entry.request.unread):
+            return
+        entry.request = replace(entry.request, stream=True, unread=False)
+        if not entry.is_expected and not is_streamed:
+            self._driver.ports[entry.engine].listen([entry])
+
+    def _note_claim(self, run: QueryRun, port: Port, entry: EngineRequest) -> None:
+        """Note that a request was of use. Tell its engine if the claim comes from further before the query's end."""
+        if entry.claims.is_left_by_planner:
+            self._driver.trace.used(run, entry.primitive)
+        if entry.terms.depth > entry.queued_depth and not entry.has_begun:
+            entry.queued_depth = entry.terms.depth
+            port.depths(DepthChanged(self._driver.now(), run.id, {entry.primitive: entry.queued_depth}))
+
+    def _promote(self, run: QueryRun, port: Port, entry: EngineRequest) -> None:
+        """Promote a request that only a guess needed, and those sent with it, once a real caller waits for it."""
+        live = run.primitives.get(entry.primitive)
+        for other in live.entries if live is not None else (entry,):
+            other.guess_role = GuessRole.NONE
+        entry.queued_depth = max(entry.queued_depth, entry.terms.depth)
+        objectives = {entry.primitive: (Objective.LATENCY, "")}
+        port.depths(DepthChanged(self._driver.now(), run.id, {entry.primitive: entry.queued_depth}, objectives))
+
+    def request_key_of(self, port: Port, tenant: str, payload: Any) -> RequestKey | None:
+        """Return the key of a request to an engine. May be called from any thread."""
+        known = self._fingerprints.get(port.name)
+        if known is None:
+            known = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
+        return request_key(known, tenant, payload)
+
+    def _search_key(self, run: QueryRun, port: Port, payload: Any, key: RequestKey | None) -> RequestKey | None:
+        """Return the key under which the planner requests a search.
+
+        Without an original nobody checks whether a search is still true. So two searches of the graph are equal only if
+        nothing was written, and no user code has ended, between them.
+        """
+        if run.ahead or key is None or not isinstance(payload, SearchVector):
+            return key
+        return key._replace(payload=(key.payload, self.writes.version(port.name, payload), run.code_ended))
+
+    def _send(self, run: QueryRun, live: LivePrimitiveRun, new: list[EngineRequest]) -> None:
+        p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        for entry in new:
+            entry.queued_gang = event.gang
+        port, query = self._driver.ports[p.engine], self._driver.query(run)
+        if query is not None:
+            self.prescheduling.leave(query, p, new)
+        follower = run.sent_ahead.pop(p.id, None)
+        are_all_new = len(new) == len(live.entries)
+        if not isinstance(port, ForwardingPort):
+            port.enqueue(new, event)
+        elif follower is not None and are_all_new:
+            port.adopt(follower, new, event)
+        else:
+            if follower is not None:
+                port.disown(follower, len(live.entries))
+            followers = self.prescheduling.followers(run, query, p) if query is not None and are_all_new else ()
+            port.enqueue(new, event, p, followers)
+
+    def _enqueue_event(self, run: QueryRun, p: Primitive, depth: int) -> Enqueue:
+        remaining_s = self.remaining.of(self._driver.query(run), p, depth)
+        return enqueue_event(self._driver.now(), run, p, depth, self._live(run, p.id), remaining_s)
+
+    def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
+        query = self._driver.query(run)
+        return None if query is None else query.get(name)
+
+    def _catch_up(self, run: QueryRun, live: LivePrimitiveRun, new: list[EngineRequest]) -> None:
+        """Report what has become of claimed requests, which may be under way or done already."""
+        if 0 < len(new) == len(live.entries):
+            return
+        new_ids = set(map(id, new))
+        claimed = [entry for entry in live.entries if not entry.is_expected and id(entry) not in new_ids]
+        for entry in claimed:
+            entry.stream.is_passed_on |= bool(entry.stream.pieces) and live.reads_items
+            for piece in list(entry.stream.pieces):
+                self._news.piece(run, live, piece)
+        running = [entry for entry in claimed if not entry.has_ended]
+        event = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
+        if event is not None:
+            self._driver.ports[live.primitive.engine].depths(event)
+        if any(entry.has_begun for entry in claimed):
+            self._news.began(run, live)
+        if live.left == 0:
+            self._news.all_ended(run, live)
+
+    # ------------------------------------------------------------ requests that are not wanted any more
+
+    def cancel(self, run: QueryRun, name: str) -> None:
+        """Cancel a primitive that the graph does not want any more."""
+        run.preparing.discard(name)
+        if self.guesses.give_up(run, name):
+            return
+        live = run.primitives.get(name)
+        entries = self.leave(run, live) if live is not None else []
+        if not entries or not all(entry.claims.is_wanted for entry in entries):
+            self._driver.trace.done(run, name, "cancelled")
+
+    def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[EngineRequest]:
+        """Let a primitive wait no more for its requests. Return those for which it did."""
+        name = live.primitive.id
+        entries = [entry for entry in live.entries if name in run.waiters.get(entry.request.id, ())]
+        for entry in entries:
+            run.waiters[entry.request.id].remove(name)
+            if entry.goes_on:
+                entry.claims.give_up(Caller.PLANNER)
+            else:
+                self.give_up(entry, Caller.PLANNER)
+        return entries
+
+    def used(self, run: QueryRun, name: str) -> None:
+        """Note for the trace that others use what was made for a part that is over."""
+        self._driver.trace.used(run, name)
+
+    def settled(self, run: QueryRun, entry: EngineRequest) -> None:
+        """Note for the trace what came of a request that the original did not claim."""
+        self._driver.trace.settled(run, entry)
+
+    def release(self, run: QueryRun, entries: Iterable[EngineRequest]) -> None:
+        """Forget ended requests of parts that are over. The others are forgotten when they end."""
+        for entry in entries:
+            live = run.primitives.get(entry.primitive)
+            if live is not None and all(other.has_ended and not other.claims.graphs for other in live.entries):
+                del run.primitives[entry.primitive]
+        self.table.release(run.id, entries)
+
+    def give_up(self, entry: EngineRequest, caller: Caller) -> None:
+        """Take a claim of a caller back, and cancel the request if nobody wants it any more."""
+        port = self._driver.ports[entry.engine]
+        if entry.claims.give_up(caller) and not entry.is_cancelled and port.holds(entry):
+            port.cancel([entry])
+
+    # ------------------------------------------------------------ what ports report
+
+    def request_started(self, entry: EngineRequest, instance: str, batch: int) -> None:
+        """Report that a request has left the queue of its engine."""
+        entry.started()
+        run = self._driver.runs.get(entry.request.query)
+        if run is None:
+            return
+        if entry.guess_role is GuessRole.UNCLAIMED:
+            self.guesses.started(run, entry, instance, batch)
+            return
+        run.requests[entry.request.id] = entry.primitive
+        self._driver.trace.started(run, entry.primitive, instance, batch)
+        for name in tuple(run.waiters.get(entry.request.id, ())):
+            self._news.began(run, run.primitives[name], traced=name == entry.primitive)
+
+    def request_piece(self, entry: EngineRequest, piece: Piece) -> None:
+        """Deliver a piece of a result."""
+        entry.stream.add(piece)
+        run = self._driver.runs.get(entry.request.query)
+        if run is None:
+            return
+        if entry.guess_role is GuessRole.UNCLAIMED:
+            self.guesses.piece(run, entry, piece)
+            return
+        self._driver.trace.first(run, entry.primitive)
+        for name in tuple(run.waiters.get(entry.request.id, ())):
+            entry.stream.is_passed_on |= run.primitives[name].reads_items
+            self._news.piece(run, run.primitives[name], piece)
+
+    def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
+        """Note that a method of an engine was called, which may have deleted something."""
+        if self.writes.administered(engine, method, args):
+            self.table.drop_writes(engine, args[0])
+
+    def request_ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
+        """End a request with its value or an error, for the primitives and calls that wait for it."""
+        self.writes.ended(entry.engine, entry.request.payload)
+        run = self._driver.runs.get(entry.request.query)
+        if entry.guess_role is GuessRole.UNCLAIMED and run is not None:
+            self.guesses.ended(run, entry, value, error)
+            self.table.end(entry, value, error)
+            return
+        if error is not None and run is not None and self.guesses.again(run, entry):
+            return
+        located_error = error if error is None else located(error, entry)
+        names = run.waiters.pop(entry.request.id, ()) if run is not None else ()
+        self.table.end(entry, value, located_error)
+        if run is None:
+            return
+        run.wrote += value.completion_tokens if isinstance(value, Generation) else 0
+        port = self._driver.ports.get(entry.engine)
+        tells_cached = getattr(port.engine if port else None, "tells_cached", None)
+        self._driver.trace.request_ended(run, entry, value, tells_cached)
+        if entry.primitive not in run.primitives or not (entry.primitive in names or entry.is_cancelled):
+            self._driver.trace.called_ended(run, entry, value, failed=located_error is not None)
+        for name in names:
+            live = run.primitives.get(name)
+            if live is None:  # the one before has ended the query
+                continue
+            live.take(entry, value)
+            if located_error is not None:
+                self._driver.fail(run, name, located_error)
+            elif live.left == 0:
+                self._news.all_ended(run, live)
+        if entry.claims.is_left_by_planner:
+            self.release(run, [entry])
+
+
+def _can_be_prefetched(p: Primitive, payloads: Sequence[Any], form: AnswerForm) -> bool:
+    """Return False if a request of the user's own client may not be the one that the original sends.
+
+    `form`: the one in which the original asks for answers.
+    """
+    fixed = {payload.form for payload in payloads if isinstance(payload, Generate)} - {None}
+    return not fixed or (fixed == {form} and _is_certain(p, form))
+
+
+def _is_certain(p: Primitive, form: AnswerForm) -> bool:
+    """Return False if the original may ask for an answer in another form than this one, or not at all.
+
+    Where forms matter, the former would be sent twice, the latter for nothing.
+    """
+    return not (form is AnswerForm.UNKNOWN or p.attributes.form == "unknown" or p.attributes.provisional)

@@ -1,0 +1,361 @@
+"""Calls of the original at engines of the pool: what was requested before is claimed, the rest is requested.
+
+Lives on the pool's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, pool_closed
+from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.observe.waits import OpenWait
+from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
+from teola_plugin.requests.request import Request
+from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.dead_parts import Once
+from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
+from teola_plugin.runtime.driver.graph_driver import GraphDriver
+from teola_plugin.runtime.engine_requests.engine_request import (
+    EngineRequest,
+    PendingCall,
+    RequestState,
+    placed,
+    request_id,
+)
+from teola_plugin.runtime.engine_requests.keys import RequestKey
+from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.part import HeldPart
+from teola_plugin.runtime.plain_drafts import drafts_of_call
+from teola_plugin.runtime.ports.port import Port
+from teola_plugin.runtime.primitive_requests import all_drafts
+from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_store import QueryStore
+
+_calls = itertools.count(1)
+_log = logging.getLogger("teola_plugin")
+_warned = Once()
+
+
+@dataclass(slots=True, eq=False)
+class OriginalCall:
+    """A call of the original, or of code outside every query, with a request per payload."""
+
+    kind: PrimitiveKind
+    port: Port
+    payloads: Sequence[Any]
+    keys: Sequence[RequestKey | None]
+    """Request keys of the payloads; empty if nothing can be claimed."""
+    terms: Terms
+    future: Future[list[Any]]
+    log: PieceLog | None
+    """Reader of its pieces; None unless it is streamed."""
+    keep_remote: bool = False
+    """True if its values may stay where they are made."""
+    step: int = 0
+    """Id of the original's step that calls; 0 if that is not known."""
+    held: HeldPart | None = None
+    """The part that is held at the place of the call."""
+    wait: OpenWait | None = None
+    """The row of the call in the trace of its query."""
+    entries: list[EngineRequest] = field(default_factory=list)
+    """One request for each payload, once they are made or claimed."""
+    is_given_up: bool = False
+
+
+class OriginalCalls:
+    """Joins calls to their queries."""
+
+    def __init__(
+        self,
+        driver: GraphDriver,
+        version: Callable[[Port, str], Awaitable[Version | None]],
+        deliver: Callable[[Future[list[Any]], list[Any]], None],
+    ) -> None:
+        """`version`: reads the version of a collection. `deliver`: hands over the values of a call."""
+        self._driver, self._version, self._deliver = driver, version, deliver
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def join(self, run: QueryRun | None, call: OriginalCall) -> None:
+        """Claim or make the requests of a call. It always ends.
+
+        A call that cannot join its query is made outside it. One that comes after the deadline fails.
+        """
+        timeout = run.late if run is not None else None
+        if timeout is not None:
+            self._refuse(call, timeout)
+            return
+        is_live = run is not None and run.id in self._driver.runs
+        try:
+            self._make(run if is_live and run is not None else self._run_for(call), call, is_live=is_live)
+        except Exception as error:
+            if call.future.done():
+                return
+            if not is_live:
+                self._refuse(call, error)
+                return
+            _log.warning(
+                "a call cannot join its query and is made by itself (%s is a bug of teola-plugin: please report it)",
+                type(error).__name__,
+                exc_info=True,
+            )
+            for entry in call.entries:
+                entry.pending_calls = [pending for pending in entry.pending_calls if pending.future is not call.future]
+            call.entries.clear()
+            call.keys = ()
+            self.join(None, call)
+
+    @staticmethod
+    def _refuse(call: OriginalCall, error: BaseException) -> None:
+        call.future.set_exception(error)
+        if call.log is not None:
+            call.log.close()
+
+    def _run_for(self, call: OriginalCall) -> QueryRun:
+        """Create a run for a call that is made outside any live query. Its terms hold all the same."""
+        terms, name = call.terms, f"call{next(_calls)}"
+        query = Query(id=name, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+        if terms.deadline is not None and not self._set_timer(call, name, terms.deadline):
+            raise _too_late(name)
+        return QueryRun(None, query, None, {}, True, QueryStore({}))  # type: ignore[arg-type]
+
+    def _set_timer(self, call: OriginalCall, name: str, deadline: float) -> bool:
+        """End the call at its deadline. Return False if that has passed."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= deadline:
+            return False
+        timer = loop.call_at(
+            deadline, self._time_out, call, name, context=Context()
+        )  # once cancelled, it stays for a while
+        call.future.add_done_callback(lambda _: timer.cancel())
+        return True
+
+    def _time_out(self, call: OriginalCall, name: str) -> None:
+        if not call.future.done():
+            self._refuse(call, _too_late(name))
+            self.give_up(call)
+
+    def _make(self, run: QueryRun, call: OriginalCall, *, is_live: bool) -> None:
+        run.calls_made += 1
+        if is_live and call.wait is not None:
+            self._trace_answer(run, call, call.wait)
+        name = f"{call.port.name}.call#{run.calls_made}"
+        for collection in {row.collection for row in call.payloads if isinstance(row, IngestRow)}:
+            self._driver.engines.table.drop_writes(call.port.name, collection)
+        searches: list[int] = []
+        for number, payload in enumerate(call.payloads):
+            entry = self._claim(run, call, number, name) if is_live else self._request(run, call, payload, name)
+            call.entries.append(entry)
+            if not entry.is_expected and isinstance(payload, SearchVector):
+                searches.append(number)
+                entry.search.open_checks += 1
+        if searches:
+            self._spawn(self._check_searches(run, call, searches, name))
+        else:
+            self._wait(run, call, name)
+        self._send(run, call, name, is_live=is_live)
+
+    def _claim(self, run: QueryRun, call: OriginalCall, number: int, name: str) -> EngineRequest:
+        """Return a request of a live query: one that is claimed, or one that has yet to be sent."""
+        payload, engines = call.payloads[number], self._driver.engines
+        key = None
+        if run.claims:
+            key = call.keys[number] if call.keys else None
+            key = key or engines.request_key_of(call.port, run.query.tenant, payload)
+        drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
+        entry = engines.join(run, Caller.ORIGINAL, call.port, call.kind, payload, key, call.terms, name, drafts=drafts)
+        entry.claims.last_claim = run.calls_made
+        if not entry.is_expected and call.step:
+            self._driver.trace.at_step(run, entry, call.step)
+        if entry.is_expected and not run.claims:  # nobody can come to read its pieces
+            entry.request = replace(entry.request, stream=call.log is not None, late=False)
+            entry.stream.is_coarse = not entry.request.stream
+        if call.log is not None:
+            engines.read(entry, call.log)
+        return entry
+
+    def _trace_answer(self, run: QueryRun, call: OriginalCall, wait: OpenWait) -> None:
+        """Tell the trace when the call ends.
+
+        The future keeps its callbacks, which must not keep the call's values until Python's collector comes.
+        """
+        open_calls = [call]
+        call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, open_calls.pop().entries))
+
+    @staticmethod
+    def _request(run: QueryRun, call: OriginalCall, payload: Any, name: str) -> EngineRequest:
+        """Create the request for a call that is made outside any live query."""
+        terms, is_streamed = call.terms, call.log is not None
+        request = Request(
+            request_id(run.id),
+            call.kind,
+            payload,
+            query=run.id,
+            tenant=terms.tenant,
+            stream=is_streamed,
+            app=terms.app,
+            drafts=all_drafts(call.port.engine.profile, payload),
+        )
+        entry = EngineRequest(request, call.port.name, None, name, terms=terms, state=RequestState.EXPECTED)
+        entry.subscribe(Caller.ORIGINAL, terms)
+        if call.log is not None:
+            entry.read_into(call.log)
+        return entry
+
+    def _send(self, run: QueryRun, call: OriginalCall, name: str, *, is_live: bool) -> None:
+        """Queue the requests that nobody has sent yet."""
+        new = list({id(entry): entry for entry in call.entries if entry.is_expected}.values())
+        if new:
+            self._enqueue(run, call, name, new, is_live=is_live)
+        held = call.held
+        if is_live and held is not None and held.query == run.id and held.begins(foreseen=not new):
+            # After the call, and with what it requests.
+            asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
+
+    def _enqueue(
+        self, run: QueryRun, call: OriginalCall, name: str, new: list[EngineRequest], *, is_live: bool
+    ) -> None:
+        driver = self._driver
+        for entry in new:
+            entry.sent()
+            entry.primitive = name
+            if call.keep_remote:
+                entry.request = replace(entry.request, keep_remote=True)
+        depth, query = call.terms.depth, driver.query(run) if is_live else None
+        if query is not None:
+            # The original waits for this very call: nothing of its query is more urgent, what is for later less so.
+            depth = max(depth, query.deepest() + run.looks_ahead)
+            driver.trace.called(run, name, new, depth, call.step)
+        for entry in new:
+            entry.terms = placed(entry.terms, depth, entry.terms.gang)
+            entry.queued_depth = depth
+        remaining_s = driver.engines.remaining.call(query, depth)
+        event, change = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, new, remaining_s)
+        if change is not None:
+            call.port.depths(change)
+        call.port.enqueue(new, event)
+
+    def _wait(self, run: QueryRun, call: OriginalCall, name: str) -> None:
+        deliver = Future.set_result if call.keep_remote else self._deliver
+        PendingCall(call.entries, call.future, deliver, again=lambda entry: self._request_again(run, call, entry, name))
+
+    def _request_again(
+        self, run: QueryRun, call: OriginalCall, failed: EngineRequest, name: str
+    ) -> EngineRequest | None:
+        """Return the original's own request in place of a prefetched one that has failed after it was claimed.
+
+        None if that cannot be made: the query is over, or pieces were delivered; and if it would fail alike.
+        """
+        if (
+            not failed.has_failed_in_passing
+            or failed.claims.made_by is not Caller.PLANNER
+            or run.id not in self._driver.runs
+            or call.is_given_up
+        ):
+            return None
+        if call.log is not None and failed.stream.pieces:
+            if not call.log.tentative:
+                return None
+            call.log.close()
+            call.log = None
+        self._warn_of_failure(call.port.name, failed)
+        failed.claims.give_up(Caller.ORIGINAL)  # so it counts as wasted
+        number = next(i for i, entry in enumerate(call.entries) if entry is failed)
+        entry = call.entries[number] = self._claim(run, call, number, name)
+        self._send(run, call, name, is_live=True)
+        return entry
+
+    @staticmethod
+    def _warn_of_failure(engine: str, failed: EngineRequest) -> None:
+        """Log a failed prefetch, once for each kind of error. Of what was cancelled, nothing is said."""
+        error = failed.error
+        if error is None or failed.is_cancelled:
+            return
+        _warned(
+            (engine, type(error)),
+            lambda: _log.warning(
+                "work that engine %s did ahead failed, and was asked for again in its place: %s Answers are "
+                "unaffected, only later than they could be; this is said once for each kind of error",
+                engine,
+                error,
+            ),
+        )
+
+    def give_up(self, call: OriginalCall) -> None:
+        """Give up a call whose caller does not want it any more."""
+        call.is_given_up = True
+        for entry in call.entries:
+            self._driver.engines.give_up(entry, Caller.ORIGINAL)
+
+    # ------------------------------------------------------------ searches that were made before
+
+    async def _check_searches(self, run: QueryRun, call: OriginalCall, numbers: list[int], name: str) -> None:
+        """Request claimed searches again whose collection is not what it was any more, and go on with the call."""
+        claimed = [call.entries[number] for number in numbers]
+        try:
+            for number in numbers:
+                if not await self._is_still_true(run, call, call.entries[number], call.payloads[number].collection):
+                    self._search_again(run, call, number, name)
+            refusal: QueryError | None = run.late
+            if call.is_given_up:
+                refusal = QueryCancelled("the call was given up.", query_id=run.id, hint="ask again")
+            if refusal is not None:
+                self._refuse(call, refusal)
+                return
+            self._send(run, call, name, is_live=run.id in self._driver.runs)
+            self._wait(run, call, name)
+        except BaseException as error:
+            if not call.future.done():
+                self._refuse(call, error if isinstance(error, Exception) else pool_closed())
+            if not isinstance(error, Exception):  # the loop ends
+                raise
+        finally:
+            for entry in claimed:
+                entry.checked()
+
+    def _search_again(self, run: QueryRun, call: OriginalCall, number: int, name: str) -> None:
+        entry = call.entries[number]
+        entry.search.is_outdated = True
+        self._driver.engines.give_up(entry, Caller.ORIGINAL)
+        if run.id in self._driver.runs:
+            call.entries[number] = self._claim(run, call, number, name)
+        else:
+            call.entries[number] = self._request(run, call, call.payloads[number], name)
+
+    async def _is_still_true(self, run: QueryRun, call: OriginalCall, entry: EngineRequest, collection: str) -> bool:
+        try:
+            current = await self._version(call.port, collection)
+        except Exception:  # the search itself will tell
+            return False
+        if not entry.has_ended:
+            await _end_of(entry)
+        if entry.has_failed or entry.is_cancelled:
+            return False
+        version = entry.search.version
+        if version is None or current is None:  # nobody can tell: not across anything that might have written
+            writes = self._driver.engines.writes.version(call.port.name, entry.request.payload)
+            return entry.search.writes == writes and not run.has_user_code
+        return version.identity == current.identity and version.counter >= current.counter
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _too_late(name: str) -> QueryTimeout:
+    return QueryTimeout(f"call {name} did not end before its deadline.", query_id=name, hint="allow more time")
+
+
+async def _end_of(entry: EngineRequest) -> None:
+    """Return when the request has ended, well or not."""
+    future: Future[list[Any]] = Future()
+    PendingCall([entry], future)
+    await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
