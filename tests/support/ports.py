@@ -143,7 +143,7 @@ class Heard:
         self.started.append((told.request.id, instance))
 
     def _piece(self, told: EngineRequest, piece: Piece) -> None:
-        told.add_piece(piece)
+        told.stream.add(piece)
         self.pieces[told.request.id] = self.pieces.get(told.request.id, "") + piece.text
 
     def _ended(self, told: EngineRequest, value: Any, error: BaseException | None) -> None:

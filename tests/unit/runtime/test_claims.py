@@ -30,7 +30,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, Generation, IngestRow, Prompt, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece
-from teola_plugin.runtime import calls
+from teola_plugin.runtime import original_calls
 from teola_plugin.runtime.context import current_terms
 from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
@@ -217,7 +217,7 @@ def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None
 def test_what_failed_ahead_and_was_asked_for_again_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(calls, "_said", Once())
+    monkeypatch.setattr(original_calls, "_warned", Once())
     tries: list[str] = []
 
     def first_of_each(request: Request) -> bool:

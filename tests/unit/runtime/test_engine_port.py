@@ -52,7 +52,7 @@ def test_a_listener_that_raises_costs_no_slot(
         made = ask(one, *(f"bad{n}" for n in range(10)), "good")
         await asyncio.sleep(1)
         assert heard.text("good") == "text"
-        assert all(each.ended for each in made), "whoever waits for them waits for ever"
+        assert all(each.has_ended for each in made), "whoever waits for them waits for ever"
         assert not one.scheduler.running.by_id and not any(one.holds(each) for each in made)
 
     driven(check())
@@ -237,7 +237,8 @@ def test_a_retry_that_says_something_else_fails_where_somebody_has_read(again: A
         await asyncio.sleep(5)
         error = heard.error("a")
         assert isinstance(error, EngineError) and "another" in error.message and error.hint
-        assert [p.text for p in made.pieces] == ["one", " two"] or "".join(p.text for p in made.pieces) == "one two"
+        pieces = [p.text for p in made.stream.pieces]
+        assert pieces == ["one", " two"] or "".join(pieces) == "one two"
         ask(one, "b")
         await asyncio.sleep(2)
         assert heard.text("b") == "b" and not one.scheduler.running.by_id
@@ -257,7 +258,7 @@ def test_a_retry_that_says_something_else_counts_where_nobody_has_read(again: An
         one.enqueue([made], event("a"))
         await asyncio.sleep(5)
         assert heard.text("a") == text
-        assert "".join(p.text for p in made.pieces) == text, "who comes late would read another text"
+        assert "".join(p.text for p in made.stream.pieces) == text, "who comes late would read another text"
 
     driven(check())
 
