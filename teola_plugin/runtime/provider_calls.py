@@ -382,20 +382,29 @@ class CallScope:
         """
         items = self.items(invocation)
         first = next(items, STREAM_OPENED)
-        return _chunks(items) if first is STREAM_OPENED else first
+        if first is STREAM_OPENED:
+            return _chunks(items)
+        next(items, None)  # so that the call has ended
+        return first
 
     async def astream(self, invocation: Invocation) -> Any:
         """`stream` for async methods."""
         items = self.aitems(invocation)
         first = await anext(items, STREAM_OPENED)
-        return _achunks(items) if first is STREAM_OPENED else first
+        if first is STREAM_OPENED:
+            return _achunks(items)
+        await anext(items, None)
+        return first
 
     def last_result(self, invocation: Invocation) -> Any:
         """Return what a provider method gives, of a stream the last chunk; for a planner, which reads no chunks."""
         if not invocation.streams:
             return self.result(invocation)
+        stream = self.stream(invocation)
+        if not isinstance(stream, Generator):
+            return stream
         last = None
-        for last in self.stream(invocation):  # noqa: B007 - only the last one is of interest
+        for last in stream:  # noqa: B007 - only the last one is of interest
             pass
         return last
 
@@ -403,8 +412,11 @@ class CallScope:
         """`last_result` for async methods."""
         if not invocation.streams:
             return await self.aresult(invocation)
+        stream = await self.astream(invocation)
+        if not isinstance(stream, AsyncGenerator):
+            return stream
         last = None
-        async for last in await self.astream(invocation):  # noqa: B007 - as above
+        async for last in stream:  # noqa: B007 - as above
             pass
         return last
 

@@ -485,6 +485,7 @@ def test_a_method_that_returns_no_generator_is_left_as_it_is() -> None:
     with prefetched(calls, lambda: provider.calls.total()):
         outcome = observed(row, provider, target)
     assert outcome == expected
+    assert provider.calls == original.calls
 
 
 def test_a_retriever_that_calls_a_model_is_left_to_the_original() -> None:

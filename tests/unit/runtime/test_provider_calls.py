@@ -15,6 +15,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_call import CallNotShared, Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing, is_transient
+from teola_plugin.shims.interception import STREAM_OPENED
 
 
 class Provider:
@@ -418,3 +419,75 @@ def test_a_prefetch_of_an_object_that_takes_one_call_at_a_time_waits_and_blocks_
         thread.join(5)
     assert results == [["answer"], ["answer"]]
     assert (provider.calls, limit.plain, limit.early) == (1, 0, 0)
+
+
+# ------------------------------------------------------------ methods that return a stream
+
+
+class Opening(Call):
+    """A method that works before it returns its chunks; without `is_generator` it returns a whole answer."""
+
+    def __init__(self, target: Provider, *, is_generator: bool = True, **more: Any) -> None:
+        super().__init__(target, streams=True, **more)
+        self.is_generator = is_generator
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        self.target.calls += 1
+        return self._aopened() if self.on_loop else self._opened()
+
+    def _opened(self) -> Iterator[Any]:
+        chunks = self.target.act(self.argument)
+        if not self.is_generator:
+            yield chunks
+            return
+        yield STREAM_OPENED
+        yield from chunks
+
+    async def _aopened(self) -> Any:
+        for item in self._opened():
+            await asyncio.sleep(0)
+            yield item
+
+
+def refuses(argument: Any) -> Any:
+    raise ValueError("it does not begin")
+
+
+def test_a_stream_is_claimed_chunk_by_chunk() -> None:
+    provider, (original, prefetch) = Provider(lambda argument: ["a", "b"]), scopes()
+    assert prefetch.last_result(Opening(provider)) == "b"
+    assert list(original.stream(Opening(provider))) == ["a", "b"]
+    assert provider.calls == 1
+
+
+async def test_a_stream_is_claimed_chunk_by_chunk_on_a_loop() -> None:
+    provider, (original, prefetch) = Provider(lambda argument: ["a", "b"]), scopes()
+    assert await prefetch.alast_result(Opening(provider, on_loop=True)) == "b"
+    assert [chunk async for chunk in await original.astream(Opening(provider, on_loop=True))] == ["a", "b"]
+    assert provider.calls == 1
+
+
+@pytest.mark.parametrize("is_prefetched", [False, True])
+def test_what_a_method_raises_before_it_returns_is_raised_where_it_is_called(is_prefetched: bool) -> None:
+    provider, (original, prefetch) = Provider(refuses), scopes()
+    if is_prefetched:
+        with pytest.raises(ValueError, match="does not begin"):
+            prefetch.last_result(Opening(provider))
+    with pytest.raises(ValueError, match="does not begin"):
+        original.stream(Opening(provider))
+    assert provider.calls == 1
+
+
+@pytest.mark.parametrize("is_prefetched", [False, True])
+def test_a_method_that_returns_no_stream_gives_what_it_returns(is_prefetched: bool) -> None:
+    provider, (original, prefetch) = Provider(lambda argument: ["whole"]), scopes()
+    if is_prefetched:
+        prefetch.stream(Opening(provider, is_generator=False))
+    assert original.stream(Opening(provider, is_generator=False)) == ["whole"]
+    assert provider.calls == 1
+
+
+async def test_a_call_that_returns_one_result_is_its_own_last_result() -> None:
+    provider, (_, prefetch) = Provider(), scopes()
+    assert prefetch.last_result(Call(provider)) == ["answer"]
+    assert await prefetch.alast_result(Call(provider, "b", on_loop=True)) == ["answer"]

@@ -10,11 +10,17 @@ from unittest import mock
 import pytest
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core import MockEmbedding, PromptTemplate
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, LLMMetadata
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import CustomLLM, MockLLM
 from llama_index.core.llms.callbacks import llm_completion_callback
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.retrievers import VectorIndexRetriever
+from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
@@ -23,6 +29,7 @@ from pydantic import PrivateAttr
 from benchmarks.llamaindex.kits import Kit, Sizes, own_kit
 from teola_plugin import uninstall
 from teola_plugin.engines import profiles
+from teola_plugin.shims.interception import STREAM_OPENED
 from teola_plugin.shims.llamaindex import interceptors as seam
 from teola_plugin.shims.llamaindex.records import Unreadable
 from tests.support.llamaindex_own import ChattyLLM
@@ -116,6 +123,28 @@ def test_a_class_that_changes_what_the_framework_does_is_not_read() -> None:
 
     with pytest.raises(Unreadable, match="has a 'predict' of its own"):
         seam.provider_methods(Own)
+
+
+def test_streams_and_retrievers_and_postprocessors_have_provider_methods() -> None:
+    class Found(BaseRetriever):
+        def _retrieve(self, query_bundle: QueryBundle) -> Any:
+            return []
+
+    class Kept(BaseNodePostprocessor):
+        async def _apostprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
+            return nodes
+
+        def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
+            return nodes
+
+    assert seam.provider_methods(Found) == ("_retrieve",), "the async default calls it"
+    assert seam.provider_methods(Kept) == seam.POSTPROCESS
+    assert "stream_chat" not in seam.provider_methods(Spoken), "the framework's calls `stream_complete`"
+    for composite in (VectorIndexRetriever, SimilarityPostprocessor):
+        with pytest.raises(Unreadable, match="calls methods of other objects"):
+            seam.provider_methods(composite)
+    with pytest.raises(Unreadable, match="calls another class's methods"):
+        seam.provider_methods(StructuredLLM)
 
 
 def test_the_method_by_which_lists_are_embedded(scope: Passing) -> None:
@@ -224,6 +253,33 @@ def test_keys_of_searches_compare_vectors_by_their_numbers() -> None:
     assert key(VectorStoreQuery(query_embedding=[0.5, 1.0])) == key(VectorStoreQuery(query_embedding=[0.5, 1.0]))
     assert key(VectorStoreQuery(query_embedding=[0.5, 1.0])) != key(VectorStoreQuery(query_embedding=[0.5, 1.5]))
     assert key(VectorStoreQuery(query_embedding=[0.5])) != key(VectorStoreQuery([0.5], similarity_top_k=7))
+
+
+def test_keys_of_queries_compare_texts_and_vectors() -> None:
+    def key(query: QueryBundle) -> Any:
+        return seam.query_key(query)
+
+    assert key(QueryBundle("oats", embedding=[0.5])) == key(QueryBundle("oats", embedding=[0.5]))
+    assert key(QueryBundle("oats")) != key(QueryBundle("rye"))
+    assert key(QueryBundle("oats", embedding=[0.5])) != key(QueryBundle("oats", embedding=[1.5]))
+
+
+def test_a_streamed_chunk_does_not_change_once_it_is_prefetched() -> None:
+    """OpenAI's class writes in the tool calls that earlier chunks hold."""
+
+    def stream_chat(self: Any) -> Iterator[ChatResponse]:
+        tool_calls = ["a"]
+        yield ChatResponse(message=ChatMessage(content="", additional_kwargs={"tool_calls": tool_calls}))
+        tool_calls.append("b")
+
+    def chunks(record: Any) -> list[Any]:
+        invocation = seam.LlamaIndexInvocation(Spoken(), "_stream_chat", stream_chat, (), {})
+        opened, *rest = invocation.start(record)
+        assert opened is STREAM_OPENED
+        return [chunk.message.additional_kwargs["tool_calls"] for chunk in rest]
+
+    assert chunks(print) == [["a"]]
+    assert chunks(None) == [["a", "b"]], "that is what the original's consumer sees"
 
 
 # ------------------------------------------------------------ put back

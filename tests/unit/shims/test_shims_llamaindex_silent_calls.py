@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core import PromptTemplate
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.response_synthesizers import TreeSummarize
+from llama_index.core.schema import QueryBundle
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 
@@ -65,6 +67,39 @@ def test_a_body_that_asks_another_method_is_not_made_below() -> None:
     with pytest.raises(silent_calls.CallsPublicMethod):
         silent_calls.silent_body(llm, "complete")(llm, "Say it")
     assert llm.chats == 0
+
+
+class Asking(BaseRetriever):
+    """Calls a model of the framework, if it has one."""
+
+    def __init__(self, llm: Any = None) -> None:
+        super().__init__()
+        self.llm = llm
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[Any]:
+        if self.llm:
+            self.llm.complete("more")
+        return []
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[Any]:
+        if self.llm:
+            await self.llm.acomplete("more")
+        return []
+
+
+async def test_a_retriever_is_called_below_unless_it_calls_what_is_heard(kit: Kit) -> None:
+    query = QueryBundle("oats")
+    assert silent_calls.silent_body(Asking(), "_retrieve")(Asking(), query) == []
+    assert await silent_calls.silent_body(Asking(), "_aretrieve")(Asking(), query) == []
+    asking = Asking(kit.llm)
+    with pytest.raises(silent_calls.CallsPublicMethod):
+        silent_calls.silent_body(asking, "_retrieve")(asking, query)
+    with pytest.raises(silent_calls.CallsPublicMethod):
+        await silent_calls.silent_body(asking, "_aretrieve")(asking, query)
+    recorder = Recorder()
+    with recorded(recorder):
+        asking.retrieve(query)
+    assert recorder.events, "elsewhere handlers are notified as ever"
 
 
 def test_classes_are_prepared_once(kit: Kit) -> None:
