@@ -47,7 +47,7 @@ def entries_of(obj: Any, name: str) -> Entries:
 def engine_specs(obj: Any) -> Iterable[tuple[Any, SpecOrReason]]:
     """Return the own models of an object, each with the engine that can serve it, or the reason why none can."""
     if _is_llamaindex(obj):
-        from teola_plugin.adapters.llamaindex.binding import serve as llamaindex
+        from teola_plugin.adapters.llamaindex.binding import rules as llamaindex
 
         return [(one, llamaindex.engine_for(one, starts_engines=False)) for one in llamaindex.models_in(obj)]
     from teola_plugin.adapters.langchain.binding import serve as langchain

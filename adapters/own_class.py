@@ -5,18 +5,12 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
-from teola_plugin.pool import EnginePool
+from teola_plugin.adapters.routing import ROUTE, EngineRoute
 
-
-class ServedBy(NamedTuple):
-    """Who does the work of an object."""
-
-    pool: EnginePool
-    engine: str
-
+ServedBy = EngineRoute
 
 _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
 
@@ -43,6 +37,7 @@ def subclass_of(
         subclass = type(own)(own.__name__, (base, own), {**namespace, **members()})
         if served_by is not None:
             subclass.__teola_served_by__ = served_by
+            setattr(subclass, ROUTE, served_by)
         if generic := getattr(own, "__pydantic_generic_metadata__", None):
             # LangChain names objects of a generic class after its origin, and pydantic compares objects of one origin.
             subclass.__pydantic_generic_metadata__ = {**generic, "origin": generic["origin"] or own}

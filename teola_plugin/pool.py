@@ -297,11 +297,9 @@ class EnginePool:
     def bound(self, obj: Any, engine: str) -> Any:
         """The user's own model, embeddings or cross encoder, its work done by `engine`: to put where the object stood.
 
-        For code that `accelerate(..., bind=)` does not look into: nodes of graphs, functions, agents. A copy; the
-        object is left as it is. Whether and how an engine serves it, and what it answers, is as with `bind=`, and so
-        are the refusals. In LangChain the copy is of a subclass of the object's own class. In LlamaIndex it is where
-        the object keeps its own code (`OpenAI` and `OpenAILike` on an `OpenAIServer`, `HuggingFaceEmbedding`,
-        `SentenceTransformerRerank`); other LLMs become a `TeolaLLM`, other embeddings a `TeolaEmbedding`.
+        For code that `accelerate(..., bind=)` does not reach, and for use outside of accelerated objects. The object is
+        left as it is; what is returned is of a subclass of its own class. In LlamaIndex it shares the object's state.
+        Whether and how an engine serves it, and what it answers, is as with `bind=`, and so are the refusals.
         Raises `RegistrationError` for what cannot be served faithfully.
         """
         # What knows the frameworks lies above this module, and is imported only when somebody has an object of theirs.

@@ -143,16 +143,8 @@ class Accelerated:
 
     @property
     def __teola_session__(self) -> Any:
-        """Return the session, made again if parts of the original were set since.
-
-        Return None for an instance that the class's constructor made: it runs as the original's class does.
-        """
-        session = _slot(self)
-        if session is None or session.is_current():
-            return session
-        renewed = session.renewed()
-        object.__setattr__(self, _SLOT, renewed)
-        return renewed
+        """The session; None for an instance that the class's constructor made: it runs as the original's class does."""
+        return _slot(self)
 
     def __copy__(self) -> Any:
         """Return an accelerated copy of the original, on the same terms."""
@@ -354,7 +346,7 @@ def entry_point(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slot(instance: Any) -> Any:
-    """Return the session of an instance, without a check that it is up to date; None if the class made the instance."""
+    """Return the session of an instance; None if the class made the instance."""
     try:
         return object.__getattribute__(instance, _SLOT)
     except AttributeError:

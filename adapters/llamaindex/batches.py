@@ -127,7 +127,7 @@ class BatchPrefetching:
         write = current_write.get()
         if write is not None and not write.expect(texts):
             write = None
-        with self._prefetching(texts, write):
+        with self.prefetching(texts, write):
             return super().get_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def aget_text_embedding_batch(
@@ -136,19 +136,19 @@ class BatchPrefetching:
         write = current_write.get()
         if write is not None and not await write.aexpect(texts):
             write = None
-        with self._prefetching(texts, write):
+        with self.prefetching(texts, write):
             return await super().aget_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        _announce_nodes(nodes)
+        announce_nodes(nodes)
         return super().__call__(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        _announce_nodes(nodes)
+        announce_nodes(nodes)
         return await super().acall(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     @contextmanager
-    def _prefetching(self, texts: Sequence[str], write: PipelinedWrite | None) -> Iterator[None]:
+    def prefetching(self, texts: Sequence[str], write: PipelinedWrite | None) -> Iterator[None]:
         """Prefetch the batches in the body, unless a cache or a rate limiter decides which calls are made."""
         if is_paced(self) or not texts:
             yield
@@ -162,7 +162,8 @@ class BatchPrefetching:
             batches.close()
 
 
-def _announce_nodes(nodes: Sequence[BaseNode]) -> None:
+def announce_nodes(nodes: Sequence[BaseNode]) -> None:
+    """Note the nodes that are embedded now for the write that runs beside the embedding, if there is one."""
     write = current_write.get()
     if write is not None:
         write.nodes = list(nodes)

@@ -21,6 +21,8 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.extractors import TitleExtractor
 
 from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, announce_nodes
+from teola_plugin.adapters.llamaindex.pipelined_write import current_write
 from teola_plugin.adapters.llamaindex.prefetching import original_scope
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.claims import Caller
@@ -36,6 +38,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
     intercept_methods,
     live_scopes,
     provider_methods,
+    worker_of,
 )
 from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.records import Unreadable
@@ -54,7 +57,7 @@ _title_workers: ContextVar[int] = ContextVar("teola_title_workers", default=1)
 @contextlib.contextmanager
 def prefetching(threads: ThreadSafety) -> Iterator[None]:
     """Prefetch, in the body, the calls that composites make one after the other."""
-    intercept_methods(BaseEmbedding, {"get_text_embedding_batch": _around_batches})
+    intercept_batches()
     intercept_methods(
         TitleExtractor, {"extract_titles": _around_documents, "get_title_candidates": _around_title_candidates}
     )
@@ -63,6 +66,19 @@ def prefetching(threads: ThreadSafety) -> Iterator[None]:
         yield
     finally:
         composite_threads.reset(token)
+
+
+def intercept_batches() -> None:
+    """Let the batches of texts that a model embeds be prefetched, until `uninstall`."""
+    intercept_methods(
+        BaseEmbedding,
+        {
+            "get_text_embedding_batch": _around_batches,
+            "aget_text_embedding_batch": _around_async_batches,
+            "__call__": _around_nodes,
+            "acall": _around_async_nodes,
+        },
+    )
 
 
 class CompositeCalls:
@@ -177,6 +193,11 @@ def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
 def _around_batches(original: Any) -> Any:
     @functools.wraps(original)
     def wrapper(self: Any, texts: list[str], *args: Any, **kwargs: Any) -> Any:
+        worker = _routed_worker(self)
+        if worker is not None:
+            write = current_write.get()
+            with worker.prefetching(texts, write if write is not None and write.expect(texts) else None):
+                return original(self, texts, *args, **kwargs)
         calls = _planned(self, lambda: _batch_calls(self, texts))
         if calls is None:
             return original(self, texts, *args, **kwargs)
@@ -184,6 +205,43 @@ def _around_batches(original: Any) -> Any:
             return original(self, texts, *args, **kwargs)
 
     return wrapper
+
+
+def _around_async_batches(original: Any) -> Any:
+    @functools.wraps(original)
+    async def wrapper(self: Any, texts: list[str], *args: Any, **kwargs: Any) -> Any:
+        worker = _routed_worker(self)
+        if worker is None:
+            return await original(self, texts, *args, **kwargs)
+        write = current_write.get()
+        with worker.prefetching(texts, write if write is not None and await write.aexpect(texts) else None):
+            return await original(self, texts, *args, **kwargs)
+
+    return wrapper
+
+
+def _around_nodes(original: Any) -> Any:
+    @functools.wraps(original)
+    def wrapper(self: Any, nodes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        announce_nodes(nodes)
+        return original(self, nodes, *args, **kwargs)
+
+    return wrapper
+
+
+def _around_async_nodes(original: Any) -> Any:
+    @functools.wraps(original)
+    async def wrapper(self: Any, nodes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        announce_nodes(nodes)
+        return await original(self, nodes, *args, **kwargs)
+
+    return wrapper
+
+
+def _routed_worker(model: Any) -> BatchPrefetching | None:
+    """Return the worker that embeds for a model of the user's own; None for a model that does it itself."""
+    worker = worker_of(model)
+    return worker if isinstance(worker, BatchPrefetching) else None
 
 
 # ------------------------------------------------------------ titles of nodes

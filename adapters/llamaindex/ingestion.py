@@ -30,12 +30,14 @@ from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, api
 from teola_plugin.adapters.llamaindex.session import ServedObject
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.routing import RoutingRules, route_of
 from teola_plugin.adapters.terms import NO_APP, with_app
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.shims.llamaindex.engines import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
+from teola_plugin.tracer.llamaindex.classes import pool_backed
 
 # ------------------------------------------------------------ pipelines
 
@@ -43,35 +45,53 @@ from teola_plugin.shims.stack_levels import hide_from_stack_levels
 class WritingSession(ServedObject):
     """The session of a pipeline or an index, whose models are called in parallel if they allow it."""
 
-    def __init__(self, original: Any, target: Any, options: Options) -> None:
-        super().__init__(original, target, options.pool)
+    def __init__(self, original: Any, options: Options, rules: RoutingRules | None = None) -> None:
+        super().__init__(original, options.pool, rules)
         self.app = options.app or NO_APP
         self._options = options
 
-    def take_over_from(self, other: WritingSession) -> None:
-        """Keep the terms on which copies are accelerated from the session that this one replaces."""
-        self.accelerate_copy = other.accelerate_copy
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Prefetch, in the body, the calls that the original makes to the user's own models one after the other.
 
-    def prefetching(self) -> AbstractContextManager[None]:
-        """Prefetch, in the body, the calls that the original makes to the user's own models one after the other."""
-        return nullcontext() if self._options.speculate == "off" else prefetching(self._options.threads)
+        Requests to engines belong to the app.
+        """
+        is_off = self._options.speculate == "off"
+        with (
+            self.routing(),
+            nullcontext() if is_off else prefetching(self._options.threads),
+            _under_app_name(self.app),
+        ):
+            yield
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the method `name` of the target."""
+        """Call the method `name` of the original."""
         if name == "run":
             return self._run(args, kwargs)
-        return self._arun(args, kwargs) if name == "arun" else getattr(self.target, name)(*args, **kwargs)
+        if name == "arun":
+            return self._arun(args, kwargs)
+        return getattr(self.original, name)(*args, **self._with_embedding_model(kwargs))
+
+    def _with_embedding_model(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments by which an index makes a retriever or an engine that embeds as the index does here."""
+        model = self.original._embed_model
+        with self.routing():
+            route = route_of(model)
+        if route is None or "embed_model" in kwargs:
+            return kwargs
+        return {**kwargs, "embed_model": route.pool.bound(model, route.engine)}
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
-        pipeline = self.target
-        write = _plan_write(pipeline, args, kwargs)
-        with self.prefetching(), _under_app_name(self.app), nullcontext() if write is None else pipelining(write):
-            return pipeline.run(*args, **kwargs)  # type: ignore[no-any-return]
+        pipeline = self.original
+        with self.writing():
+            write = _plan_write(pipeline, args, kwargs)
+            with nullcontext() if write is None else pipelining(write):
+                return pipeline.run(*args, **kwargs)  # type: ignore[no-any-return]
 
     async def _arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
-        pipeline = self.target
-        write = _plan_write(pipeline, args, kwargs)
-        with self.prefetching(), _under_app_name(self.app):
+        pipeline = self.original
+        with self.writing():
+            write = _plan_write(pipeline, args, kwargs)
             if write is None:
                 return await pipeline.arun(*args, **kwargs)  # type: ignore[no-any-return]
             async with apipelining(write):
@@ -101,12 +121,12 @@ _PLAIN = Options()
 
 def accelerated_ingestion(pipeline: IngestionPipeline, options: Options = _PLAIN) -> Any:
     """Accelerate a pipeline: the same rows, ids and nodes, sooner."""
-    return accelerated(writing_session(original_of(pipeline), pipeline, options), AcceleratedPipeline)
+    return accelerated(writing_session(pipeline, options), AcceleratedPipeline)
 
 
-def writing_session(original: Any, target: Any, options: Options) -> WritingSession:
+def writing_session(obj: Any, options: Options) -> WritingSession:
     """Create the session of a pipeline or an index."""
-    session = WritingSession(original, original_of(target), options)
+    session = WritingSession(original_of(obj), options)
     session.accelerate_copy = partial(accelerated_writing, options=options)
     return session
 
@@ -134,9 +154,9 @@ class BuildsIndex(IndexHooks):
     """A mixin before the index's own class, whose nodes are stored while later ones are being embedded."""
 
     def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None:
-        index, app, prefetching_here = self._teola_index()
-        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
-        with prefetching_here, _under_app_name(app):
+        index, writing = self._teola_index()
+        with writing:
+            parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
             if parts is None:
                 return add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
@@ -144,21 +164,19 @@ class BuildsIndex(IndexHooks):
                     add(index, batch)
 
     async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None:
-        index, app, prefetching_here = self._teola_index()
-        parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
-        with prefetching_here, _under_app_name(app):
+        index, writing = self._teola_index()
+        with writing:
+            parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
             if parts is None:
                 return await add(index, nodes)
             for batch in iter_batch(nodes, parts.insert_batch_size):
                 async with apipelining(PipelinedWrite(parts.vector_store, batch)):
                     await add(index, batch)
 
-    def _teola_index(self) -> tuple[Any, str, AbstractContextManager[None]]:
-        """Return the index that nodes are added to, the app's name, and the context in which calls are prefetched."""
+    def _teola_index(self) -> tuple[Any, AbstractContextManager[None]]:
+        """Return the index that nodes are added to, and the context in which that is done."""
         session = getattr(self, "__teola_session__", None)
-        if session is None:
-            return self, NO_APP, nullcontext()
-        return session.target, session.app, session.prefetching()
+        return (self, nullcontext()) if session is None else (session.original, session.writing())
 
 
 class AcceleratedIndex(BuildsIndex, Accelerated, metaclass=EqualsOriginal):
@@ -182,9 +200,10 @@ def _overlapping_parts(index: object) -> VectorStoreIndexParts | None:
 
 def _can_overlap(model: Any, store: Any) -> bool:
     """Return True if rows can be stored while others are embedded, and not on the same cores: that gains nothing."""
-    if type(store) is not TeolaVectorStore or not isinstance(model, BatchPrefetching):
+    worker = pool_backed(model)
+    if type(store) is not TeolaVectorStore or not isinstance(worker, BatchPrefetching):
         return False
-    embedder: Any = model.pool.engine(model.engine)  # type: ignore[attr-defined]
+    embedder: Any = worker.pool.engine(worker.engine)  # type: ignore[attr-defined]
     database: Any = store.pool.engine(store.engine)
     on_all_cores = getattr(embedder, "device", "") == "cpu" and not getattr(embedder, "cores", ())
     return not (on_all_cores and getattr(database, "embedded", False))
@@ -204,7 +223,7 @@ class TeolaVectorStoreIndex(BuildsIndex, VectorStoreIndex):
 
 def accelerated_index(index: VectorStoreIndex, options: Options = _PLAIN) -> Any:
     """Accelerate an index: the same rows and nodes, sooner, for inserting into it."""
-    return accelerated(writing_session(original_of(index), index, options), AcceleratedIndex)
+    return accelerated(writing_session(index, options), AcceleratedIndex)
 
 
 hide_from_stack_levels(globals())

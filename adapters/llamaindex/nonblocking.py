@@ -21,7 +21,6 @@ from llama_index.core.query_engine import (
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index.core.schema import QueryBundle
 
-from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import (
     MultiStepQueryEngineParts,
     QueryEngineParts,
@@ -79,5 +78,5 @@ def nonblocking(node: Any) -> Any:
 
 def _models(node: Any) -> list[Any]:
     """Return all models that an object may call."""
-    attribute_values = [one for part in reachable_objects(node) for one in attributes(part).values()]
+    attribute_values = [one for part in reachable_objects(node) for one in vars(part).values()]
     return [one for one in (*attribute_values, *reachable_objects(node)) if isinstance(one, (BaseLLM, BaseEmbedding))]

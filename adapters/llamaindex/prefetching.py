@@ -43,6 +43,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
     install,
     live_scopes,
     provider_methods,
+    worker_of,
 )
 from teola_plugin.shims.llamaindex.models import is_paced
 from teola_plugin.shims.llamaindex.silent_calls import (
@@ -94,6 +95,9 @@ class AllowedModels:
 
     def require_llm(self, llm: Any) -> Any:
         """See `OwnModels`."""
+        worker = worker_of(llm)
+        if worker is not None and not getattr(worker, "is_carried", False):
+            raise NotUnderstood(f"an engine answers for its LLM, a {type(llm).__name__}")
         self.require_leaf(llm)
         if not self._threads.allows(llm, HTTP_CLIENTS | STORES):
             raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")

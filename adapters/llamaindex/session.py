@@ -24,8 +24,8 @@ from teola_plugin.adapters.llamaindex.checking import OriginalCall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.prefetching import PrefetchPlan, QueryPrefetcher, entries_of, plan_prefetching
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
-from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.own_pool import watching_pool
+from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.terms import (
     Deadline,
@@ -43,7 +43,6 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
@@ -113,6 +112,8 @@ class StartedCall(NamedTuple):
     deadline: Deadline | None
     prefetcher: QueryPrefetcher | None = None
     """Prefetches calls of the user's own models: without a pool, or where the pool's graph starts nothing."""
+    rules: RoutingRules | None = None
+    """Which engines do the work of which models, also for answers that are read later."""
 
     @property
     def query_run(self) -> QueryRun | None:
@@ -147,30 +148,19 @@ class StartedCall(NamedTuple):
 
 
 class ServedObject:
-    """The original of an accelerated object, and the object that runs in its place."""
+    """The original of an accelerated object, and the engines that serve its models."""
 
-    def __init__(self, original: Any, target: Any, pool: EnginePool | None) -> None:
+    def __init__(self, original: Any, pool: EnginePool | None, rules: RoutingRules | None = None) -> None:
         self.original = original
-        self.target = target
-        """The original, or a copy in which some of its parts are served by engines of the pool."""
         self.pool = pool
+        self.rules = rules
+        """Which engines do the work of which models during a call; None to leave that to the object around."""
         self.accelerate_copy: Callable[..., Any] = unchanged
         """`accelerate` on the same terms, for a copy of the original."""
-        self._renew: Callable[[Any], Any] = unchanged
-        self._snapshot: FieldSnapshot | None = None
-        """The fields that the target was made of; None if it is the original itself."""
 
-    def renew_with(self, renew: Callable[[Any], Any], snapshot: FieldSnapshot) -> None:
-        """Make the target again with `renew` once a field in `snapshot` was set."""
-        self._renew, self._snapshot = renew, snapshot
-
-    def is_current(self) -> bool:
-        """Return True unless a field of the original that the target was made of was set since."""
-        return self._snapshot is None or self._snapshot.holds()
-
-    def renewed(self) -> Any:
-        """Return a new session for the original as it is now."""
-        return self._renew(self)
+    def routing(self) -> AbstractContextManager[None]:
+        """Return a context in which the engines do the work of this object's models."""
+        return under_routing(self.rules)
 
 
 def unchanged(obj: Any) -> Any:
@@ -182,9 +172,14 @@ class Session(ServedObject):
     """The calls of an accelerated object, with their engines, plans and traces."""
 
     def __init__(
-        self, original: Any, target: Any, pool: EnginePool | None, terms: Settings, accelerate_part: Accelerate
+        self,
+        original: Any,
+        pool: EnginePool | None,
+        terms: Settings,
+        accelerate_part: Accelerate,
+        rules: RoutingRules | None = None,
     ) -> None:
-        super().__init__(original, target, pool)
+        super().__init__(original, pool, rules)
         self.terms = terms
         self._accelerate_part = accelerate_part
         self.serving: Serving | None = None
@@ -200,25 +195,21 @@ class Session(ServedObject):
         session = self._same_object(terms)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
         session._prefetch_plans = self._prefetch_plans
-        session._renew, session._snapshot = self._renew, self._snapshot
         session.accelerate_copy = partial(self.accelerate_copy, terms=terms)
         return session
 
     def _same_object(self, terms: Settings) -> Session:
-        return Session(self.original, self.target, self.pool, terms, self._accelerate_part)
-
-    def take_over_from(self, other: Session) -> None:
-        """Keep the last trace and the figures of `shadow=` of the session that this one replaces."""
-        self._last, self.shadow, self.accelerate_copy = other._last, other.shadow, other.accelerate_copy
+        return Session(self.original, self.pool, terms, self._accelerate_part, self.rules)
 
     # ------------------------------------------------------------ plans and explanations
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """Return the traced entry; it is traced again when the object has changed."""
-        traced = self._traced.get((entry, texts))
-        if traced is None or not traced.holds:
-            traced = self._traced[entry, texts] = trace(self.target, entry, texts)
-        return traced
+        with self.routing():
+            traced = self._traced.get((entry, texts))
+            if traced is None or not traced.holds:
+                traced = self._traced[entry, texts] = trace(self.original, entry, texts)
+            return traced
 
     def plan(self, entry: str, input: Any = None, texts: int = 0) -> Optimised | None:
         """Return the e-graph of an entry; None without a pool."""
@@ -249,13 +240,14 @@ class Session(ServedObject):
 
         It is made again when the object has changed.
         """
-        if self.terms.speculate == "off" or isinstance(self.target, Workflow):
+        if self.terms.speculate == "off" or isinstance(self.original, Workflow):
             return None
-        planned = self._prefetch_plans.get((entry, texts))
-        if planned is None or not planned[0].holds:
-            planned = plan_prefetching(self.target, entry, texts, self.terms.threads)
-            self._prefetch_plans[entry, texts] = planned
-        return planned[1]
+        with self.routing():
+            planned = self._prefetch_plans.get((entry, texts))
+            if planned is None or not planned[0].holds:
+                planned = plan_prefetching(self.original, entry, texts, self.terms.threads)
+                self._prefetch_plans[entry, texts] = planned
+            return planned[1]
 
     @property
     def last(self) -> Run | None:
@@ -264,7 +256,7 @@ class Session(ServedObject):
     # ------------------------------------------------------------ one call
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the method `name` of the target. With `shadow=`, compare a share of the calls with the original's."""
+        """Call the method `name` of the original. With `shadow=`, compare a share of the calls with the original's."""
         entry, read_arguments, is_async = _ENTRIES[name]
         call = self.acall if is_async else self.call
 
@@ -279,18 +271,20 @@ class Session(ServedObject):
 
     def call(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Any]) -> Any:
         """Return what `invoke` returns for the target, while the live query of the call runs."""
-        call = self._begin(entry, graph_input, is_async=False)
-        with call.failing(), joined(call.query_run, call.terms):
-            answer = invoke(call.target)
-            call.check()
+        with self.routing():
+            call = self._begin(entry, graph_input, is_async=False)
+            with call.failing(), joined(call.query_run, call.terms):
+                answer = invoke(call.target)
+                call.check()
         return _keep_query_open(call, answer)
 
     async def acall(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
-        call = self._begin(entry, graph_input, is_async=True)
-        with call.failing(), joined(call.query_run, call.terms):
-            async with interrupting(call.deadline):
-                answer = await invoke(call.target if call.run is None else nonblocking(call.target))
+        with self.routing():
+            call = self._begin(entry, graph_input, is_async=True)
+            with call.failing(), joined(call.query_run, call.terms):
+                async with interrupting(call.deadline):
+                    answer = await invoke(call.target if call.run is None else nonblocking(call.target))
         return _keep_query_open(call, answer)
 
     def _begin(self, entry: str, graph_input: GraphInput | None, *, is_async: bool = True) -> StartedCall:
@@ -306,11 +300,11 @@ class Session(ServedObject):
             else:
                 self._last[:] = [run]
                 prefetcher = None if is_async else self._prefetch_beside(run, entry, graph_input)
-                return StartedCall(run, target, None, Deadline.of(run), prefetcher)
+                return StartedCall(run, target, None, Deadline.of(run), prefetcher, self.rules)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         terms, deadline = unplanned(self.terms.own_terms, runs, self.terms.app, clock)
-        unplanned_call = StartedCall(None, self.target, terms, deadline)
-        is_off = is_async or self.terms.speculate == "off" or isinstance(self.target, Workflow)
+        unplanned_call = StartedCall(None, self.original, terms, deadline, rules=self.rules)
+        is_off = is_async or self.terms.speculate == "off" or isinstance(self.original, Workflow)
         if self.pool is not None or is_off:
             return unplanned_call
         return self._begin_without_pool(entry, graph_input, unplanned_call, runs)
@@ -341,10 +335,10 @@ class Session(ServedObject):
         try:
             plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
             plan = plan if plan is not None and plan.intercept() else None
-            target = self.target
+            target = self.original
             if plan is not None or _has_gaining_parts(target, self.terms.threads):
                 target = with_parts(target, frozenset() if plan is None else plan.entry.lowered, self._accelerate_part)
-            if plan is None and target is self.target:
+            if plan is None and target is self.original:
                 return unplanned_call
             run = self._watch_call(runs)
             prefetcher = None if plan is None else QueryPrefetcher(plan, graph_input, run.whole)
@@ -383,16 +377,16 @@ class Session(ServedObject):
         return submitted(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
 
     def _target_for(self, entry: str, graph_input: GraphInput | None) -> Any:
-        """Return the target, with those engines and retrievers in it accelerated that the graph does not contain."""
+        """Return the original, with those engines and retrievers in it accelerated that the graph does not contain."""
         lowered = frozenset[int]()
         if graph_input is not None:
             lowered = self.entry(entry, len(graph_input.get(TEXTS, ()))).lowered
-        return with_parts(self.target, lowered, self._accelerate_part)
+        return with_parts(self.original, lowered, self._accelerate_part)
 
 
 def _has_gaining_parts(node: Any, threads: ThreadSafety) -> bool:
     """Return True if a part of the object prefetches calls when it is accelerated by itself."""
-    values = attributes(node).values()
+    values = vars(node).values()
     items = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     parts = [item for item in items if isinstance(item, PARTS)]
     return any(plan_prefetching(part, entry, 0, threads)[1] is not None for part in parts for entry in entries_of(part))
@@ -518,7 +512,7 @@ def _close_after_thread(call: StartedCall, thread: threading.Thread) -> None:
 
 def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
     with call.ending():
-        for piece in streamed_in(call.query_run, call.terms, pieces):
+        for piece in routed_items(call.rules, streamed_in(call.query_run, call.terms, pieces)):
             call.check()
             yield piece
         call.check()
@@ -526,7 +520,8 @@ def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> G
 
 async def _astream_in_query(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     with call.ending():
-        async with aclosing(astreamed_in(call.query_run, call.terms, pieces)) as pieces_in_query:
+        items = arouted_items(call.rules, astreamed_in(call.query_run, call.terms, pieces))
+        async with aclosing(items) as pieces_in_query:  # type: ignore[type-var]
             while True:
                 async with interrupting(call.deadline):
                     piece = await anext(pieces_in_query, _END)

@@ -21,6 +21,7 @@ from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from teola_plugin.adapters.llamaindex import TeolaVectorStore
 from teola_plugin.adapters.llamaindex.binding.bind import bound
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_ingestion
+from teola_plugin.adapters.routing import route_of
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.engines.sentence_transformers import RerankingEngine
@@ -86,7 +87,7 @@ def test_embeddings_stay_what_they_are(pool, own):
     made = bound(own, "embedder", pool)
     assert isinstance(made, HuggingFaceEmbedding) and type(own) is HuggingFaceEmbedding
     assert made.to_dict() == own.to_dict() and made.to_payload() == own.to_payload()
-    assert made._model is own._model and made.engine == "embedder"
+    assert made._model is own._model and route_of(made).engine == "embedder"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
 
-from teola_plugin.shims.llamaindex.copies import Overlay, attribute_values, attributes, copy_template
+from teola_plugin.shims.llamaindex.copies import attribute_values, copy_template
+from teola_plugin.shims.llamaindex.interceptors import worker_of
 from teola_plugin.shims.llamaindex.records import Unreadable, missing_attribute
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -60,12 +61,10 @@ def find_override(node: object, base: type) -> str:
     for cls in type(node).__mro__:
         if cls is base:
             break
-        if cls is Overlay or Overlay in cls.__bases__:
-            continue
         if any(callable(value) and name not in _HARMLESS and hasattr(base, name) for name, value in vars(cls).items()):
             return cls.__name__
     overriding_name = next(
-        (name for name, value in attributes(node).items() if callable(value) and callable(getattr(base, name, None))),
+        (name for name, value in vars(node).items() if callable(value) and callable(getattr(base, name, None))),
         "",
     )
     return f"{type(node).__name__}.{overriding_name}" if overriding_name else ""
@@ -109,9 +108,20 @@ def is_framework_function(function: Callable[..., Any]) -> bool:
     return isinstance(function, FunctionType) and function.__module__.startswith("llama_index.core.")
 
 
+def pool_backed(node: object) -> Any:
+    """Return the object that sends the requests of a model, reranker or store to an engine of a pool.
+
+    That is the worker of a routed object, or the object itself. None for an object that no engine serves.
+    """
+    worker = worker_of(node)
+    if worker is None and hasattr(type(node), "request") and hasattr(node, "pool"):
+        return node
+    return worker
+
+
 def is_pool_object(node: object) -> bool:
     """Return True for a model, reranker or store whose requests go to an engine of a pool."""
-    return hasattr(type(node), "request") and hasattr(node, "pool")
+    return pool_backed(node) is not None
 
 
 def report_level(node: object) -> Level:

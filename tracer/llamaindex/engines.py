@@ -43,7 +43,7 @@ from teola_plugin.shims.llamaindex.engines import (
     citation_sources,
     sub_question_node,
 )
-from teola_plugin.shims.llamaindex.synthesizers import TreeSummarizeParts
+from teola_plugin.shims.llamaindex.synthesizers import SynthesizerParts, TreeSummarizeParts
 from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes, report_level, rule_for
 from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicAnswer, SymbolicQuery, Value
 from teola_plugin.tracer.llamaindex.model_calls import copy_nodes, require_one_model
@@ -403,9 +403,11 @@ def _add_new_answer(lowering: Lowering, path: str) -> Value:
 def _source_synthesizer(llm: Any, **templates: Any) -> BaseSynthesizer:
     """Create the synthesizer of the engine that LlamaIndex builds over the sources.
 
-    It gets a copy of the LLM, since it changes the LLM's attributes.
+    It is created with a copy of the LLM, since that changes the LLM's attributes.
     """
-    return get_response_synthesizer(copy.copy(llm), callback_manager=silent_callback_manager(), **templates)
+    synthesizer = get_response_synthesizer(copy.copy(llm), callback_manager=silent_callback_manager(), **templates)
+    vars(synthesizer).update(SynthesizerParts.as_attributes(llm=llm))
+    return synthesizer
 
 
 def _answer_from_sources(

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
 from teola_plugin.graph.refs import Inputs
 from teola_plugin.shims.llamaindex.engines import runs_in_loop
+from teola_plugin.shims.llamaindex.interceptors import require_framework_methods
 from teola_plugin.shims.llamaindex.models import rate_limiter
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, label_forms
@@ -67,7 +68,19 @@ class ElementsGuard:
         return len(now) == len(self.elements) and all(a is b for a, b in zip(now, self.elements, strict=True))
 
 
-Guard = AttributeGuard | PartsGuard | ElementsGuard
+@dataclass(frozen=True, slots=True)
+class WorkerGuard:
+    """A guard that holds while the same object sends the requests of a model to an engine."""
+
+    node: Any
+    worker: Any
+
+    @property
+    def holds(self) -> bool:
+        return classes.pool_backed(self.node) is self.worker
+
+
+Guard = AttributeGuard | PartsGuard | ElementsGuard | WorkerGuard
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -138,9 +151,16 @@ class Lowering:
     def require_llm(self, llm: Any) -> Any:
         """Return an LLM whose calls may be in the graph: one on the pool, or in a graph of own models one of those.
 
-        Raises `NotUnderstood` for others.
+        For a routed LLM that is its worker. Raises `NotUnderstood` for others.
         """
-        return pool_llm(llm) if self.own_models is None else self.own_models.require_llm(llm)
+        return pool_llm(self.pool_backed(llm), llm) if self.own_models is None else self.own_models.require_llm(llm)
+
+    def pool_backed(self, node: Any) -> Any:
+        """Return the object that sends the requests of a model to an engine, and add a guard; None for no engine."""
+        worker = classes.pool_backed(node)
+        if worker is not node:
+            self.guards.append(WorkerGuard(node, worker))
+        return worker
 
     @contextmanager
     def in_loop_of(self, part: object) -> Iterator[None]:
@@ -330,10 +350,15 @@ def _calls_llm(c: Component) -> bool:
     return c.role is Role.GENERATION or (c.body is not None and any(_calls_llm(inner) for inner in c.body.components))
 
 
-def pool_llm(llm: Any) -> Any:
-    """Return the LLM if it is pool-backed and LlamaIndex's code alone decides its calls. Raises `NotUnderstood`."""
+def pool_llm(llm: Any, original: Any) -> Any:
+    """Return the LLM if it is pool-backed and LlamaIndex's code alone decides its calls. Raises `NotUnderstood`.
+
+    `original`: the LLM that the user's object holds, whose worker `llm` is.
+    """
     if not hasattr(llm, "payload_of_template"):
-        raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not on the pool")
+        raise NotUnderstood(f"its LLM, a {type(original).__name__}, is not on the pool")
+    if llm is not original:
+        require_framework_methods(type(original))
     if llm.output_parser is not None:
         raise NotUnderstood("its LLM parses what it writes")
     if rate_limiter(llm) is not None:

@@ -111,11 +111,12 @@ def _lower_vector_retriever(
     nodes: Value = None
     with lowering.reporting(path, retriever) as reasons:
         parts = lowering.read_parts(VectorIndexRetrieverParts, retriever)
-        if lowering.own_models is not None or not hasattr(parts.embed_model, "vector_of"):
+        model = None if lowering.own_models is not None else lowering.pool_backed(parts.embed_model)
+        if not hasattr(model, "vector_of"):
             return lower_retriever_of_own_models(lowering, retriever, query, name)
-        model = _require_embedding_model(lowering, retriever, parts, query)
+        _require_vector_search(lowering, retriever, parts, query)
         try:
-            hits = _add_search(lowering, retriever, parts, query, name)
+            hits = _add_search(lowering, retriever, parts, model, query, name)
         except NotUnderstood as error:
             reasons.append(f"only its embedding: {error}")
             for text in query.texts:
@@ -129,32 +130,31 @@ def _lower_vector_retriever(
     return nodes
 
 
-def _require_embedding_model(
+def _require_vector_search(
     lowering: Lowering, retriever: VectorIndexRetriever, parts: VectorIndexRetrieverParts, query: SymbolicQuery
-) -> Any:
-    """Return the model that embeds the query. Raises `NotUnderstood` if that call cannot be prefetched."""
-    model = parts.embed_model
-    _guard_engines(lowering, model)
-    if is_paced(model):
+) -> None:
+    """Raise `NotUnderstood` if the call that embeds the query cannot be prefetched."""
+    _guard_engines(lowering, parts.embed_model)
+    if is_paced(parts.embed_model):
         raise NotUnderstood("its embedding model has a cache or a rate limiter")
     lowering.guard_attributes(parts.vector_store, "is_embedding_query")
     if not searches_by_vector(retriever) or not query.texts:
         raise NotUnderstood("it does not search by a vector")
-    return model
 
 
 def _add_search(
     lowering: Lowering,
     retriever: VectorIndexRetriever,
     parts: VectorIndexRetrieverParts,
+    model: Any,
     query: SymbolicQuery,
     name: str,
 ) -> Ref:
-    """Add the search of the store for the query's mean vector.
+    """Add the search of the store for the query's mean vector; `model` embeds it.
 
     Raises `NotUnderstood`, before anything is added.
     """
-    model, store = parts.embed_model, parts.vector_store
+    store = parts.vector_store
     _guard_engines(lowering, store)
     if not hasattr(store, "search_payload"):
         raise NotUnderstood(f"its store, a {type(store).__name__}, is not on the pool")
@@ -396,11 +396,13 @@ def lower_postprocessors(
         with lowering.reporting(step_path, step):
             if input_nodes is None:
                 raise NotUnderstood("what it reads is not known ahead")
-            is_on_pool = hasattr(type(step), "select") and hasattr(step, "pool")
-            if is_on_pool and lowering.own_models is not None:
+            reranker = lowering.pool_backed(step)
+            if reranker is not None and lowering.own_models is not None:
                 raise NotUnderstood("its reranker is on the pool")
-            lower = _lower_pool_rerank if is_on_pool else rule_for(step, _POSTPROCESSOR_RULES)
-            nodes = lower(lowering, step, query, input_nodes)
+            if reranker is not None:
+                nodes = _lower_pool_rerank(lowering, reranker, query, input_nodes)
+            else:
+                nodes = rule_for(step, _POSTPROCESSOR_RULES)(lowering, step, query, input_nodes)
     return nodes
 
 

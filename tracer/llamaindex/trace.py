@@ -16,7 +16,6 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from teola_plugin.graph import INPUT, Ref
-from teola_plugin.shims.llamaindex.copies import attributes
 from teola_plugin.shims.llamaindex.engines import AnsweringParts
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex import engines
@@ -75,7 +74,7 @@ def trace(node: Any, entry: str = "query", texts: int = 0, own_models: OwnModels
 
 def _report_parts(node: Any, kind: str) -> Iterator[TraceNode]:
     """Yield rows of the engines, retrievers and synthesizers inside `node`, each of which has a plan of its own."""
-    for name, part in attributes(node).items():
+    for name, part in vars(node).items():
         entry = next((name_of_entry for cls, name_of_entry in _ENTRIES if isinstance(part, cls)), "")
         for row in trace(part, entry).traced.report if entry else ():
             yield replace(row, path=f"{kind}.{name}{row.path.removeprefix(_kind_of(part))}")

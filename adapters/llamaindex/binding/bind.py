@@ -1,9 +1,14 @@
-"""`bind={object: engine}`: proxies for the user's own LlamaIndex objects, which are never changed themselves."""
+"""Engines for the user's own LlamaIndex models: who does a model's work, and `pool.bound`.
+
+The interceptors of `shims/llamaindex/interceptors.py` ask here where a provider method of a routed model is called. The
+model itself, and the framework's code above its provider methods, stay as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
@@ -11,14 +16,36 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import carries_openai, check_engine
-from teola_plugin.adapters.llamaindex.binding.engine_proxy import instance_of
-from teola_plugin.adapters.llamaindex.binding.huggingface import embedding_on, is_embedding, is_reranker, reranker_on
-from teola_plugin.adapters.llamaindex.binding.openai import is_openai, served_by_server
+from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.llamaindex.binding.huggingface import (
+    embedding_copy,
+    is_embedding,
+    is_reranker,
+    reranker_copy,
+)
+from teola_plugin.adapters.llamaindex.binding.model_copies import OWN_CLASS, Body, instance_of, own_class, read
+from teola_plugin.adapters.llamaindex.binding.openai import carried_copy, decisive_values, is_openai
+from teola_plugin.adapters.llamaindex.composite_calls import intercept_batches
 from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
+from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
+from teola_plugin.adapters.llamaindex.prefetching import find_scope
+from teola_plugin.adapters.own_class import FieldSnapshot, subclass_of
+from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTable, route_of
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.llamaindex.copies import sharing
+from teola_plugin.shims.llamaindex.interceptors import (
+    EMBEDDING_METHODS,
+    PUBLIC_METHODS,
+    STREAMING_METHODS,
+    TOOL_METHODS,
+    body_of,
+    enable,
+    install_routing,
+)
+from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts
 
 _OWN_DECODERS = (
     ("llama_index.llms.huggingface.base", "HuggingFaceLLM"),
@@ -37,27 +64,66 @@ _LLM_FIELDS = (
 _METADATA_FIELDS = ("model_name", "context_window", "is_chat_model", "is_function_calling_model")
 _EMBEDDING_FIELDS = ("model_name", "embed_batch_size", "num_workers", "embeddings_cache", *_SHARED_FIELDS)
 
+# ------------------------------------------------------------ workers
 
-def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """Return a replacement of `obj` whose work is done by the pool's engine.
+
+class LLMWorker(TeolaLLM):
+    """The worker of an LLM of any class."""
+
+    __teola_route__: ClassVar[Any] = WORKER
+
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        if method not in (*PUBLIC_METHODS, *STREAMING_METHODS, *TOOL_METHODS):
+            return None
+        return partial(_call_as, self, body_of(TeolaLLM, method))
+
+
+class OpenAIWorker(LLMWorker):
+    """The worker of an `OpenAI` on an engine that is no `OpenAIServer`."""
+
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        """Return a body that takes prompts as they are: the class's own methods have formatted them."""
+        body = super().__teola_body__(method, original)
+        if body is None or not method.endswith("complete"):
+            return body
+        return lambda _, prompt, formatted=True, **kwargs: body(_, prompt, formatted=True, **kwargs)
+
+
+class EmbeddingWorker(TeolaEmbedding):
+    """The worker of an embedding model of any class."""
+
+    __teola_route__: ClassVar[Any] = WORKER
+
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        return partial(_call_as, self, body_of(TeolaEmbedding, method)) if method in EMBEDDING_METHODS else None
+
+
+def _call_as(worker: Any, body: Body, _: Any, *args: Any, **kwargs: Any) -> Any:
+    return body(worker, *args, **kwargs)
+
+
+def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool]]:
+    """Return who does the work of `obj` on the engine, and a function that tells if that is still so.
 
     `HuggingFaceEmbedding`, `SentenceTransformerRerank`, and `OpenAI` or `OpenAILike` on an `OpenAIServer` engine keep
-    their own code: results, types, events and settings are theirs. Another LLM becomes a `TeolaLLM` with its prompts
-    and sampling parameters (those that it leaves to its provider are the engine's defaults: greedy, 256 tokens),
-    another embedding model a `TeolaEmbedding`. Raises `RegistrationError` for an object that cannot be served so.
+    their own code: results and settings are theirs. The worker of another LLM is a `TeolaLLM` with its prompts and
+    sampling parameters (those that it leaves to its provider are the engine's defaults: greedy, 256 tokens), of another
+    embedding model a `TeolaEmbedding`. Raises `RegistrationError` for an object that cannot be served so.
     """
-    check_engine(pool, engine)
+    check_engine(*route)
     if is_embedding(obj):
-        return embedding_on(obj, engine, pool)
+        return embedding_copy(obj, route), _while_same(obj, _values_of_embedding)
     if is_reranker(obj):
-        return reranker_on(obj, engine, pool)
-    if is_openai(obj) and carries_openai(pool.engine(engine)):
-        return served_by_server(obj, engine, pool)
+        return reranker_copy(obj, route), _while_same(obj, _values_of_reranker)
+    if is_openai(obj) and carries_openai(route.pool.engine(route.engine)):
+        return carried_copy(obj, route), _while_same(obj, decisive_values)
     if isinstance(obj, LLM):
-        return _bound_llm(obj, engine, pool)
+        snapshot = FieldSnapshot([obj])
+        return _llm_worker(obj, route), lambda _: snapshot.holds()
     if isinstance(obj, BaseEmbedding):
+        snapshot = FieldSnapshot([obj])
         fields = _fields(obj, _EMBEDDING_FIELDS, TeolaEmbedding)
-        return TeolaEmbedding(pool=pool, engine=engine, **fields)
+        return EmbeddingWorker(pool=route.pool, engine=route.engine, **fields), lambda _: snapshot.holds()
     if isinstance(obj, BaseNodePostprocessor):
         raise RegistrationError(
             f"a postprocessor ({type(obj).__name__}) cannot be bound.",
@@ -69,7 +135,21 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
     )
 
 
-def _bound_llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
+def _while_same(obj: Any, values: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], bool]:
+    before = values(obj)
+    return lambda now: values(now) == before
+
+
+def _values_of_embedding(obj: Any) -> tuple[Any, ...]:
+    parts = read(HuggingFaceEmbeddingParts, obj)
+    return obj.model_name, obj.normalize, id(parts.model), parts.parallel_process
+
+
+def _values_of_reranker(obj: Any) -> tuple[Any, ...]:
+    return obj.model, id(read(SentenceTransformerRerankParts, obj).model)
+
+
+def _llm_worker(obj: LLM, route: EngineRoute) -> LLMWorker:
     if any(instance_of(module, name, obj) for module, name in _OWN_DECODERS):
         raise RegistrationError(
             f"a {type(obj).__name__} decodes by means of its own: an engine's answers would be others.",
@@ -79,9 +159,86 @@ def _bound_llm(obj: LLM, engine: str, pool: EnginePool) -> TeolaLLM:
     fields = _fields(obj, _LLM_FIELDS, TeolaLLM)
     fields |= {name: getattr(metadata, name) for name in _METADATA_FIELDS}
     sampling = sampling_fields(obj, dict(getattr(obj, "additional_kwargs", None) or {}))
-    return TeolaLLM(pool=pool, engine=engine, **fields, **sampling)
+    kind = OpenAIWorker if is_openai(obj) else LLMWorker
+    return kind(pool=route.pool, engine=route.engine, **fields, **sampling)
 
 
 def _fields(obj: Any, names: Sequence[str], kind: type[BaseModel]) -> dict[str, Any]:
     """Return the values of the fields that this version of LlamaIndex has: `rate_limiter` is new."""
     return {name: getattr(obj, name) for name in names if name in kind.model_fields}
+
+
+# ------------------------------------------------------------ routes
+
+
+class ModelRouter:
+    """Says which objects do the work of routed models; see `Router` in `shims/llamaindex/interceptors.py`."""
+
+    def __init__(self) -> None:
+        self._workers = WorkerTable(make_worker)
+
+    def worker_of(self, target: Any) -> Any:
+        """Return the worker of a model here; None for a model that does its work itself.
+
+        That is also one whose fields were set to what the engine cannot do, which is logged once.
+        """
+        route = route_of(target)
+        if route is None:
+            return None
+        try:
+            return self.check(target, route)
+        except Exception as error:
+            log_fallback(error, target, "a call on an engine")
+            return None
+
+    def body_of(self, target: Any, method: str, original: Body) -> Body:
+        """Return the function that does the work of a provider method: the worker's, or the original."""
+        worker = self.worker_of(target)
+        body = None if worker is None else worker.__teola_body__(method, original)
+        return original if body is None else body
+
+    def check(self, target: Any, route: EngineRoute) -> Any:
+        """Return the worker of a model on an engine. Raise `RegistrationError` for what the engine cannot do."""
+        return self._workers.worker(target, route)
+
+
+ROUTER = ModelRouter()
+
+
+def route_models(kind: type) -> None:
+    """Let models of a class be routed, until `uninstall`."""
+    enable(find_scope, ROUTER)
+    install_routing(kind)
+    if issubclass(kind, BaseEmbedding):
+        intercept_batches()
+
+
+# ------------------------------------------------------------ pool.bound
+
+
+class _Bound:
+    """A mixin before the class of an object that is routed wherever it is called."""
+
+    def __getstate__(self) -> NoReturn:
+        refuse_pickling(self)
+
+
+def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
+    """Return an object of a subclass of the class of `obj` that shares its state, whose work an engine does.
+
+    See `EnginePool.bound` and `make_worker`. Raise `RegistrationError` for an object that cannot be served so.
+    """
+    route = EngineRoute(pool, engine)
+    current: Any = getattr(type(obj), ROUTE, None)
+    if current and current != route:
+        raise RegistrationError(
+            f"the {type(obj).__name__} is served by the engine {current.engine!r} already.",
+            hint="bind the object that it was made of",
+        )
+    if current:
+        return obj
+    ROUTER.check(obj, route)
+    own = own_class(obj)
+    route_models(own)
+    cls = subclass_of(own, _Bound, route, members=lambda: {OWN_CLASS: own})
+    return sharing(cls, obj)

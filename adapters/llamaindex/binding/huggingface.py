@@ -1,38 +1,35 @@
 """Sentence-transformers objects of LlamaIndex on engines: served only where the engine computes what they compute.
 
-The copies keep the object's own code; the inputs of the model go to the engine.
+The object's own code runs; the inputs of its model go to the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.engine_specs import computes_with
 from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, Role
-from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
-    EngineProxy,
+from teola_plugin.adapters.llamaindex.binding.model_copies import (
+    Body,
+    ModelCopy,
+    copy_of,
     differs,
     instance_of,
     overridden,
-    proxied,
     read,
 )
+from teola_plugin.adapters.routing import EngineRoute
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import ScorePair
 from teola_plugin.runtime.context import current_run
-from teola_plugin.shims.llamaindex.models import (
-    EmbeddingHooks,
-    HuggingFaceEmbeddingParts,
-    SentenceTransformerRerankParts,
-)
+from teola_plugin.shims.llamaindex.interceptors import HUGGINGFACE_EMBED, POSTPROCESS
+from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts
 
 if TYPE_CHECKING:
     from llama_index.core.schema import NodeWithScore, QueryBundle
 
-Embed = Callable[[list[Any], str | None], list[list[float]]]
 _EMBEDDING = ("llama_index.embeddings.huggingface.base", "HuggingFaceEmbedding")
 _RERANKER = ("llama_index.core.postprocessor.sbert_rerank", "SentenceTransformerRerank")
 _ROLES: dict[str, Role] = {"query": "query", "text": "document"}
@@ -47,29 +44,35 @@ _COMPARED = {
 # ------------------------------------------------------------ embeddings
 
 
-class _EmbeddingProxy(EmbeddingHooks, BatchPrefetching, EngineProxy):
-    """A `HuggingFaceEmbedding` on an engine: all its methods end in the one that is overridden."""
+class EmbeddingCopy(BatchPrefetching, ModelCopy):
+    """A copy of a `HuggingFaceEmbedding` on an engine: all methods of that class end in one."""
 
-    def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, embed: Embed) -> list[list[float]]:
-        role = _ROLES.get(prompt_name or "")
-        return embed(inputs, prompt_name) if role is None else self.vectors(inputs, role)  # without a role: images
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        if method != HUGGINGFACE_EMBED:
+            return None
+
+        def embed(_: Any, inputs: list[Any], prompt_name: str | None = None) -> list[list[float]]:
+            role = _ROLES.get(prompt_name or "")
+            return self.vectors(inputs, role) if role else original(self, inputs, prompt_name)  # images have no role
+
+        return embed
 
 
 def is_embedding(obj: Any) -> bool:
     return instance_of(*_EMBEDDING, obj) is not None
 
 
-def embedding_on(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """Return the object, embedding on an engine. Raise `RegistrationError` if its vectors would differ."""
+def embedding_copy(obj: Any, route: EngineRoute) -> Any:
+    """Return a copy that embeds on an engine. Raise `RegistrationError` if its vectors would differ."""
     cls = instance_of(*_EMBEDDING, obj)
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it embeds", "leave it unbound")
     parts = read(HuggingFaceEmbeddingParts, obj)
-    server: Any = pool.engine(engine)
+    server: Any = route.pool.engine(route.engine)
     if hasattr(server, "model_name"):
         _check_embedder(obj, parts, server)
-    return proxied(obj, _EmbeddingProxy, engine, pool)
+    return copy_of(obj, EmbeddingCopy, route)
 
 
 def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
@@ -101,18 +104,21 @@ def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> 
 class _EngineCrossEncoder:
     """A replacement of the `CrossEncoder` of a reranker that scores on an engine."""
 
-    def __init__(self, engine: str, pool: EnginePool) -> None:
-        self._engine, self._pool = engine, pool
+    def __init__(self, route: EngineRoute) -> None:
+        self._route = route
 
     def predict(self, pairs: Sequence[tuple[str, str]]) -> Any:
         """Return the scores of the pairs, as an array of float32."""
         payloads = [ScorePair(query, text) for query, text in pairs]
-        handle = self._pool.call(PrimitiveKind.RERANKING, self._engine, payloads, run=current_run.get())
-        return _array(handle.result())
+        pool, engine = self._route
+        return _array(pool.call(PrimitiveKind.RERANKING, engine, payloads, run=current_run.get()).result())
 
 
-class _RerankerProxy(EngineProxy):
-    """A `SentenceTransformerRerank` on an engine, with its requests and results for the graph."""
+class RerankerCopy(ModelCopy):
+    """A copy of a `SentenceTransformerRerank` on an engine, with its requests and results for the graph."""
+
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        return (lambda _, *args, **kwargs: original(self, *args, **kwargs)) if method == POSTPROCESS[0] else None
 
     def payloads(self, query: QueryBundle | str, nodes: Sequence[NodeWithScore]) -> list[ScorePair]:
         """Return the engine's requests, a pair per node."""
@@ -135,19 +141,19 @@ def is_reranker(obj: Any) -> bool:
     return instance_of(*_RERANKER, obj) is not None
 
 
-def reranker_on(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """Return the object, scoring on an engine. Raise `RegistrationError` if its scores would differ."""
+def reranker_copy(obj: Any, route: EngineRoute) -> Any:
+    """Return a copy that scores on an engine. Raise `RegistrationError` if its scores would differ."""
     cls = instance_of(*_RERANKER, obj)
     assert cls is not None
     if other := overridden(obj, cls):
         raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
     parts = read(SentenceTransformerRerankParts, obj)
-    server: Any = pool.engine(engine)
+    server: Any = route.pool.engine(route.engine)
     if hasattr(server, "model_name") and not computes_with(server, parts.model):
         _check_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
             _check_same_options(obj, parts.model, server.model)
-    return proxied(obj, _RerankerProxy, engine, pool, parts.as_attributes(model=_EngineCrossEncoder(engine, pool)))
+    return copy_of(obj, RerankerCopy, route, parts.as_attributes(model=_EngineCrossEncoder(route)))
 
 
 def _array(scores: Sequence[float]) -> Any:

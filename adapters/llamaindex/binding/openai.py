@@ -1,23 +1,24 @@
 """`OpenAI` and `OpenAILike` on an engine: the object's own code writes the request and reads the answer.
 
-The copy has clients of its own whose transport hands chat completions to the engine. So prompts, parameters, responses,
-errors and retries are the object's. Calls that the engine cannot make, such as plain completions, go to the server.
+It runs on a copy that has clients of its own, whose transport hands chat completions to the engine. So prompts,
+parameters, responses, errors and retries are the object's. Plain completions go the object's own way.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
-from teola_plugin.adapters.llamaindex.binding.engine_proxy import (
-    EngineProxy,
+from teola_plugin.adapters.llamaindex.binding.model_copies import (
+    Body,
+    ModelCopy,
+    copy_of,
     differs,
     instance_of,
     overridden,
-    proxied,
     read,
 )
 from teola_plugin.adapters.openai_transport import (
@@ -29,14 +30,13 @@ from teola_plugin.adapters.openai_transport import (
     raising_pool_errors,
     raising_pool_errors_in,
 )
+from teola_plugin.adapters.routing import EngineRoute, ServerModel
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
-from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.runtime.context import current_run, current_terms
 from teola_plugin.shims.llamaindex.models import (
-    OpenAIHooks,
     OpenAIParts,
     chat_silently,
     credentials,
@@ -50,35 +50,60 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
     from llama_index.core.prompts import BasePromptTemplate
 
-Pieces = Generator[Any, None, None]
-AsyncPieces = AsyncGenerator[Any, None]
 _MODULE = "llama_index.llms.openai.base"
 _OPENAI_LIKE = ("llama_index.llms.openai_like.base", "OpenAILike")
 
 
-class _ServerModel(OpenAIHooks, EngineProxy):
-    """An `OpenAI` on an engine. A stream belongs to the query in which it was requested, whenever it is read."""
+class CarriedModel(ModelCopy):
+    """A copy of an `OpenAI` on an engine. A stream belongs to the query in which it was requested."""
 
-    def __teola_chat__(self, chat: Callable[[], ChatResponse]) -> ChatResponse:
+    is_carried: ClassVar[bool] = True
+    """The engine sends requests of the model's own code to the server of the model."""
+
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        """Return the function that sends the requests of a provider method; None for one that goes its own way."""
+        wrap = _BODIES.get(method)
+        return None if wrap is None else wrap(self, original)
+
+
+def _chat(copied: Any, original: Body) -> Body:
+    def chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
-            return chat()
+            return original(copied, *args, **kwargs)
 
-    async def __teola_achat__(self, chat: Callable[[], Awaitable[ChatResponse]]) -> ChatResponse:
+    return chat
+
+
+def _achat(copied: Any, original: Body) -> Body:
+    async def achat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
-            return await chat()
+            return await original(copied, *args, **kwargs)
 
-    def __teola_stream_chat__(self, chat: Callable[[], Pieces]) -> Pieces:
-        pieces = raising_pool_errors_in(chat())
-        return streamed_in(current_run.get(), current_terms.get(), pieces)  # type: ignore[return-value]
+    return achat
 
-    async def __teola_astream_chat__(self, chat: Callable[[], Awaitable[AsyncPieces]]) -> AsyncPieces:
+
+def _stream_chat(copied: Any, original: Body) -> Body:
+    def stream_chat(_: Any, *args: Any, **kwargs: Any) -> Any:
+        pieces = raising_pool_errors_in(original(copied, *args, **kwargs))
+        return streamed_in(current_run.get(), current_terms.get(), pieces)
+
+    return stream_chat
+
+
+def _astream_chat(copied: Any, original: Body) -> Body:
+    async def astream_chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
-            pieces = araising_pool_errors_in(await chat())
+            pieces = araising_pool_errors_in(await original(copied, *args, **kwargs))
         return astreamed_in(current_run.get(), current_terms.get(), pieces)
 
+    return astream_chat
 
-class _PlannedServerModel(_ServerModel):
-    """An `OpenAI` on a server declared to cache prefixes: the graph contains its prompts and prefetches its calls."""
+
+_BODIES = {"_chat": _chat, "_achat": _achat, "_stream_chat": _stream_chat, "_astream_chat": _astream_chat}
+
+
+class PlannedModel(CarriedModel):
+    """A model on a server declared to cache prefixes: the graph contains its prompts and prefetches its calls."""
 
     sends_own_requests: ClassVar[bool] = True
 
@@ -134,25 +159,38 @@ def is_openai(obj: Any) -> bool:
     return instance_of(_MODULE, "OpenAI", obj) is not None
 
 
-def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """Return the object with its requests sent by the engine. Raise `RegistrationError` if their servers differ."""
-    server: Any = pool.engine(engine)
+def server_model_of(obj: Any) -> ServerModel | None:
+    """Return the server and the model that an object asks; None for one that is no `OpenAI`."""
+    return ServerModel(_url_of(obj), obj.model) if is_openai(obj) else None
+
+
+def _url_of(obj: Any) -> str:
+    return without_credentials(str(obj.api_base)).rstrip("/")
+
+
+def carried_copy(obj: Any, route: EngineRoute) -> Any:
+    """Return a copy whose requests the engine sends. Raise `RegistrationError` if the two have different servers."""
+    server: Any = route.pool.engine(route.engine)
     _check_server(obj, server)
-    kind = (
-        _PlannedServerModel
-        if server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client
-        else _ServerModel
-    )
+    is_planned = server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client
     client, aclient = _clients(obj)
-    engine_client = EngineTransport.client(http_client(client), pool, engine)
-    async_engine_client = AsyncEngineTransport.client(http_client(aclient), pool, engine)
+    engine_client = EngineTransport.client(http_client(client), *route)
+    async_engine_client = AsyncEngineTransport.client(http_client(aclient), *route)
     private = OpenAIParts.as_attributes(
         client=client.copy(http_client=engine_client),
         aclient=aclient.copy(http_client=async_engine_client),
         http_client=engine_client,
         async_http_client=async_engine_client,
     )
-    return proxied(obj, kind, engine, pool, private)
+    return copy_of(obj, PlannedModel if is_planned else CarriedModel, route, private)
+
+
+def decisive_values(obj: Any) -> tuple[Any, ...]:
+    """Return the values of the object that its copy was made of; others are read when they are used."""
+    parts = read(OpenAIParts, obj)
+    means = tuple(credentials(obj).values()) if parts.client is None else ()
+    is_chat_model = getattr(obj, "is_chat_model", None)  # of `OpenAI`, the model's name decides
+    return (*means, parts.client, parts.aclient, obj.api_base, obj.model, is_chat_model, obj.reuse_client)
 
 
 def _clients(obj: Any) -> tuple[Any, Any]:
@@ -168,7 +206,7 @@ def _check_server(obj: Any, server: Any) -> None:
     assert base is not None
     if other := overridden(obj, base):
         raise differs(obj, f"{other} changes how it asks", "leave it unbound")
-    own_url = without_credentials(str(obj.api_base)).rstrip("/")
+    own_url = _url_of(obj)
     if own_url != server.base_url:
         reason = f"it talks to {own_url}, the engine {server.name!r} to {server.base_url}"
         raise differs(obj, reason, f"OpenAIServer(base_url={own_url!r}, ...)")

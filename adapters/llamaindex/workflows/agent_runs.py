@@ -168,8 +168,8 @@ def _first_of_type(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _answering_agent(workflow: Any, output: AgentOutput) -> Any:
-    """Return the agent that has answered, as an object of its own class."""
+    """Return the agent that has answered."""
     original = workflow.__teola_agent__
     agent = original.agents.get(output.current_agent_name) if isinstance(original, AgentWorkflow) else original
     session = getattr(agent, "__teola_session__", None)
-    return agent if session is None else session.target
+    return agent if session is None else session.original

@@ -20,6 +20,7 @@ from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, S
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator, called_part
+from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace
@@ -42,44 +43,46 @@ class WorkflowSession(Session):
     def __init__(
         self,
         original: Any,
-        target: Any,
         pool: EnginePool | None,
         terms: Settings,
         accelerate_part: Accelerate,
+        rules: RoutingRules | None = None,
         template: WorkflowSession | None = None,
     ) -> None:
-        super().__init__(original, target, pool, terms, accelerate_part)
-        self._is_agent = pool is not None and is_agent(target)
+        super().__init__(original, pool, terms, accelerate_part, rules)
+        self._is_agent = pool is not None and is_agent(original)
         self._runner: Any
         self._tools: ToolAccelerator
         if template is not None:  # LlamaIndex keeps limits and the like by object: the runner is shared
             self._runner, self._tools = template._runner, template._tools
         else:
             self._runner, self._tools = (
-                agent_runner(target) if self._is_agent else target,
+                agent_runner(original) if self._is_agent else original,
                 ToolAccelerator(accelerate_part),
             )
 
     def _same_object(self, terms: Settings) -> WorkflowSession:
-        return WorkflowSession(self.original, self.target, self.pool, terms, self._accelerate_part, self)
+        return WorkflowSession(self.original, self.pool, terms, self._accelerate_part, self.rules, self)
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """Return an entry with the report alone; the graphs of the parts are planned when they are called."""
         lowering = Lowering()
-        lowering.draft.nodes[:] = report_rows(self.target, self.pool)
+        with self.routing():
+            lowering.draft.nodes[:] = report_rows(self.original, self.pool)
         return TracedEntry(lowering.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
-
-        return explain_workflow(self.target, self.pool, self._accelerate_part, ended_trace(self._last))
+        with self.routing():
+            return explain_workflow(self.original, self.pool, self._accelerate_part, ended_trace(self._last))
 
     # ------------------------------------------------------------ one run
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: GraphInput) -> Any:
         """Return what the original's `run` returns. Its steps and their calls belong to the run's query."""
-        call = self._begin(RUN, None, is_async=True)
-        with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
-            handler = call.target.run(*args, **kwargs)
+        with self.routing():
+            call = self._begin(RUN, None, is_async=True)
+            with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
+                handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
 
     def _target_for(self, entry: str, graph_input: GraphInput | None) -> Any:
@@ -122,7 +125,7 @@ def _close_call(call: StartedCall, error: BaseException | None) -> None:
 
 
 async def _await_in_query(call: StartedCall, run: Awaitable[Any]) -> Any:
-    with call.ending(), joined(call.query_run, call.terms):
+    with under_routing(call.rules), call.ending(), joined(call.query_run, call.terms):
         async with interrupting(call.deadline):
             return await run
 

@@ -19,7 +19,6 @@ from llama_index.core.tools import ToolOutput
 from llama_index.core.workflow import Context
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.llamaindex.binding.engine_proxy import EngineProxy
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.next_prompt import KnownBeginning, prefills
 from teola_plugin.passes import Pass
@@ -28,7 +27,7 @@ from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.copies import run_without_waiting, with_attributes
 from teola_plugin.shims.llamaindex.workflows import tool_arguments
-from teola_plugin.tracer.llamaindex.classes import find_override
+from teola_plugin.tracer.llamaindex.classes import find_override, pool_backed
 
 PAUSE_S = 0.005
 """Seconds that tools run before the prompt is made: faster tools leave no time to prefill anything."""
@@ -50,32 +49,37 @@ async def wait_for_tools(
     called = {call.tool_name for call in output.tool_calls}
     if not called or any(tool.metadata.return_direct for tool in tools if tool.metadata.name in called):
         return None  # the run ends, or another agent goes on
-    if not _has_known_prompt(agent, tools, pool) or not prefills(pool, agent.llm.engine, passes):
+    llm = _pool_model(agent.llm, pool)
+    if llm is None or not _has_known_prompt(agent, tools) or not prefills(pool, llm.engine, passes):
         return None
     key = getattr(agent, _MEMORY_KEYS[_kind(agent)])
     memory = list(await ctx.store.get(key, default=[]))
-    return ToolWait(pool, run, _Turn(agent, key, memory, list(messages), list(tools)), len(output.tool_calls))
+    return ToolWait(pool, run, _Turn(agent, llm, key, memory, list(messages), list(tools)), len(output.tool_calls))
 
 
 def _kind(agent: Any) -> Any:
     return next((kind for kind in type(agent).__mro__ if kind in _MEMORY_KEYS), None)
 
 
-def _has_known_prompt(agent: Any, tools: Sequence[Any], pool: EnginePool) -> bool:
+def _has_known_prompt(agent: Any, tools: Sequence[Any]) -> bool:
     """Return True if only the framework's own code, and that of this package, writes the prompt."""
     kind = _kind(agent)
-    if kind is None or find_override(agent, kind) or not _is_pool_model(agent.llm, pool):
+    if kind is None or find_override(agent, kind):
         return False
     writers = [*tools, *([agent.formatter] if kind is ReActAgent else [])]
     return all(type(one).__module__.startswith("llama_index.core.") for one in writers)
 
 
-def _is_pool_model(llm: Any, pool: EnginePool) -> bool:
-    """Return True for a chat model on an engine of the pool whose requests can be made before its calls."""
-    is_proxy = isinstance(llm, EngineProxy) and hasattr(llm, "payload_of_messages")
-    if not is_proxy and not (type(llm) is TeolaLLM and llm.is_chat_model):
-        return False
-    return bool(llm.pool.runtime is pool.runtime)
+def _pool_model(llm: Any, pool: EnginePool) -> Any:
+    """Return the chat model that sends an LLM's requests to the pool, if these can be made before its calls.
+
+    None for any other LLM.
+    """
+    model = pool_backed(llm)
+    is_known = model is not llm or type(llm) is TeolaLLM
+    if model is None or not is_known or not hasattr(model, "payload_of_messages") or not model.metadata.is_chat_model:
+        return None
+    return model if model.pool.runtime is pool.runtime else None
 
 
 # ------------------------------------------------------------ the next prompt
@@ -108,6 +112,8 @@ class _Turn:
     """Everything that an agent's next prompt is made of, except the results of its tools."""
 
     agent: Any
+    llm: Any
+    """The pool-backed model that answers for the agent's."""
     key: str
     memory: list[Any]
     """What the agent stores under that key, its answer included."""
@@ -120,7 +126,7 @@ class _Turn:
         return prompt
 
     async def _prompt(self, results: list[ToolCallResult]) -> Prompt:
-        llm, ctx = self.agent.llm, SimpleAgentContext()
+        llm, ctx = self.llm, SimpleAgentContext()
         dry_agent = with_attributes(self.agent, {"llm": _RecordingModel(llm)})
         await ctx.store.set(self.key, list(self.memory))
         await dry_agent.handle_tool_call_results(ctx, results, None)
@@ -150,7 +156,7 @@ class ToolWait:
     def __init__(self, pool: EnginePool, run: QueryRun, turn: _Turn, calls: int) -> None:
         self._turn, self._calls = turn, calls
         self._results: list[ToolCallResult] = []
-        self._beginning = KnownBeginning(run, pool, turn.agent.llm.engine)
+        self._beginning = KnownBeginning(run, pool, turn.llm.engine)
         self._timer: asyncio.TimerHandle | None = None
         self._start_timer()
 

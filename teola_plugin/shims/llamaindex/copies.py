@@ -10,16 +10,14 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import lru_cache
 from types import FunctionType, MethodType
-from typing import Any, ClassVar
+from typing import Any
 
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import BasePromptTemplate, RichPromptTemplate, SelectorPromptTemplate
-from pydantic import BaseModel
 
 from teola_plugin.shims import report_missing
 from teola_plugin.shims.llamaindex.records import Unreadable, is_older_than
-from teola_plugin.shims.pydantic import of_class as of_class
 from teola_plugin.shims.pydantic import sharing as sharing
 
 _COUNTED_TEXTS = 1024
@@ -31,49 +29,8 @@ _COUNTED_TEXTS = 1024
 
 def attribute_values(obj: object) -> Iterator[Any]:
     """Yield the values of an object's attributes, including Pydantic's private ones."""
-    yield from attributes(obj).values()
+    yield from vars(obj).values()
     yield from (getattr(obj, "__pydantic_private__", None) or {}).values()
-
-
-_REPLACED = "__teola_replaced__"
-
-
-class Overlay:
-    """A mixin for objects that share the state of another, but for some attributes.
-
-    `__teola_replaced__` has these by name: the value in the shared state, and the one that is read instead of it, for
-    as long as no other value is set.
-    """
-
-    __teola_replaced__: Mapping[str, tuple[Any, Any]]
-    __teola_overlaid__: ClassVar[type]
-
-    def __copy__(self) -> Any:
-        """Return a copy of the shared state with the replaced values in it."""
-        copied = copy.copy(sharing(self.__teola_overlaid__, self))
-        vars(copied).update(attributes(self))
-        return copied
-
-
-def with_overlay(obj: Any, values: Mapping[str, Any]) -> Any:
-    """Create an object of the same class and state as `obj` that reads other `values` for some of its attributes.
-
-    What is set on it is set on `obj`.
-    """
-    if all(attributes(obj).get(name) is value for name, value in values.items()):
-        return obj
-    original_class: Any = type(obj)
-    if isinstance(obj, Overlay):
-        original_class, values = obj.__teola_overlaid__, {**attributes(obj), **values}
-    shared = vars(obj)
-    replaced = {name: (shared.get(name), value) for name, value in values.items() if shared.get(name) is not value}
-    methods = {
-        name: method for name, method in shared.items() if isinstance(method, MethodType) and method.__self__ is obj
-    }
-    overlay = sharing(_overlay_class(original_class, tuple(sorted(replaced | methods))), obj)
-    replaced |= {name: (method, MethodType(method.__func__, overlay)) for name, method in methods.items()}
-    object.__setattr__(overlay, _REPLACED, replaced)
-    return with_slots_of(obj, overlay)
 
 
 def with_steps_of(cls: Any, theirs: Any) -> Any:
@@ -93,53 +50,6 @@ def with_slots_of(obj: Any, other: Any) -> Any:
         if not name.startswith("__") and hasattr(obj, name):
             member.__set__(other, getattr(obj, name))
     return other
-
-
-def attributes(obj: object) -> Mapping[str, Any]:
-    """Return the attributes of an object, by name, as they are read from it."""
-    shared = vars(obj)
-    if not isinstance(obj, Overlay):
-        return shared
-    return {**shared, **{name: getattr(obj, name) for name in obj.__teola_replaced__ if name in shared}}
-
-
-@lru_cache(maxsize=256)
-def _overlay_class(original_class: Any, names: tuple[str, ...]) -> Any:
-    """Create a subclass with the name of the class, which spans and events contain."""
-    namespace: dict[str, Any] = {
-        name: getattr(original_class, name) for name in ("__module__", "__qualname__", "__doc__")
-    }
-    namespace |= {"__slots__": (_REPLACED,), "__teola_overlaid__": original_class}
-    if issubclass(original_class, BaseModel):
-        namespace["model_config"] = {"defer_build": True}
-    cls = type(original_class)(original_class.__name__, (Overlay, original_class), namespace)
-    for name in names:  # afterwards: Pydantic would take them for fields
-        setattr(cls, name, _replaced_attribute(name))
-    return with_steps_of(cls, original_class)
-
-
-def _replaced_attribute(name: str) -> property:
-    def read(self: Any) -> Any:
-        shared = vars(self)
-        before, value = self.__teola_replaced__.get(name, (None, None))
-        if name not in shared:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return value if shared[name] is before else shared[name]
-
-    def write(self: Any, value: Any) -> None:
-        vars(self)[name] = value
-
-    def remove(self: Any) -> None:
-        del vars(self)[name]
-
-    return property(read, write, remove)
-
-
-def copy_sharing_privates(obj: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy of a Pydantic object that shares its private attributes (models, clients)."""
-    copied = obj.model_copy()
-    object.__setattr__(copied, "__dict__", {name: copy.deepcopy(value, memo) for name, value in vars(obj).items()})
-    return copied
 
 
 def with_attributes(obj: Any, values: Mapping[str, Any]) -> Any:

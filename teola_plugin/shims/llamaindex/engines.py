@@ -179,6 +179,7 @@ class SettingsParts(Parts):
     OF: ClassVar = (type(Settings),)
 
     llm: Any = attribute("_llm")
+    embed_model: Any = attribute("_embed_model")
     node_parser: Any = attribute("_node_parser")
     transformations: Sequence[Any] | None = attribute("_transformations", list, tuple, NoneType)
 

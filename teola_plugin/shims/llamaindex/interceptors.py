@@ -50,6 +50,9 @@ STRUCTURED_METHODS = (
 """Methods of an LLM that come to the others with a schema in the arguments."""
 EMBED_QUERY, EMBED_TEXT = ("_get_query_embedding", "_aget_query_embedding"), "_get_text_embedding"
 EMBED_BATCH = "_get_text_embeddings"
+EMBEDDING_METHODS = (*EMBED_QUERY, EMBED_TEXT, EMBED_BATCH, "_aget_text_embedding", "_aget_text_embeddings")
+TOOL_METHODS = ("_prepare_chat_with_tools", "get_tool_calls_from_response")
+"""Methods of an LLM that write a provider's arguments for tools, and read calls of tools from its answer."""
 SEARCH = ("query", "aquery")
 RETRIEVE = ("_retrieve", "_aretrieve")
 POSTPROCESS = ("_postprocess_nodes", "_apostprocess_nodes")
@@ -64,6 +67,8 @@ _OPENAI = ("llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.
 _OPENAI_BODIES = ("_complete", "_acomplete", "_chat", "_achat")
 _OPENAI_STREAMS = ("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat")
 """All public methods of OpenAI's classes call one of these, which emit no events."""
+HUGGINGFACE_EMBED = "_embed"
+"""The method of `HuggingFaceEmbedding` that all its others call."""
 _FRAMEWORK_METHODS = (
     *("predict", "apredict", "_get_prompt", "_get_messages"),
     *("_parse_output", "_extend_prompt", "_extend_messages"),
@@ -85,6 +90,18 @@ class ProviderScope(Protocol):
 
 FindScope = Callable[[Any], ProviderScope | None]
 """Returns the scope of a call that is made here on a model or store; None outside every query."""
+
+
+class Router(Protocol):
+    """Says which objects do the work of the user's own models; see `adapters/llamaindex/binding/workers.py`."""
+
+    def worker_of(self, target: Any, /) -> Any:
+        """Return the worker of a model here; None for a model that does its work itself."""
+        ...
+
+    def body_of(self, target: Any, method: str, original: Body, /) -> Body:
+        """Return the function that does the work of a provider method: the worker's, or the original."""
+        ...
 
 
 # ------------------------------------------------------------ bodies
@@ -153,8 +170,13 @@ def provider_methods(kind: type) -> tuple[str, ...]:
     raise Unreadable(f"{kind.__name__} is not known")
 
 
-def _methods_of_llm(kind: type) -> tuple[str, ...]:
+def require_framework_methods(kind: type) -> None:
+    """Raise `Unreadable` for a class of LLMs that decides itself what its provider methods are called with."""
     _require_unchanged(kind, LLM, *_FRAMEWORK_METHODS)
+
+
+def _methods_of_llm(kind: type) -> tuple[str, ...]:
+    require_framework_methods(kind)
     if is_openai(kind):
         return (*_OPENAI_BODIES, *_OPENAI_STREAMS)
     names = tuple(name for name in PUBLIC_METHODS if not _delegates(body_of(kind, name)))
@@ -291,10 +313,22 @@ live_scopes: set[int] = set()
 """Ids of the queries and composites that are under way. While there is none, wrappers look no further."""
 _find_scope: list[FindScope] = []
 """Set by `enable`: how a call finds the query that it belongs to."""
+_router: list[Router] = []
+"""Set by `enable`: who does the work of routed models."""
 
 
 def _scope(target: Any) -> ProviderScope | None:
     return _find_scope[0](target) if interceptors.is_installed else None
+
+
+def worker_of(target: Any) -> Any:
+    """Return the worker of a routed model; None for a model that does its work itself, and after `uninstall`."""
+    return _router[0].worker_of(target) if _router and interceptors.is_installed else None
+
+
+def routed_body(target: Any, method: str, original: Body) -> Body:
+    """Return the function that does the work of a provider method: of the target's worker, or the original."""
+    return _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
 
 
 def _keep_original(wrap: Wrap) -> Wrap:
@@ -306,42 +340,28 @@ def _keep_original(wrap: Wrap) -> Wrap:
     return wrap_and_remember
 
 
-def _intercept_result(name: str) -> Wrap:
+def _intercept(name: str, *, is_claimable: bool) -> Wrap:
+    """Return a wrap that hands calls to the worker of a routed model, and has prefetched ones claimed."""
+    streams = name in _STREAMS
+
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            scope = _scope(self) if live_scopes else None
+            body = routed_body(self, name, original)
+            scope = _scope(self) if is_claimable and live_scopes else None
             if scope is None:
-                return original(self, *args, **kwargs)
-            return scope.result(LlamaIndexInvocation(self, name, original, args, kwargs))
+                return body(self, *args, **kwargs)
+            invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
+            return scope.stream(invocation) if streams else scope.result(invocation)
 
         @functools.wraps(original)
         async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            scope = _scope(self) if live_scopes else None
+            body = routed_body(self, name, original)
+            scope = _scope(self) if is_claimable and live_scopes else None
             if scope is None:
-                return await original(self, *args, **kwargs)
-            return await scope.aresult(LlamaIndexInvocation(self, name, original, args, kwargs))
-
-        return awrapper if is_async_method(name) else wrapper
-
-    return _keep_original(wrap)
-
-
-def _intercept_stream(name: str) -> Wrap:
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            scope = _scope(self) if live_scopes else None
-            if scope is None:
-                return original(self, *args, **kwargs)
-            return scope.stream(LlamaIndexInvocation(self, name, original, args, kwargs))
-
-        @functools.wraps(original)
-        async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            scope = _scope(self) if live_scopes else None
-            if scope is None:
-                return await original(self, *args, **kwargs)
-            return await scope.astream(LlamaIndexInvocation(self, name, original, args, kwargs))
+                return await body(self, *args, **kwargs)
+            invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
+            return await (scope.astream(invocation) if streams else scope.aresult(invocation))
 
         @functools.wraps(original)
         def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -354,15 +374,20 @@ def _intercept_stream(name: str) -> Wrap:
     return _keep_original(wrap)
 
 
-_RESULTS = (
-    *(*PUBLIC_METHODS, *_OPENAI_BODIES, *EMBED_QUERY, EMBED_TEXT, EMBED_BATCH),
+_STREAMS = frozenset((*STREAMING_METHODS, *_OPENAI_STREAMS))
+_CLAIMABLE = (
+    *(*PUBLIC_METHODS, *_OPENAI_BODIES, *_STREAMS, *EMBED_QUERY, EMBED_TEXT, EMBED_BATCH),
     *(*SEARCH, *RETRIEVE, *POSTPROCESS),
 )
-_STREAMS = frozenset((*STREAMING_METHODS, *_OPENAI_STREAMS))
-_WRAPS = {
-    **{name: _intercept_result(name) for name in _RESULTS},
-    **{name: _intercept_stream(name) for name in _STREAMS},
-}
+_WRAPS = {name: _intercept(name, is_claimable=True) for name in _CLAIMABLE}
+_ROUTED_LLM_METHODS = (*PUBLIC_METHODS, *STREAMING_METHODS, *TOOL_METHODS, *_OPENAI_BODIES, *_OPENAI_STREAMS)
+_ROUTED_METHODS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (LLM, _ROUTED_LLM_METHODS),
+    (BaseEmbedding, (*EMBEDDING_METHODS, HUGGINGFACE_EMBED)),
+    (BaseNodePostprocessor, POSTPROCESS),
+)
+"""For each class of models, the methods by which a worker may do their work."""
+_ROUTING_WRAPS = {name: _intercept(name, is_claimable=False) for _, names in _ROUTED_METHODS for name in names}
 _DEFAULTS = (
     *("LLM", "BaseLLM", "FunctionCallingLLM", "CustomLLM", "BaseEmbedding"),
     *("BasePydanticVectorStore", "BaseRetriever", "BaseNodePostprocessor"),
@@ -370,9 +395,13 @@ _DEFAULTS = (
 """Classes of the framework whose methods call other methods of the same object."""
 
 
-def enable(find_scope: FindScope) -> None:
-    """Let methods be intercepted from now on, until `uninstall`. `find_scope`: how a call finds its query."""
+def enable(find_scope: FindScope, router: Router | None = None) -> None:
+    """Let methods be intercepted from now on, until `uninstall`.
+
+    `find_scope`: how a call finds its query. `router`: who does the work of routed models; None for nobody new.
+    """
     _find_scope[:] = [find_scope]
+    _router[:] = _router if router is None else [router]
     interceptors.is_installed = True
 
 
@@ -385,6 +414,35 @@ def install(kind: type, names: tuple[str, ...]) -> bool:
         if cls is not None and not _is_framework_default(cls):
             interceptors.install([cls], {name: _WRAPS[name]})
     return True
+
+
+def install_routing(kind: type) -> None:
+    """Intercept all methods by which a worker may do the work of models of a class. Idempotent.
+
+    Methods that a class inherits from the framework are intercepted there, so that async calls stay async. A method
+    whose body calls that of the class above is left alone.
+    """
+    for name in next((names for base, names in _ROUTED_METHODS if issubclass(kind, base)), ()):
+        for cls in kind.__mro__:
+            if name in vars(cls) and not _calls_super(slot_of(cls, name).get()):
+                wraps = _WRAPS if _is_claimable(cls, name) else _ROUTING_WRAPS
+                interceptors.install([cls], {name: wraps[name]})
+                break
+
+
+def _calls_super(body: Any) -> bool:
+    code = getattr(getattr(body, _ORIGINAL, body), "__code__", None)
+    return code is not None and "__class__" in code.co_freevars
+
+
+def _is_claimable(cls: type, name: str) -> bool:
+    """Return True for a method whose calls may be prefetched and claimed, if a plan knows them."""
+    if name not in _WRAPS or _is_framework_default(cls):
+        return False
+    if name not in (*PUBLIC_METHODS, *STREAMING_METHODS):
+        return True
+    body = body_of(cls, name)
+    return not is_openai(cls) and hasattr(body, "__code__") and not _delegates(body)
 
 
 def intercept_methods(cls: type, wraps: Mapping[str, Wrap]) -> None:

@@ -1,8 +1,8 @@
-"""Models: prompts and answers of LLMs, and the methods of the user's own models that `bind=` overrides."""
+"""Models: prompts and answers of LLMs, and the parts of the user's own models that `bind=` copies."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -87,33 +87,6 @@ def token_counts(llm: Any, raw: Any) -> dict[str, Any]:
     return counts
 
 
-class OpenAIHooks:
-    """A base class put before `OpenAI`, which calls its provider through `__teola_chat__` and its variants."""
-
-    if TYPE_CHECKING:
-
-        def __teola_chat__(self, chat: Callable[[], Any]) -> Any: ...
-        async def __teola_achat__(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
-        def __teola_stream_chat__(self, chat: Callable[[], Any]) -> Any: ...
-        async def __teola_astream_chat__(self, chat: Callable[[], Awaitable[Any]]) -> Any: ...
-
-    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        chat = super()._chat  # type: ignore[misc]
-        return self.__teola_chat__(lambda: chat(messages, **kwargs))
-
-    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        chat = super()._achat  # type: ignore[misc]
-        return await self.__teola_achat__(lambda: chat(messages, **kwargs))
-
-    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        chat = super()._stream_chat  # type: ignore[misc]
-        return self.__teola_stream_chat__(lambda: chat(messages, **kwargs))
-
-    async def _astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        chat = super()._astream_chat  # type: ignore[misc]
-        return await self.__teola_astream_chat__(lambda: chat(messages, **kwargs))
-
-
 # ------------------------------------------------------------ sentence-transformers
 
 
@@ -123,17 +96,6 @@ class HuggingFaceEmbeddingParts(Parts):
 
     model: Any = attribute("_model")
     parallel_process: bool = attribute("_parallel_process", bool)
-
-
-class EmbeddingHooks:
-    """A base class put before `HuggingFaceEmbedding`, whose model is called through `__teola_embed__`."""
-
-    if TYPE_CHECKING:
-
-        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, original: Callable[..., Any]) -> Any: ...
-
-    def _embed(self, inputs: list[Any], prompt_name: str | None = None) -> Any:
-        return self.__teola_embed__(inputs, prompt_name, super()._embed)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
     is_async_method,
     is_openai,
     provider_methods,
+    routed_body,
 )
 from teola_plugin.shims.llamaindex.models import messages_of, text_of
 from teola_plugin.shims.llamaindex.records import Unreadable
@@ -61,7 +62,7 @@ class CallsPublicMethod(BaseException):
 
 
 def silent_body(target: Any, method: str) -> Body:
-    """Return the body of a provider method, to be called with the original's arguments.
+    """Return the body of a provider method, or its worker's, to be called with the original's arguments.
 
     It raises `CallsPublicMethod` where it would emit the events of another public method.
     """
@@ -72,7 +73,7 @@ def silent_body(target: Any, method: str) -> Body:
         return _refusing_events(body, is_async=is_async_method(method))
     emits_no_events = is_openai(kind) or not isinstance(target, LLM)
     silent_target = target if emits_no_events else sharing(_without_public_methods(kind), target)
-    return lambda _, *args, **kwargs: body(silent_target, *args, **kwargs)
+    return lambda _, *args, **kwargs: routed_body(target, method, body)(silent_target, *args, **kwargs)
 
 
 def _refusing_events(body: Body, *, is_async: bool) -> Body:

@@ -1,4 +1,4 @@
-"""`bound`: what stands in for the user's own objects, and what is refused."""
+"""`bound`: who does the work of the user's own objects, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from support.openai_stub import MODEL, Stub, openai_stub
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM
 from teola_plugin.adapters.llamaindex.binding.bind import bound
+from teola_plugin.adapters.routing import route_of
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.openai.wire import WirePrompt
 from teola_plugin.errors import QueryTimeout, RegistrationError
 from teola_plugin.graph import PrimitiveKind, Terms
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.llamaindex.interceptors import worker_of
 
 QUESTION = [ChatMessage(role="system", content="be brief"), ChatMessage("why?")]
 _loop = asyncio.Runner()
@@ -148,10 +150,11 @@ def test_the_object_is_not_changed(served, own):
     made.complete("why?")
     assert (vars(model), model.__pydantic_private__) == before
     assert type(model) is OpenAILike and isinstance(made, OpenAILike) and type(made).__name__ == "OpenAILike"
-    assert (made.pool, made.engine) == (served, "llm")
+    assert route_of(made) == (served, "llm")
     assert made.to_dict() == model.to_dict() and made.metadata == model.metadata
     for copied in (copy.copy(made), copy.deepcopy(made), made.model_copy()):
-        assert copied.pool is served and copied.complete("why?").text == model.complete("why?").text
+        assert route_of(copied) == (served, "llm")
+        assert copied.complete("why?").text == model.complete("why?").text
 
 
 def test_payloads_are_what_it_asks_for(stub, own):
@@ -159,10 +162,11 @@ def test_payloads_are_what_it_asks_for(stub, own):
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True)) as pool:
         for options in ({}, {"system_prompt": "be loud"}, {"completion_to_prompt": lambda text: f"[{text}]"}):
             model: Any = bound(own(**options), "llm", pool)
+            worker: Any = worker_of(model)
             for payload, ask, value_of in (
-                (model.payload_of_messages(QUESTION), lambda m: m.chat(QUESTION), model.chat_of),
-                (model.payload_of_prompt("why?"), lambda m: m.complete("why?"), model.completion_of),
-                (model.payload_of_template(template, q="x"), lambda m: m.predict(template, q="x"), model.text_of),
+                (worker.payload_of_messages(QUESTION), lambda m: m.chat(QUESTION), worker.chat_of),
+                (worker.payload_of_prompt("why?"), lambda m: m.complete("why?"), worker.completion_of),
+                (worker.payload_of_template(template, q="x"), lambda m: m.predict(template, q="x"), worker.text_of),
             ):
                 stub.asked.clear()
                 [generation] = pool.call(PrimitiveKind.PREFILLING, "llm", [payload]).result()
@@ -181,7 +185,7 @@ def _essence(body: dict[str, Any]) -> dict[str, Any]:
 def test_without_prefixes_nothing_is_known_ahead(stub, own):
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url)) as pool:
         made = bound(own(), "llm", pool)
-        assert not hasattr(made, "payload_of_template")
+        assert not hasattr(worker_of(made), "payload_of_template")
         assert made.chat(QUESTION) == own().chat(QUESTION)
         assert list(made.stream_complete("why?")) == list(own().stream_complete("why?"))
 
@@ -203,16 +207,19 @@ def test_what_an_openai_object_must_match(served, own, stub):
 # ------------------------------------------------------------ by what the pool has
 
 
-def test_another_llm_becomes_a_teola_llm(pool, llm):
+def test_a_teola_llm_does_the_work_of_another_llm(pool, llm):
     handlers = CallbackManager([Recorder()])
     own = MockLLM(max_tokens=7, system_prompt="be brief", callback_manager=handlers)
     made = bound(own, "llm", pool)
-    assert type(made) is TeolaLLM and made.max_tokens == 7 and made.system_prompt == "be brief"
-    assert made.callback_manager is handlers and made.metadata.is_chat_model == own.metadata.is_chat_model
+    worker = worker_of(made)
+    assert isinstance(made, MockLLM)
+    assert isinstance(worker, TeolaLLM)
+    assert (worker.max_tokens, worker.system_prompt) == (7, "be brief")
+    assert made.callback_manager is handlers and worker.metadata.is_chat_model == own.metadata.is_chat_model
     assert made.predict(PromptTemplate("{q}"), q="why?") == "you said: be brief\n\nwhy?"
     with pytest.raises(RegistrationError, match="logit_bias"):
         bound(with_arguments(logit_bias={"1": 2}), "llm", pool)
-    assert bound(with_arguments(top_p=0.5), "llm", pool).top_p == 0.5
+    assert worker_of(bound(with_arguments(top_p=0.5), "llm", pool)).top_p == 0.5
 
 
 class _WithArguments(MockLLM):
@@ -225,7 +232,8 @@ def with_arguments(**given: Any) -> MockLLM:
 
 def test_an_llm_that_calls_functions_goes_on_calling_them(pool, stub, own, llm):
     made = bound(own(is_function_calling_model=True), "llm", pool)
-    assert type(made) is TeolaLLM and made.metadata.is_function_calling_model
+    assert isinstance(made, OpenAILike) and made.metadata.is_function_calling_model
+    assert worker_of(made).metadata.is_function_calling_model
     llm.answer = lambda asked: '{"name": "same", "arguments": {"of": "a"}}'
     tool = FunctionTool.from_defaults(lambda of: of, name="same", description="The same.")
     [call] = made.get_tool_calls_from_response(made.chat_with_tools([tool], "which?"))
@@ -234,11 +242,19 @@ def test_an_llm_that_calls_functions_goes_on_calling_them(pool, stub, own, llm):
     assert not bound(own(), "llm", pool).metadata.is_function_calling_model
 
 
-def test_another_embedding_model_becomes_a_teola_embedding(pool):
+def test_a_teola_embedding_does_the_work_of_another_embedding_model(pool):
     own = MockEmbedding(embed_dim=3, embed_batch_size=4, model_name="mine")
     made = bound(own, "embedder", pool)
-    assert type(made) is TeolaEmbedding
-    assert (made.model_name, made.embed_batch_size, made.callback_manager) == ("mine", 4, own.callback_manager)
+    worker = worker_of(made)
+    assert isinstance(made, MockEmbedding)
+    assert isinstance(worker, TeolaEmbedding)
+    assert (worker.model_name, worker.embed_batch_size) == ("mine", 4)
+    texts = [f"text {i}" for i in range(9)]
+    by_engine = TeolaEmbedding(pool=pool, engine="embedder").get_text_embedding_batch(texts)
+    assert made.get_text_embedding_batch(texts) == by_engine
+    assert _loop.run(made.aget_text_embedding_batch(texts)) == by_engine
+    assert made.get_query_embedding("why?") == _loop.run(made.aget_query_embedding("why?"))
+    assert len(made.get_query_embedding("why?")) == len(by_engine[0])
 
 
 class _Reranker(BaseNodePostprocessor):

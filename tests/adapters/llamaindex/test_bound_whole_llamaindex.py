@@ -1,4 +1,4 @@
-"""`bind=` of LlamaIndex objects: wherever an engine holds them, or not at all; one list for several engines."""
+"""`bind=` of LlamaIndex objects: wherever they are called; one list for several engines."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ def engine_of(llm: MockLLM, template: PromptTemplate | None = None) -> Any:
     return index.as_query_engine(llm=llm, response_mode="accumulate", **given)
 
 
-def test_never_in_part(pool: EnginePool) -> None:
+def test_a_function_that_holds_the_model_calls_the_engine(pool: EnginePool) -> None:
     llm = MockLLM(max_tokens=4)
+    shortened_by: list[str] = []
 
     def shortened(**given: Any) -> str:
-        return llm.complete(str(given)).text
+        shortened_by.append(llm.complete("shorten").text)
+        return "short"
 
     template = PromptTemplate("{context_str} {query_str}", function_mappings={"context_str": shortened})
-    with pytest.raises(RegistrationError, match=r"also held by the function .*shortened"):
-        accelerate(engine_of(llm, template), pool=pool, bind=[(llm, "llm")])
+    engine = engine_of(llm, template)
+    fast = accelerate(engine, pool=pool, bind=[(llm, "llm")])
+    engine.query("why?")
+    by_the_model, shortened_by[:] = set(shortened_by), []
+    assert "short" in str(fast.query("why?"))
+    assert shortened_by
+    assert not set(shortened_by) & by_the_model
 
 
 def test_one_list_serves_several_engines(pool: EnginePool, llm: Any) -> None:

@@ -625,6 +625,7 @@ def test_fields_of_transformations_count() -> None:
 def test_a_pipeline_on_an_engine_follows_its_original(pool: EnginePool) -> None:
     own = MockEmbedding(embed_dim=4)
     pipeline = own_pipeline(own)
+    pipeline.disable_cache = True
     fast = accelerate(pipeline, pool=pool, bind=[(own, "embedder")])
     assert {len(vector) for vector in answer(fast)} == {32}
     pipeline.transformations = [MockEmbedding(embed_dim=3)]
@@ -633,6 +634,14 @@ def test_a_pipeline_on_an_engine_follows_its_original(pool: EnginePool) -> None:
     assert {len(vector) for vector in answer(fast)} == {32}
     assert {len(vector) for vector in answer(pipeline)} == {4}
     assert fast.runs == pipeline.runs == 4
+
+
+def test_a_pipeline_on_an_engine_shares_the_cache_of_its_original(pool: EnginePool) -> None:
+    own = MockEmbedding(embed_dim=4)
+    pipeline = own_pipeline(own)
+    fast = accelerate(pipeline, pool=pool, bind=[(own, "embedder")])
+    by_engine = answer(fast)
+    assert answer(pipeline) == by_engine
 
 
 def test_an_embedding_model_that_is_set_counts_for_an_index(pool: EnginePool) -> None:

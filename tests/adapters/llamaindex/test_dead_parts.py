@@ -14,7 +14,7 @@ from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, openai_stub
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.llamaindex.binding.openai import _PlannedServerModel
+from teola_plugin.adapters.llamaindex.binding.openai import PlannedModel
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.pool import EnginePool
 
@@ -50,7 +50,7 @@ def broken(*_: Any, **__: Any) -> Any:
 def test_a_part_that_dies_is_told_of_once(llm, pool, monkeypatch, caplog) -> None:
     synthesizer = get_response_synthesizer(llm=llm, response_mode="accumulate")  # type: ignore[arg-type]
     fast = accelerate(synthesizer, pool=pool, bind=[(llm, "llm")])
-    monkeypatch.setattr(_PlannedServerModel, "payload_of_template", broken)
+    monkeypatch.setattr(PlannedModel, "payload_of_template", broken)
     for _ in range(3):
         assert answered(fast) == answered(synthesizer)
         assert not any(span.kind == "DECODING" for span in fast.last_trace().spans)

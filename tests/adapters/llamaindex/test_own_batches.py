@@ -169,7 +169,7 @@ def test_the_pipeline_runs_with_the_users_own_objects() -> None:
     """So a pipeline with processes pickles these."""
     model = ByText()
     fast: Any = accelerate(IngestionPipeline(transformations=[model]), concurrent=[ByText])
-    assert fast.__teola_session__.target.transformations == [model]
+    assert fast.original.transformations == [model]
     assert fast.transformations[0] is model
 
 

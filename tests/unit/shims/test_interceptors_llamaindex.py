@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import timeit
 from collections.abc import Iterator
 from typing import Any
@@ -353,3 +354,73 @@ def test_a_call_outside_of_a_query_costs_little() -> None:
     assert wrapper is not plain
     assert fastest(wrapper) - fastest(plain) <= 3e-6
     uninstall()
+
+
+# ------------------------------------------------------------ routed models
+
+
+class ShoutingRouter:
+    """A router that has one model's work done by a function of its own."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def worker_of(self, target: Any) -> Any:
+        return self if target is self._target else None
+
+    def body_of(self, target: Any, method: str, original: Any) -> Any:
+        if target is not self._target or method not in ("chat", "achat"):
+            return original
+        return self._ashout if seam.is_async_method(method) else self._shout
+
+    def _shout(self, _: Any, messages: Any, **kwargs: Any) -> Any:
+        return ChatResponse(message=ChatMessage(role="assistant", content="ROUTED"))
+
+    async def _ashout(self, _: Any, messages: Any, **kwargs: Any) -> Any:
+        return self._shout(_, messages)
+
+
+@pytest.fixture
+def routed() -> Iterator[Spoken]:
+    model, before = Spoken(), list(seam._router)
+    seam.enable(lambda target: None, ShoutingRouter(model))
+    seam.install_routing(Spoken)
+    yield model
+    uninstall()
+    seam._router[:] = before
+
+
+def test_methods_that_a_class_inherits_are_routed(routed: Spoken) -> None:
+    question = [ChatMessage(content="oats?")]
+    assert routed.chat(question).message.content == "ROUTED"
+    assert asyncio.run(routed.achat(question)).message.content == "ROUTED"
+    assert Spoken().chat(question).message.content != "ROUTED"
+    assert routed.complete("oats").text == "OATS"
+
+
+def test_who_does_the_work_of_a_routed_model(routed: Spoken) -> None:
+    def original(*_: Any) -> None: ...
+
+    assert isinstance(seam.worker_of(routed), ShoutingRouter)
+    assert seam.worker_of(Spoken()) is None
+    assert seam.routed_body(routed, "chat", original) is not original
+    assert seam.routed_body(routed, "complete", original) is original
+
+
+def test_uninstall_puts_back_methods_that_were_intercepted_for_routing(routed: Spoken) -> None:
+    slot = seam.slot_of(CustomLLM, "chat")
+    wrapper = slot.get()
+    uninstall()
+    assert slot.get() is wrapper.__wrapped__
+    assert seam.worker_of(routed) is None
+    assert routed.chat([ChatMessage(content="oats")]).message.content != "ROUTED"
+
+
+def test_a_class_that_changes_its_prompts_has_other_arguments_than_the_frameworks() -> None:
+    class Own(MockLLM):
+        def _extend_prompt(self, formatted_prompt: str) -> str:
+            return "mine"
+
+    seam.require_framework_methods(MockLLM)
+    with pytest.raises(Unreadable, match="has a '_extend_prompt' of its own"):
+        seam.require_framework_methods(Own)

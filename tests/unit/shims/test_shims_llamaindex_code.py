@@ -20,7 +20,6 @@ from differential.llamaindex.recording import Recorder, recorded
 from llama_index.core.base.response.schema import Response
 from llama_index.core.callbacks import CallbackManager, CBEventType
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
-from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.evaluation import RelevancyEvaluator
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.llms import ChatMessage, ChatResponse, MockLLM
@@ -248,49 +247,6 @@ class WithSlots:
         return str(self.part)
 
 
-def test_an_overlay_reads_other_values_and_shares_the_rest() -> None:
-    original = WithSlots()
-    made = copies.with_overlay(original, {"part": "other"})
-    made.count += 1
-    assert isinstance(made, WithSlots)
-    assert type(made).__qualname__ == "WithSlots"
-    assert (made.part, made.read(), made.method(), made.note) == ("other", "other", "other", "kept")
-    assert (original.part, original.method(), original.count) == ("own", "own", 1)
-    assert copies.attributes(made)["part"] == "other"
-    assert copies.attributes(original) is vars(original)
-    assert copies.with_overlay(original, {"part": "own"}) is original
-
-
-def test_a_value_that_is_set_afterwards_is_read_by_an_overlay() -> None:
-    original = WithSlots()
-    made = copies.with_overlay(original, {"part": "other"})
-    original.part = "new"
-    assert made.part == "new"
-    made.part = "newer"
-    assert original.part == "newer"
-    del made.part
-    assert not hasattr(original, "part")
-    assert not hasattr(made, "part")
-
-
-def test_an_overlay_of_an_overlay_and_its_copies_keep_the_values() -> None:
-    original = WithSlots()
-    made = copies.with_overlay(copies.with_overlay(original, {"part": "other"}), {"count": 7})
-    copied = copy.copy(made)
-    copied.count = 8
-    assert (made.part, made.count, original.count) == ("other", 7, 0)
-    assert (type(copied), copied.part, copied.count, made.count) == (WithSlots, "other", 8, 7)
-
-
-def test_an_overlay_of_a_model_of_pydantic() -> None:
-    original = MockEmbedding(embed_dim=2)
-    made = copies.with_overlay(original, {"embed_dim": 3})
-    assert len(made.get_text_embedding("a")) == 3
-    made.embed_batch_size = 5
-    assert original.embed_batch_size == 5
-    assert copy.copy(made).embed_dim == 3
-
-
 def test_slots_are_given_to_another_object() -> None:
     other: Any = object.__new__(WithSlots)
     assert copies.with_slots_of(WithSlots(), other) is other
@@ -435,11 +391,6 @@ def test_shallow_copies(stock: Library) -> None:
 def test_copies_of_another_class(stock: Library) -> None:
     rerank = LLMRerank(llm=stock.llm)
     cls: Any = type("LLMRerank", (LLMRerank,), {})
-    other = copies.of_class(cls, rerank, {"mark": 1}, {"_format_node_batch_fn": str})
-    assert vars(other)["mark"] == 1 and other._format_node_batch_fn is str
-    assert rerank._format_node_batch_fn is not str and "mark" not in vars(rerank)
-    shared = copies.copy_sharing_privates(rerank, {})
-    assert shared._format_node_batch_fn is rerank._format_node_batch_fn and vars(shared) is not vars(rerank)
     both = copies.sharing(cls, rerank)
     both.top_n = 77
     assert rerank.top_n == 77

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from types import MappingProxyType, SimpleNamespace
@@ -21,7 +20,7 @@ from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.shims.llamaindex import copies, models
+from teola_plugin.shims.llamaindex import models
 from teola_plugin.shims.llamaindex.records import Parts
 
 QUESTION = [ChatMessage("why?")]
@@ -67,51 +66,13 @@ def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
     assert models.token_counts(llm, plain.raw) == plain.additional_kwargs
 
 
-def test_hooks_of_an_openai_object(llm: OpenAILike) -> None:
-    ways: list[str] = []
-
-    class Around(models.OpenAIHooks):
-        def __teola_chat__(self, chat: Callable[[], Any]) -> Any:
-            ways.append("chat")
-            return chat()
-
-        async def __teola_achat__(self, chat: Callable[[], Any]) -> Any:
-            ways.append("achat")
-            return await chat()
-
-        def __teola_stream_chat__(self, chat: Callable[[], Any]) -> Any:
-            ways.append("stream")
-            return chat()
-
-        async def __teola_astream_chat__(self, chat: Callable[[], Any]) -> Any:
-            ways.append("astream")
-            return await chat()
-
-    async def last() -> Any:
-        return [piece async for piece in await own.astream_chat(QUESTION)][-1]
-
-    own: Any = copies.of_class(type("OpenAILike", (Around, OpenAILike), {}), llm, {}, {})
-    answers = [own.chat(QUESTION), asyncio.run(own.achat(QUESTION)), list(own.stream_chat(QUESTION))[-1]]
-    answers.append(asyncio.run(last()))
-    assert {one.message.content for one in answers} == {llm.chat(QUESTION).message.content}
-    assert ways == ["chat", "achat", "stream", "astream"]
-
-
 @pytest.mark.models
-def test_parts_and_hooks_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     huggingface = pytest.importorskip("llama_index.embeddings.huggingface", reason="needs models")
     own = huggingface.HuggingFaceEmbedding(packaged_minilm())
     parts = models.HuggingFaceEmbeddingParts.of(own)
     assert parts.parallel_process is False
     assert parts.model.encode(["a"])[0].tolist() == pytest.approx(own.get_text_embedding("a"), abs=1e-5)
-
-    class Around(models.EmbeddingHooks):
-        def __teola_embed__(self, inputs: list[Any], prompt_name: str | None, plain: Callable[..., Any]) -> Any:
-            return plain([text.upper() for text in inputs], prompt_name)
-
-    hooked: Any = copies.of_class(type("Own", (Around, type(own)), {}), own, {}, {})
-    assert hooked.get_text_embedding("OATS") == pytest.approx(own.get_text_embedding("OATS"))
-    assert hooked.get_text_embedding("x y") == pytest.approx(own.get_text_embedding("X Y"))
     not_there(monkeypatch, models.HuggingFaceEmbeddingParts, lambda: bound(own, "embedder", pool))
 
 

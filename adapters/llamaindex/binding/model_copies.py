@@ -1,65 +1,71 @@
-"""Copies of the user's own objects whose work an engine does: same class name, same fields, same events."""
+"""Private copies of the user's own models, which have an engine do what the originals do by themselves."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
+from teola_plugin.adapters.routing import WORKER, EngineRoute
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.shims.llamaindex.copies import copy_sharing_privates, of_class
+from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 
 P = TypeVar("P", bound=Parts)
-_SERVED_BY = "__teola_served_by__"
+Body = Callable[..., Any]
+_ROUTE = "_teola_route"
+"""The private attribute of a copy with its route."""
+OWN_CLASS = "__teola_own_class__"
+"""The attribute of a class of bound objects with the user's class."""
 
 
-class _EngineRef(NamedTuple):
-    pool: EnginePool
-    engine: str
+class ModelCopy:
+    """A mixin before the model's own class. A copy shares the model's fields; its private attributes are its own."""
 
+    __teola_route__: ClassVar[Any] = WORKER
 
-class EngineProxy:
-    """A mixin before the object's own class; each subclass overrides the methods whose work its engine does."""
+    @property
+    def route(self) -> EngineRoute:
+        private: Any = getattr(self, "__pydantic_private__")  # noqa: B009 - of Pydantic's class, which comes later
+        route: EngineRoute = private[_ROUTE]
+        return route
 
     @property
     def pool(self) -> EnginePool:
-        reference: _EngineRef = vars(self)[_SERVED_BY]
-        return reference.pool
+        return self.route.pool
 
     @property
     def engine(self) -> str:
-        reference: _EngineRef = vars(self)[_SERVED_BY]
-        return reference.engine
+        return self.route.engine
 
     def request(self, kind: PrimitiveKind, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
+        """Send one request per payload; in an accelerated query, prefetched results are claimed."""
         return self.pool.call(kind, self.engine, payloads, stream=stream, run=current_run.get())
 
-    def __getstate__(self) -> NoReturn:
-        refuse_pickling(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return a deep copy that shares models and clients, which are private attributes."""
-        return copy_sharing_privates(self, memo)
-
-
-def proxied(obj: Any, kind: Any, engine: str, pool: EnginePool, private: Mapping[str, Any] | None = None) -> Any:
-    """Return a copy of a Pydantic object that is a `kind` of `EngineProxy` too, with new private attributes."""
-    original_class: Any = type(obj)
-    return of_class(_proxy_class(kind, original_class), obj, {_SERVED_BY: _EngineRef(pool, engine)}, private or {})
+def copy_of(obj: Any, kind: Any, route: EngineRoute, private: Mapping[str, Any] | None = None) -> Any:
+    """Return a copy of a Pydantic object that is a `kind` of `ModelCopy` too, with other private attributes."""
+    copied = sharing(_copy_class(kind, own_class(obj)), obj)
+    private = {**(obj.__pydantic_private__ or {}), **(private or {}), _ROUTE: route}
+    object.__setattr__(copied, "__pydantic_private__", private)
+    return copied
 
 
 @lru_cache(maxsize=64)
-def _proxy_class(kind: Any, original: Any) -> Any:
+def _copy_class(kind: Any, original: Any) -> Any:
     """Create a subclass with the name of the original's class, so that spans and events are the same."""
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     return type(original.__name__, (kind, original), names)
+
+
+def own_class(obj: Any) -> Any:
+    """Return the user's class of an object, which may come from `pool.bound`."""
+    return vars(type(obj)).get(OWN_CLASS, type(obj))
 
 
 def instance_of(module: str, name: str, obj: Any) -> type[Any] | None:
@@ -83,7 +89,8 @@ def differs(obj: Any, reason: str, hint: str) -> RegistrationError:
 
 def overridden(obj: Any, base: type[Any]) -> str:
     """Return the name of a method of `base` that a subclass, or the object itself, overrides; empty for none."""
-    for cls in type(obj).__mro__[: type(obj).__mro__.index(base)]:
+    classes = own_class(obj).__mro__
+    for cls in classes[: classes.index(base)]:
         for name, value in vars(cls).items():
             if callable(value) and not name.startswith("__") and callable(getattr(base, name, None)):
                 return f"{cls.__name__}.{name}"
