@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from teola_plugin.errors import unknown_name
 from teola_plugin.graph import Terms, on_loop
 from teola_plugin.pool import EnginePool, need_pool
 from teola_plugin.requests.payloads import Vector
-from teola_plugin.runtime.context import current_run, current_terms
+from teola_plugin.runtime.context import current_run, current_terms, during
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 T = TypeVar("T")
-_END = object()
+Context = Callable[[], AbstractContextManager[Any]]
+_END: Any = object()
 if TYPE_CHECKING:
     PoolField = EnginePool
 else:  # what is no pool is left to `check_engine`, which says what to do
@@ -40,36 +42,40 @@ def joined(run: Any, terms: Terms | None = None) -> AbstractContextManager[None]
 
 @contextmanager
 def _joined(run: Any, terms: Terms | None) -> Iterator[None]:
-    token = current_run.set(run)
-    of_terms = None if terms is None else current_terms.set(terms)
-    try:
+    with during(current_run, run), nullcontext() if terms is None else during(current_terms, terms):
         yield
-    finally:
-        current_run.reset(token)
-        if of_terms is not None:
-            current_terms.reset(of_terms)
 
 
-def streamed_in(run: Any, terms: Terms | None, items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each made inside `joined(run, terms)`, which never leaks to the reader between two of them."""
+def items_inside(context: Context, items: Iterator[T]) -> Generator[T, None, None]:
+    """Yield the items, each made inside a new `context()`, which never leaks to the reader between two of them."""
     with closing(items):  # type: ignore[type-var]
         while True:
-            with joined(run, terms):
+            with context():
                 item = next(items, _END)
             if item is _END:
                 return
-            yield item  # type: ignore[misc]
+            yield item
 
 
-async def astreamed_in(run: Any, terms: Terms | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Yield the items as `streamed_in` does, in a loop."""
+async def aitems_inside(context: Context, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """Yield the items as `items_inside` does, in a loop."""
     async with aclosing(items):  # type: ignore[type-var]
         while True:
-            with joined(run, terms):
+            with context():
                 item = await anext(items, _END)
             if item is _END:
                 return
-            yield item  # type: ignore[misc]
+            yield item
+
+
+def streamed_in(run: Any, terms: Terms | None, items: Iterator[T]) -> Generator[T, None, None]:
+    """Return the items, each made inside `joined(run, terms)`."""
+    return items_inside(partial(joined, run, terms), items)
+
+
+def astreamed_in(run: Any, terms: Terms | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """Return the items as `streamed_in` does, in a loop."""
+    return aitems_inside(partial(joined, run, terms), items)
 
 
 @contextmanager

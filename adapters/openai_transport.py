@@ -18,10 +18,12 @@ import itertools
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
+from teola_plugin.adapters.calls import aitems_inside, items_inside
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
@@ -38,11 +40,10 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm, Generate
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.context import current_run, during
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 
 T = TypeVar("T")
-_END = object()
 _capture: ContextVar[bool] = ContextVar("teola_capture", default=False)
 _raising: ContextVar[bool] = ContextVar("teola_raising", default=False)
 
@@ -63,14 +64,9 @@ class Bypass(BaseException):
         self.error = error
 
 
-@contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """Have requests in the body raise `Captured`, and send none."""
-    token = _capture.set(True)
-    try:
-        yield
-    finally:
-        _capture.reset(token)
+def capturing() -> AbstractContextManager[None]:
+    """Return a context in which requests raise `Captured`, and none is sent."""
+    return during(_capture, True)
 
 
 @contextlib.contextmanager
@@ -79,35 +75,21 @@ def raising_pool_errors() -> Iterator[None]:
 
     It stands around the method of an object that sends requests. Elsewhere the client sees a broken connection.
     """
-    token = _raising.set(True)
     try:
-        yield
+        with during(_raising, True):
+            yield
     except Bypass as bypass:
         raise bypass.error from bypass.error.__cause__
-    finally:
-        _raising.reset(token)
 
 
 def raising_pool_errors_in(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each made inside `raising_pool_errors()`."""
-    with contextlib.closing(items):  # type: ignore[type-var]
-        while True:
-            with raising_pool_errors():
-                item = next(items, _END)
-            if item is _END:
-                return
-            yield item  # type: ignore[misc]
+    """Return the items, each made inside `raising_pool_errors()`."""
+    return items_inside(raising_pool_errors, items)
 
 
-async def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """Yield the items as `raising_pool_errors_in` does, in a loop."""
-    async with contextlib.aclosing(items):  # type: ignore[type-var]
-        while True:
-            with raising_pool_errors():
-                item = await anext(items, _END)
-            if item is _END:
-                return
-            yield item  # type: ignore[misc]
+def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """Return the items as `raising_pool_errors_in` does, in a loop."""
+    return aitems_inside(raising_pool_errors, items)
 
 
 def raise_past_client(error: TeolaError) -> None:

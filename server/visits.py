@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.errors import QueryCancelled
-from teola_plugin.runtime.context import CallPlace, placed
+from teola_plugin.runtime.context import CallPlace, current_place, during
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.access.terms import Caller
 from teola_plugin.server.live_queries import LiveQuery
@@ -54,7 +54,7 @@ class Visit:
     @contextmanager
     def placed(self) -> Iterator[QueryRun]:
         """Calls in the body are made where the request says that it stands in its query."""
-        with placed(self.place):
+        with during(current_place, self.place):
             yield self.run
 
     @contextmanager

@@ -13,7 +13,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.terms import NOTHING_REQUESTED, CallContext, RequestedTerms, context_of
 from teola_plugin.requests.payloads import AnswerForm
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.context import current_run, during
 from teola_plugin.shims.langchain import may_stream
 
 DEADLINE, TENANT, WEIGHT = "teola_deadline_s", "teola_tenant", "teola_weight"
@@ -74,11 +74,8 @@ def config_scope(config: RunnableConfig | None) -> Iterator[None]:
     if config is None:
         yield
         return
-    token = _innermost.set((config, var_child_runnable_config.get()))
-    try:
+    with during(_innermost, (config, var_child_runnable_config.get())):
         yield
-    finally:
-        _innermost.reset(token)
 
 
 class ConfigScoped:

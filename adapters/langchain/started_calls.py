@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -13,17 +14,19 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
-from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.calls import aitems_inside, astreamed_in, items_inside, joined, streamed_in
 from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.context import current_run, during
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.trace import PathTracker, RunPath
+
+_END: Any = object()
 
 
 class SessionHandler(BaseCallbackHandler):
@@ -104,13 +107,8 @@ def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> Run
 @contextlib.contextmanager
 def live(run: QueryRun | PartRun) -> Iterator[None]:
     """The body runs as part of the query: closed when it has its answer, cancelled when it is given up."""
-    token = current_run.set(run.whole)
-    try:
-        with ending(run):
-            yield
-    finally:
-        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
-            current_run.reset(token)
+    with during(current_run, run.whole), ending(run):
+        yield
 
 
 T = TypeVar("T")
@@ -155,7 +153,7 @@ class StartedCall(NamedTuple):
         """Yield what a stream of the chain gives. The query ends with it, read to its end or not."""
         query_run = None if self.run is None else self.run.whole
         with self._until_end():
-            for item in _ruled(self.composites, streamed_in(query_run, self.terms, make())):
+            for item in items_inside(partial(under_rules, self.composites), streamed_in(query_run, self.terms, make())):
                 if self.deadline is not None:
                     self.deadline.check()
                 yield item
@@ -166,13 +164,14 @@ class StartedCall(NamedTuple):
         """`items` in a loop."""
         query_run = None if self.run is None else self.run.whole
         with self._until_end():
-            async with aclosing(_aruled(self.composites, astreamed_in(query_run, self.terms, make()))) as items:
+            pieces = astreamed_in(query_run, self.terms, make())
+            async with aclosing(aitems_inside(partial(under_rules, self.composites), pieces)) as items:
                 while True:
                     async with interrupting(self.deadline):
                         item = await anext(items, _END)
                     if item is _END:
                         return
-                    yield item  # type: ignore[misc]
+                    yield item
 
     @contextmanager
     def _until_end(self) -> Iterator[None]:
@@ -184,42 +183,9 @@ class StartedCall(NamedTuple):
             yield
 
 
-_END: Any = object()
-
-
 def under_rules(composites: Any) -> AbstractContextManager[None]:
     """Return a context in which calls of composites are prefetched by these rules; None changes nothing."""
-    return nullcontext() if composites is None else _under_rules(composites)
-
-
-@contextmanager
-def _under_rules(composites: Any) -> Iterator[None]:
-    token = composite_rules.set(composites)
-    try:
-        yield
-    finally:
-        composite_rules.reset(token)
-
-
-def _ruled(composites: Any, items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each made `under_rules`."""
-    with contextlib.closing(items):  # type: ignore[type-var]
-        while True:
-            with under_rules(composites):
-                item = next(items, _END)
-            if item is _END:
-                return
-            yield item
-
-
-async def _aruled(composites: Any, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    async with aclosing(items):
-        while True:
-            with under_rules(composites):
-                item = await anext(items, _END)
-            if item is _END:
-                return
-            yield item
+    return nullcontext() if composites is None else during(composite_rules, composites)
 
 
 class StartedBatch(NamedTuple):

@@ -7,17 +7,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.aiter import aclosing
 from langgraph.errors import GraphBubbleUp
 
+from teola_plugin.adapters.calls import aitems_inside, items_inside
 from teola_plugin.adapters.langchain.current_query import form_of_answers
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall, is_in_agent, outside_agents
 from teola_plugin.adapters.langgraph.plans import Parts
 from teola_plugin.observe.steps import OpenStep
-from teola_plugin.runtime.context import current_place
+from teola_plugin.runtime.context import current_place, during
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -122,30 +124,15 @@ current_call: ContextVar[GraphCall | None] = ContextVar("teola_graph_call", defa
 
 def in_call(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
     """Yield the items, each made inside the call. The call ends with them, and is not current for their reader."""
-    with closing(call), closing(items):  # type: ignore[type-var]
-        while True:
-            token = current_call.set(call)
-            try:
-                item = next(items, _END)
-            finally:
-                current_call.reset(token)
-            if item is _END:
-                return
-            yield item
+    with closing(call):
+        yield from items_inside(partial(during, current_call, call), items)
 
 
 async def ain_call(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """`in_call` on a loop."""
+    """Yield the items as `in_call` does, in a loop."""
     with closing(call):
-        async with aclosing(items):
-            while True:
-                token = current_call.set(call)
-                try:
-                    item = await anext(items, _END)
-                finally:
-                    current_call.reset(token)
-                if item is _END:
-                    return
+        async with aclosing(aitems_inside(partial(during, current_call, call), items)) as items_in_call:
+            async for item in items_in_call:
                 yield item
 
 

@@ -26,6 +26,7 @@ from teola_plugin.adapters.llamaindex.pipelined_write import current_write
 from teola_plugin.adapters.llamaindex.prefetching import original_scope
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.context import during
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting
@@ -61,11 +62,8 @@ def prefetching(threads: ThreadSafety) -> Iterator[None]:
     intercept_methods(
         TitleExtractor, {"extract_titles": _around_documents, "get_title_candidates": _around_title_candidates}
     )
-    token = composite_threads.set(threads)
-    try:
+    with during(composite_threads, threads):
         yield
-    finally:
-        composite_threads.reset(token)
 
 
 def intercept_batches() -> None:
@@ -288,11 +286,8 @@ def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
 def _around_documents(original: Any) -> Any:
     @functools.wraps(original)
     async def wrapper(self: Any, nodes_by_doc_id: Mapping[Any, Any]) -> Any:
-        token = _title_workers.set(self.num_workers // max(1, len(nodes_by_doc_id)))
-        try:
+        with during(_title_workers, self.num_workers // max(1, len(nodes_by_doc_id))):
             return await original(self, nodes_by_doc_id)
-        finally:
-            _title_workers.reset(token)
 
     return wrapper
 

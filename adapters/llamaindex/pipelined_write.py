@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from llama_index.core.schema import BaseNode, MetadataMode
 
 from teola_plugin.requests.payloads import IngestRow
+from teola_plugin.runtime.context import during
 from teola_plugin.runtime.handles import CallHandle
 
 Vectors = Sequence[Sequence[float]]
@@ -172,11 +173,10 @@ current_write: ContextVar[PipelinedWrite | None] = ContextVar("teola_current_wri
 @contextmanager
 def pipelining(write: PipelinedWrite) -> Iterator[None]:
     """Write rows early in the body; delete those again that the body has not added."""
-    token = current_write.set(write)
     try:
-        yield
+        with during(current_write, write):
+            yield
     finally:
-        current_write.reset(token)
         if ids := write.close():
             write.store.admin("delete", ids).result()
 
@@ -184,10 +184,9 @@ def pipelining(write: PipelinedWrite) -> Iterator[None]:
 @asynccontextmanager
 async def apipelining(write: PipelinedWrite) -> AsyncIterator[None]:
     """`pipelining` in a loop."""
-    token = current_write.set(write)
     try:
-        yield
+        with during(current_write, write):
+            yield
     finally:
-        current_write.reset(token)
         if ids := await write.aclose():
             await asyncio.wrap_future(write.store.admin("delete", ids))

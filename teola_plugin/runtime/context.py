@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.graph import Terms
 from teola_plugin.observe.steps import OpenStep
@@ -51,11 +51,11 @@ current_call: ContextVar[OwnCall | None] = ContextVar("teola_current_call", defa
 
 
 @contextmanager
-def placed(place: CallPlace) -> Iterator[None]:
-    """Code in the body is there."""
-    token = current_place.set(place)
+def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Give a context variable this value in the body."""
+    token = variable.set(value)
     try:
         yield
     finally:
         with suppress(ValueError):  # a generator may be closed in another context than it began in
-            current_place.reset(token)
+            variable.reset(token)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from teola_plugin.requests.payloads import Generation
+from teola_plugin.runtime.context import during
 
 T = TypeVar("T")
 _END: Any = object()
@@ -109,13 +110,9 @@ current_model_run: ContextVar[ModelRun | None] = ContextVar("teola_current_model
 
 @contextmanager
 def tallied(tally: Tally) -> Iterator[None]:
-    """Calls in the body are counted."""
-    token, listening = current_tally.set(tally), current_listener.set(tally.listener)
-    try:
+    """Count the calls in the body."""
+    with during(current_tally, tally), during(current_listener, tally.listener):
         yield
-    finally:
-        current_tally.reset(token)
-        current_listener.reset(listening)
 
 
 async def atallied(tally: Tally, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:

@@ -17,7 +17,7 @@ from teola_plugin.observe import QueryTrace, Step, timeline_text
 from teola_plugin.observe.steps import StepLog, nested
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
-from teola_plugin.runtime.context import CallPlace, placed
+from teola_plugin.runtime.context import CallPlace, current_place, during
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 
@@ -105,17 +105,17 @@ async def _query() -> tuple[QueryTrace, QueryTrace]:
         first = run.step_began("superstep", "1", nodes=["a"])
         node = run.step_began("node", "a", first, task="t1")
         run.part(*nodes("a", "b"), lookahead=True, members="a", step=node)
-        with placed(CallPlace(step=node)):
+        with during(current_place, CallPlace(step=node)):
             await _call(run, "a")
             tool = run.step_began("tool", "lookup")
-            with placed(CallPlace(step=tool)):
+            with during(current_place, CallPlace(step=tool)):
                 await _call(run, "unplanned")
             run.step_ended(tool, early=False)
         run.step_ended(node)
         run.step_ended(first)
         second = run.step_began("superstep", "2", nodes=["b"])
         node = run.step_began("node", "b", second)
-        with placed(CallPlace(step=node)):
+        with during(current_place, CallPlace(step=node)):
             run.part(*nodes("b"))
             await _call(run, "b")
             inner = pool.runtime.watch(Query({"input": None}))

@@ -23,6 +23,7 @@ from types import (
 )
 from typing import Any
 
+from teola_plugin.runtime.context import during
 from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
 
 _FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
@@ -79,11 +80,8 @@ class DataGuards:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the data that are read in the body of the `with` statement."""
-        previous = _recording_guards.set(self)
-        try:
+        with during(_recording_guards, self):
             yield
-        finally:
-            _recording_guards.reset(previous)
 
     def record(self, owner: object, name: str, value: Any, read_again: Callable[[], Any]) -> bool:
         """Record a value that was read. Return False if it has changed too often to be relied on."""

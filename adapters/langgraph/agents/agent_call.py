@@ -26,12 +26,12 @@ from langgraph.errors import GraphBubbleUp
 from teola_plugin.adapters.langchain.listening import AgentListener, AnswerListener, ModelCall, current_agent
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTool, AgentTools
 from teola_plugin.adapters.langgraph.agents.tool_inputs import function_arguments
-from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolPrefetch, during
+from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolPrefetch
 from teola_plugin.adapters.next_prompt import KnownBeginning, keeps_prefixes
 from teola_plugin.adapters.snapshots import NotCopied, exactly, own_copy, snapshot
 from teola_plugin.adapters.tool_calls import Call
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
-from teola_plugin.runtime.context import current_place, placed
+from teola_plugin.runtime.context import current_place, during
 from teola_plugin.runtime.provider_calls import ProviderCallTable
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain_interceptors import tool_claim, tool_invocation
@@ -400,7 +400,7 @@ def _tool_step(agent: AgentCall | None, call: Mapping[str, Any]) -> Iterator[Non
         return
     step, outcome = agent.run.step_began("tool", str(call.get("name", ""))), "failed"
     try:
-        with placed(replace(current_place.get(), step=step)):
+        with during(current_place, replace(current_place.get(), step=step)):
             yield
         outcome = "done"
     except GraphBubbleUp:  # an interrupt, a command for the graph around

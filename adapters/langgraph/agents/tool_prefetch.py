@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import Context, ContextVar
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 from uuid import uuid4
@@ -32,7 +32,7 @@ from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.call_limits import inside_early
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.context import CallPlace, current_place, current_run
+from teola_plugin.runtime.context import CallPlace, current_place, current_run, during
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims import langchain as shims
@@ -215,17 +215,6 @@ class ToolClaim:
             self.prefetch.is_claimed = True
             await self.prefetch.events.areport(var_child_runnable_config.get() or {})
         return outcomes[0].get()
-
-
-@contextlib.contextmanager
-def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Give a context variable this value in the body."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
-            variable.reset(token)
 
 
 # ------------------------------------------------------------ what a prefetch lacks

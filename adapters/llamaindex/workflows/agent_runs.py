@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, wait_
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_place, placed
+from teola_plugin.runtime.context import current_place, during
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.copies import sharing, with_steps_of
 from teola_plugin.shims.llamaindex.workflows import runs_any_workflow
@@ -60,7 +60,7 @@ class AgentRun:
         """Trace the body as a step of the query: a `node` for a turn of an agent, a `tool` for a call of one."""
         step, outcome = self.run.step_began(kind, name), "failed"
         try:
-            with placed(replace(current_place.get(), step=step)):
+            with during(current_place, replace(current_place.get(), step=step)):
                 yield
             outcome = "done"
         except Exception as error:
@@ -78,14 +78,9 @@ _tools: ContextVar[list[Any] | None] = ContextVar("teola_agent_tools", default=N
 """The tools of the turn that the running code takes."""
 
 
-@contextmanager
-def in_agent_run(run: AgentRun | None) -> Iterator[None]:
-    """Let the calls that start in the body belong to this run, and not to another agent's around it."""
-    token = _current.set(run)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def in_agent_run(run: AgentRun | None) -> AbstractContextManager[None]:
+    """Return a context whose calls belong to this run, and not to another agent's around it."""
+    return during(_current, run)
 
 
 def is_agent(workflow: Any) -> bool:
@@ -132,12 +127,8 @@ def run_agent_step(original: Any) -> Callable[..., Any]:
         run.turn_begins()
         ctx, setup = _first_of_type(Context, args, kwargs), _first_of_type(AgentSetup, args, kwargs)
         turn: list[Any] = []
-        token = _tools.set(turn)
-        try:
-            with run.step("node", getattr(setup, "current_agent_name", "")):
-                output = await original.run_agent_step(self, *args, **kwargs)
-        finally:
-            _tools.reset(token)
+        with during(_tools, turn), run.step("node", getattr(setup, "current_agent_name", "")):
+            output = await original.run_agent_step(self, *args, **kwargs)
         if isinstance(output, AgentOutput) and ctx is not None and setup is not None:
             await run.turn_ended(_answering_agent(self, output), ctx, setup, turn, output)
         return output
