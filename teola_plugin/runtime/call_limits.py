@@ -1,6 +1,7 @@
-"""How many calls may be under way at once: of one object, of one query. Only early calls are held back by it.
+"""Limits of calls that are under way at once: of one object, or of one query. They hold back prefetched calls only.
 
-A plain call waits for early calls and never for another plain one: what the framework runs in parallel stays so.
+A call of the original waits for prefetched calls and never for another one of the original: what the framework runs in
+parallel stays so.
 """
 
 from __future__ import annotations
@@ -20,48 +21,52 @@ _lock = ForkedLock()
 
 
 inside_early: ContextVar[bool] = ContextVar("teola_inside_early", default=False)
-"""Set in the context of an early call: what it calls in turn must not wait for itself."""
+"""Set in the context of a prefetched call: what it calls in turn must not wait for itself."""
 
 
 class ConcurrencyLimit:
-    """At most `limit` calls at once where early ones are among them."""
+    """A limit that allows at most `limit` calls at once if prefetched ones are among them."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.plain = 0
-        self.early = 0
+        self.original_calls = 0
+        self.prefetched_calls = 0
         self.waiting: list[Permit] = []
         tell_of_forks(self)
 
     def forked(self) -> None:
-        """In a child process, whose parent's calls do not end here."""
-        self.plain = self.early = 0
+        """Start anew in a child process, where the parent's calls do not end."""
+        self.original_calls = self.prefetched_calls = 0
         self.waiting = []
 
-    def is_open(self, *, early: bool) -> bool:
-        return self.plain + self.early < self.limit or (not early and not self.early)
+    def is_open(self, *, is_prefetch: bool) -> bool:
+        """Return True if another call may begin."""
+        if self.original_calls + self.prefetched_calls < self.limit:
+            return True
+        return not is_prefetch and not self.prefetched_calls
 
-    def count(self, change: int, *, early: bool) -> None:
-        if early:
-            self.early = max(0, self.early + change)
+    def count(self, change: int, *, is_prefetch: bool) -> None:
+        """Count a call that begins (1) or ends (-1)."""
+        if is_prefetch:
+            self.prefetched_calls = max(0, self.prefetched_calls + change)
         else:
-            self.plain = max(0, self.plain + change)
+            self.original_calls = max(0, self.original_calls + change)
 
 
 class Permit:
-    """Leave to call, by all of some limits at once: `with` blocks until it is granted, `async with` waits."""
+    """The leave to call, by all of some limits at once: `with` blocks until it is granted, `async with` waits."""
 
-    def __init__(self, limits: Sequence[ConcurrencyLimit], *, early: bool) -> None:
-        self._limits = () if inside_early.get() and not early else limits
-        self._early = early
+    def __init__(self, limits: Sequence[ConcurrencyLimit], *, is_prefetch: bool) -> None:
+        self._limits = () if inside_early.get() and not is_prefetch else limits
+        self._is_prefetch = is_prefetch
         self._granted = False
         self._wake: Callable[[], Any] = bool
 
     def _try(self) -> bool:
-        if not all(limit.is_open(early=self._early) for limit in self._limits):
+        if not all(limit.is_open(is_prefetch=self._is_prefetch) for limit in self._limits):
             return False
         for limit in self._limits:
-            limit.count(1, early=self._early)
+            limit.count(1, is_prefetch=self._is_prefetch)
             if self in limit.waiting:
                 limit.waiting.remove(self)
         self._granted = True
@@ -80,11 +85,11 @@ class Permit:
         with _lock.here:
             for limit in self._limits:
                 if self._granted:
-                    limit.count(-1, early=self._early)
+                    limit.count(-1, is_prefetch=self._is_prefetch)
                 elif self in limit.waiting:
                     limit.waiting.remove(self)
             waiting = dict.fromkeys(other for limit in self._limits for other in limit.waiting)
-            admitted = [other for other in sorted(waiting, key=lambda other: other._early) if other._try()]
+            admitted = [other for other in sorted(waiting, key=lambda other: other._is_prefetch) if other._try()]
         for other in admitted:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 other._wake()
@@ -121,11 +126,10 @@ _of_objects: dict[int, tuple[ref[Any], ConcurrencyLimit]] = {}
 
 
 def limit_of(obj: object) -> ConcurrencyLimit:
-    """The limit of an object that takes one call at a time, the same for all chains that hold it."""
+    """Return the limit of an object that takes one call at a time, the same for all chains that hold it."""
     key = id(obj)
     with _lock.here:
-        known = _of_objects.get(key)
-        if known is not None and known[0]() is obj:
-            return known[1]
-        made = _of_objects[key] = (ref(obj, lambda gone: _of_objects.pop(key, None)), ConcurrencyLimit(1))
-    return made[1]
+        entry = _of_objects.get(key)
+        if entry is None or entry[0]() is not obj:
+            entry = _of_objects[key] = (ref(obj, lambda _: _of_objects.pop(key, None)), ConcurrencyLimit(1))
+    return entry[1]

@@ -33,7 +33,7 @@ class Caller(Enum):
 
 
 class ClaimRule(Enum):
-    """How often an entry may be claimed within its query."""
+    """The rule that says how often an entry may be claimed within its query."""
 
     PURE = "pure"
     """Any number of times: embedding, reranking, a search at a version."""
@@ -81,7 +81,7 @@ _NO_CALLERS: frozenset[Caller] = frozenset()
 
 @dataclass(slots=True, eq=False)
 class Claims:
-    """Who made an entry, who has claimed it, and who may do so."""
+    """The claims to one entry: who made it, who has claimed it, and who may do so."""
 
     rule: ClaimRule = ClaimRule.ALONE
     made_by: Caller = Caller.ORIGINAL

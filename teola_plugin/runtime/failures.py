@@ -1,4 +1,4 @@
-"""How failures are told: which query, which primitive, what next."""
+"""Errors that say which query and which primitive failed, and what to do next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teola_plugin.scheduling.graph_events import End
 
 
 def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | None:
-    """What the caller of a query that ended this way gets to see; None when it ended well."""
+    """Return the error that the caller of a query gets when it ended this way; None when it ended well."""
     if order.outcome == "timeout":
         return QueryTimeout(
             f"query {run.id} did not end before its deadline.",
@@ -37,7 +37,7 @@ def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | Non
 
 
 def too_large(kind: PrimitiveKind, size: float, limit: int, engine: str, instance: str = "") -> RequestTooLarge:
-    """A request takes `size` slots of an engine that can take `limit`."""
+    """Return the error of a request that takes `size` slots of an engine that can take `limit`."""
     return RequestTooLarge(
         f"a {kind.value} request takes {size} slots of engine {engine!r}, which can take {limit} at most.",
         engine=engine,
@@ -47,23 +47,23 @@ def too_large(kind: PrimitiveKind, size: float, limit: int, engine: str, instanc
 
 
 def own(error: BaseException) -> BaseException:
-    """An error object of one's own: what befalls a batch befalls many queries, and each is told of itself."""
+    """Return a copy of an error of ours: a batch fails for many queries, and each gets an error object of its own."""
     if not isinstance(error, TeolaError):
         return error
-    made = copy.copy(error)
-    made.__cause__, made.__context__ = error.__cause__, error.__context__
-    made.__suppress_context__ = error.__suppress_context__
-    return made.with_traceback(error.__traceback__)
+    copied = copy.copy(error)
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)
 
 
 def located(error: BaseException, entry: EngineRequest) -> BaseException:
-    """An engine's error, saying which query and primitive it hit: a copy, if it does not say so already."""
+    """Return an engine's error that says which query and primitive it hit: a copy, if it does not say so already."""
     if not isinstance(error, EngineError) or "primitive" in error.__dict__:
         return error
-    found = own(error)
-    assert isinstance(found, EngineError)
-    found.message += f" (query {entry.request.query}, primitive {entry.primitive})"
-    found.args = (found.message,)
-    found.__dict__["primitive"] = entry.primitive
-    found.__dict__["query_id"] = entry.request.query
-    return found
+    copied = own(error)
+    assert isinstance(copied, EngineError)
+    copied.message += f" (query {entry.request.query}, primitive {entry.primitive})"
+    copied.args = (copied.message,)
+    copied.__dict__["primitive"] = entry.primitive
+    copied.__dict__["query_id"] = entry.request.query
+    return copied

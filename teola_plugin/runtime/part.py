@@ -1,4 +1,4 @@
-"""A part of a live query that begins later than the query, with an e-graph of its own."""
+"""Parts of a live query: they begin later than the query, and have e-graphs of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teola_plugin.scheduling.objectives import in_gang
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What begins, and where it stands in the whole query."""
+    """A part that begins, and where it stands in the whole query."""
 
     name: str
     """It leads the ids of the part's primitives."""
@@ -37,11 +37,11 @@ class Part:
 
     @property
     def stored(self) -> str:
-        """Where its input lies."""
+        """Return the name under which the query's store has the input."""
         return f"${self.name}"
 
     def asks(self, since: int, at: float = 0.0) -> AskingPart:
-        """As a party to works, from this time and the plain object's call of that number on."""
+        """Return the part as one that makes requests, from this time and this call of the original on."""
         alone = PlannerGraph(self.name, self.name, self.lookahead, since)
         return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone, at)
 
@@ -61,7 +61,10 @@ class HeldPart:
     over: bool = False
 
     def begins(self, *, foreseen: bool) -> bool:
-        """Whether it begins now: a call was made at its place, or none for some time. On the pool's loop."""
+        """Return True if the part begins now: a call was made at its place, or none for some time.
+
+        Called on the pool's loop.
+        """
         if self.begun or self.over or (self.covered and foreseen):
             return False
         self.begun = True

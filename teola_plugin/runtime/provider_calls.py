@@ -94,14 +94,14 @@ class ProviderCallTable:
         """Return True if a call with this key was made, or is expected, and can be shared."""
         return self._claims.has(key)
 
-    def make_again(self, lost: ProviderCall, caller: Caller) -> ProviderCall:
+    def make_again(self, failed: ProviderCall, caller: Caller) -> ProviderCall:
         """Return a new call that `caller` makes in place of one whose result it cannot have."""
-        call = ProviderCall(lost.key, Claims(lost.claims.rule, caller), CallProgress.RUNNING)
-        call.report = lost.report
-        self._claims.add(lost.key, call, caller)
+        call = ProviderCall(failed.key, Claims(failed.claims.rule, caller), CallProgress.RUNNING)
+        call.report = failed.report
+        self._claims.add(failed.key, call, caller)
         return call
 
-    def ended(self, call: ProviderCall) -> None:
+    def note_end(self, call: ProviderCall) -> None:
         """Note when a call ended, for the trace."""
         if call.report is not None:
             call.report.ended = self._now()
@@ -110,7 +110,7 @@ class ProviderCallTable:
         """Return the leave to call an object. Where it takes one call at a time, the original waits for prefetched
         calls, and those wait for all others; what is called in turn waits for nobody."""
         limits = self._limits(target) if executing.get() is None else ()
-        return Permit(limits, early=caller is Caller.PLANNER)
+        return Permit(limits, is_prefetch=caller is Caller.PLANNER)
 
     @contextmanager
     def waiting(self, caller: Caller, call: ProviderCall) -> Iterator[None]:
@@ -258,9 +258,9 @@ class CallScope:
                 value = invocation.start(self._recorder(call))
             value = self._shared(call, invocation, value)
         except BaseException as error:
-            self._failed(call, error)
+            self._fail(call, error)
             raise
-        self._ended(call)
+        self._end(call)
         return _only([value])
 
     async def aresult(self, invocation: Invocation) -> Any:
@@ -293,9 +293,9 @@ class CallScope:
                 value = await invocation.start(self._recorder(call))
             value = self._shared(call, invocation, value)
         except BaseException as error:
-            self._failed(call, error)
+            self._fail(call, error)
             raise
-        self._ended(call)
+        self._end(call)
         return _only([value])
 
     def _results(self, call: ProviderCall, invocation: Invocation) -> Iterator[Any]:
@@ -314,11 +314,11 @@ class CallScope:
                 if value is not _END:
                     yield value
         except BaseException as error:
-            self._failed(call, error)
+            self._fail(call, error)
             if steps is not None and hasattr(steps, "close"):
                 steps.close()
             raise
-        self._ended(call)
+        self._end(call)
 
     async def aitems(self, invocation: Invocation) -> AsyncIterator[Any]:
         """`items` for async methods."""
@@ -368,11 +368,11 @@ class CallScope:
                 if value is not _END:
                     yield value
         except BaseException as error:
-            self._failed(call, error)
+            self._fail(call, error)
             if steps is not None and hasattr(steps, "aclose"):
                 await steps.aclose()
             raise
-        self._ended(call)
+        self._end(call)
 
     def stream(self, invocation: Invocation) -> Any:
         """Return the generator of chunks that a provider method returns, once it has returned: it may raise before.
@@ -423,7 +423,7 @@ class CallScope:
     def _early_permit(self, invocation: Invocation) -> Permit:
         """Return the leave for a prefetch to make its call. It is given back if the call is made by another."""
         makes = self.caller is Caller.PLANNER and self.may_make and self.expected is None
-        return self.table.permit(self.caller, invocation.target) if makes else Permit((), early=True)
+        return self.table.permit(self.caller, invocation.target) if makes else Permit((), is_prefetch=True)
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
         is_early = self.caller is Caller.PLANNER
@@ -492,12 +492,12 @@ class CallScope:
         if not invocation.streams:
             call.withdraw()
 
-    def _failed(self, call: ProviderCall, error: BaseException) -> None:
-        self.table.ended(call)
+    def _fail(self, call: ProviderCall, error: BaseException) -> None:
+        self.table.note_end(call)
         call.end(error)
 
-    def _ended(self, call: ProviderCall) -> None:
-        self.table.ended(call)
+    def _end(self, call: ProviderCall) -> None:
+        self.table.note_end(call)
         call.end()
 
     def withdraw(self, run_id: Any) -> None:

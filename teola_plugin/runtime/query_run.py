@@ -30,7 +30,7 @@ FIRST_CALL = 0.005
 
 
 class Runtime(Protocol):
-    """What a query's handle needs of the runtime that the query lives in. To be called from any thread."""
+    """The runtime, as a query's handle needs it. Its methods may be called from any thread."""
 
     def begin_part(self, run: QueryRun, part: Part) -> None: ...
 
@@ -53,7 +53,7 @@ class Runtime(Protocol):
 
 @dataclass(slots=True, eq=False)
 class LivePrimitiveRun:
-    """A dispatched primitive: the works it waits for, the decodings its request also serves."""
+    """A dispatched primitive: the requests it waits for, and the decodings that its request also serves."""
 
     primitive: Primitive
     depth: int
@@ -62,7 +62,7 @@ class LivePrimitiveRun:
     entries: list[EngineRequest] = field(default_factory=list)
     group: GenerationGroup | None = None
     values: dict[str, Any] = field(default_factory=dict)
-    """What has ended, by request."""
+    """Values of the requests that have ended, by request id."""
     left: int = 0
     began: bool = False
 
@@ -79,12 +79,12 @@ class LivePrimitiveRun:
 
     @property
     def reads_items(self) -> bool:
-        """Whether items of its stream are acted on as they close."""
+        """True if items of its stream are acted on as they close."""
         return self.group is not None and self.group.lists
 
     @property
     def results(self) -> list[Any]:
-        """Of its works, in order."""
+        """The values of its requests, in order."""
         return [self.values[entry.request.id] for entry in self.entries]
 
 
@@ -108,7 +108,7 @@ class Guess:
 
 @dataclass(slots=True, eq=False)
 class QueryRun:
-    """What the adapters hold of a live query. `observe`, `call` and `close` may be used from any thread."""
+    """A live query, as adapters hold it. `observe`, `call` and `close` may be used from any thread."""
 
     runtime: Runtime
     """None (and never asked) for a call of no live query."""
@@ -191,19 +191,19 @@ class QueryRun:
 
     @property
     def late(self) -> QueryTimeout | None:
-        """What calls of the plain object get that come after the deadline: the query is over, the object goes on."""
+        """The error for calls of the original that come after the deadline: the query is over, the original goes on."""
         error = self.output.exception() if self.output.done() and not self.closed else None
         return error if isinstance(error, QueryTimeout) else None
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        found = self._part_of(primitive)
-        return self.calls if found is None else found.part.calls
+        part = self._part_of(primitive)
+        return self.calls if part is None else part.part.calls
 
     def graph_of(self, primitive: str) -> PlannerGraph:
         """The graph of the query that the primitive is of."""
-        found = self._part_of(primitive)
-        return OWN_GRAPH if found is None else found.graph_of(primitive)
+        part = self._part_of(primitive)
+        return OWN_GRAPH if part is None else part.graph_of(primitive)
 
     def form_of(self, primitive: str) -> AnswerForm:
         """Return the form in which the plain object will ask for the primitive's answer."""
@@ -212,17 +212,17 @@ class QueryRun:
 
     def step_of(self, primitive: str) -> int:
         """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
-        found = self._part_of(primitive)
-        return 0 if found is None else found.step_of(primitive)
+        part = self._part_of(primitive)
+        return 0 if part is None else part.step_of(primitive)
 
     def first_call_by(self, primitive: str) -> float:
-        """When code that a lookahead of the primitive's has begun with will have made its first call."""
-        found = self._part_of(primitive)
-        return found.began + FIRST_CALL if found is not None and found.part.lookahead else 0.0
+        """Return the time by which the code that a lookahead part began with will have made its first call."""
+        part = self._part_of(primitive)
+        return part.began + FIRST_CALL if part is not None and part.part.lookahead else 0.0
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether parts of it run ahead of code that is yet to come."""
+        """True if parts of it run ahead of code that is yet to come."""
         return any(live.part.lookahead for live in self.parts.values())
 
     def _part_of(self, primitive: str) -> AskingPart | None:
@@ -279,11 +279,11 @@ class QueryRun:
         return self.steps.began(kind, name, self.runtime.time(), parent or current_place.get().step, facts)
 
     def step_ended(self, step: OpenStep, outcome: str = "done", **facts: object) -> None:
-        """It ends, and more may be known of it. Once: what comes later is not heard."""
+        """Note that a step ends, and what more is known of it. Only the first call counts."""
         self.steps.ended(step, self.runtime.time(), outcome, facts)
 
     def over(self) -> None:
-        """The query has ended: what it held is let go."""
+        """Let everything go: the query has ended."""
         self.store.clear()
         held = (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts, self.causes, self.requests)
         for one in (*held, self.warmups, self.guesses):
@@ -294,21 +294,21 @@ class QueryRun:
         self.runtime.observe(self, primitive, value)
 
     def call(self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
-        """A call of the plain object: claims what the graph has asked for already, submits the rest."""
+        """Make a call of the original: claim what the graph has requested already, and request the rest."""
         return self.runtime.call(kind, engine, payloads, stream=stream, run=self)
 
     def close(self) -> None:
-        """The plain object has its answer, or gave up: whatever nobody claimed is dropped."""
+        """End the query: the original has its answer, or gave up. What nobody claimed is dropped."""
         self.runtime.close_run(self)
 
     def cancel(self) -> None:
-        """The caller gave up: the query ends cancelled."""
+        """Cancel the query: its caller gave up."""
         self.runtime.cancel_run(self)
 
 
 @dataclass(frozen=True, slots=True)
 class PartRun:
-    """What the adapters hold of a part of a live query that began later. May be used from any thread."""
+    """A part of a live query that began later, as adapters hold it. May be used from any thread."""
 
     whole: QueryRun
     name: str
@@ -343,7 +343,7 @@ class PartRun:
             self.whole.runtime.end_part(self.whole, self.name)
 
     def ends(self) -> bool:
-        """It will not begin any more. Whether it has."""
+        """Keep the part from beginning. Return True if it has begun."""
         if self.held is not None:
             self.held.over = True
         return self.begun

@@ -1,4 +1,4 @@
-"""Which warm-ups of a query were of use: those whose prefix a later prompt found in the cache because of them."""
+"""The use of a query's warm-ups: a later prompt found their prefix in the cache because of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 
 @dataclass(slots=True)
 class WarmedPrefix:
-    """One warm-up that has ended, and whether it was of use so far."""
+    """A warm-up that has ended, and whether it was of use so far."""
 
     primitive: str
     """As it is traced."""
@@ -26,7 +26,7 @@ class WarmedPrefix:
 
 
 def warmed(entry: EngineRequest, value: Any) -> WarmedPrefix | None:
-    """What a warm-up that has ended with this value has left in the cache."""
+    """Return what a warm-up that has ended with this value has left in the cache; None for another request."""
     payload = entry.request.payload
     if not isinstance(payload, Warmup) or not isinstance(value, Warmed):
         return None
@@ -34,23 +34,22 @@ def warmed(entry: EngineRequest, value: Any) -> WarmedPrefix | None:
 
 
 def note_use(warmups: Sequence[WarmedPrefix], entry: EngineRequest, value: Any, *, tells: bool | None) -> None:
-    """A generation has ended with this value: warm-ups of what its prompt began with were of use, if it found
-    them cached.
+    """Mark the warm-ups that were of use to a generation: it has ended, and found what its prompt begins with cached.
 
-    `tells`: whether its engine says how much it found; None where that is not known, and then only a number counts. Of
+    `tells`: True if its engine says how much it found; if None, that is not known, and then only a number counts. Among
     prefixes that grew, each is of use that added to what was found.
     """
     payload = entry.request.payload
     if not isinstance(payload, Generate) or not isinstance(value, Generation):
         return
-    mine = [one for one in warmups if one.engine == entry.engine]
-    if not mine:
+    candidates = [warmup for warmup in warmups if warmup.engine == entry.engine]
+    if not candidates:
         return
     text = payload.prompt.flat()
-    known = sorted((one for one in mine if text.startswith(one.text)), key=lambda one: one.tokens)
-    told = bool(value.cached_tokens) if tells is None else tells
-    before = 0
-    for one in known:
-        base = max(before, one.cached)
-        one.used |= (min(value.cached_tokens, one.tokens) if told else one.tokens) > base
-        before = max(before, one.tokens)
+    prefixes = sorted((warmup for warmup in candidates if text.startswith(warmup.text)), key=lambda one: one.tokens)
+    counts_cached = bool(value.cached_tokens) if tells is None else tells
+    longest = 0
+    for prefix in prefixes:
+        base = max(longest, prefix.cached)
+        prefix.used |= (min(value.cached_tokens, prefix.tokens) if counts_cached else prefix.tokens) > base
+        longest = max(longest, prefix.tokens)

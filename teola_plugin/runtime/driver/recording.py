@@ -1,4 +1,4 @@
-"""What the trace of a query says of its primitives: when they were queued, what they took, whether it was of use."""
+"""The trace of a query's primitives: when they were queued, what they took, whether it was of use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN_REQUESTS = 8
 
 
 class RunTrace:
-    """Hears what happens to the primitives of live queries, and writes it down with the time."""
+    """Writes down, with the time, what happens to the primitives of live queries."""
 
     def __init__(self, recorder: TraceRecorder, now: Callable[[], float]) -> None:
         self.recorder, self._now = recorder, now
@@ -28,8 +28,8 @@ class RunTrace:
     def queued(
         self, run: QueryRun, p: Primitive, depth: int = 0, payloads: Sequence[Any] | None = None, step: int = 0
     ) -> None:
-        """The primitive waits, with a request per payload; one that has none is one piece of work."""
-        shown = payloads[:SHOWN_REQUESTS] if self.recorder.details and payloads is not None else ()
+        """Note that a primitive waits, with a request per payload; without payloads it counts as one."""
+        details = payloads[:SHOWN_REQUESTS] if self.recorder.details and payloads is not None else ()
         self.recorder.queued(
             run.id,
             p.id,
@@ -41,27 +41,29 @@ class RunTrace:
             size=1 if payloads is None else len(payloads),
             tentative=p.tentative,
             parents=Graph.edges_into(p),
-            detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(shown)),
+            detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(details)),
             step=step or run.step_of(p.id),
             cause=run.causes.pop(p.id, ""),
         )
 
-    def asked(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> None:
-        """The primitive has its works. Where another part, or the plain object, has asked for all of them before, it is
-        shown as what that has asked for."""
+    def requested(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> None:
+        """Note that a primitive has its requests.
+
+        If another part, or the original, has made all of them before, it is shown as the primitive that made them.
+        """
         p, graph = live.primitive, run.graph_of(live.primitive.id)
-        known = [
-            w.primitive
-            for w in live.entries
-            if w.claims.made_by is Caller.ORIGINAL or run.graph_of(w.primitive) is not graph
+        makers = [
+            entry.primitive
+            for entry in live.entries
+            if entry.claims.made_by is Caller.ORIGINAL or run.graph_of(entry.primitive) is not graph
         ]
-        adopted = known and len(known) == len(live.entries)
+        is_adopted = makers and len(makers) == len(live.entries)
         kind = p.kind.name if live.entries and live.entries[-1].claims.made_by is Caller.ORIGINAL else ""
-        if not (adopted and self.recorder.same(run.id, p.id, known[-1], kind=kind)):
+        if not (is_adopted and self.recorder.same(run.id, p.id, makers[-1], kind=kind)):
             self.queued(run, p, live.depth, payloads)
 
     def called(self, run: QueryRun, name: str, entries: Sequence[EngineRequest], depth: int, step: int = 0) -> None:
-        """The plain object calls, and no graph knows of it."""
+        """Note a call of the original that no graph knows of."""
         request, engine = entries[0].request, entries[0].engine
         kind = GENERATION if isinstance(request.payload, Generate) else request.kind.name
         self.recorder.queued(
@@ -69,7 +71,7 @@ class RunTrace:
         )
 
     def guessed(self, run: QueryRun, p: Primitive, payload: Any) -> None:
-        """An answer begins on a guess: a call of nobody's."""
+        """Note an answer that begins on a guess: a call of nobody's."""
         detail = (("request 0", str(payload)),) if self.recorder.details else ()
         self.recorder.queued(
             run.id,
@@ -85,13 +87,13 @@ class RunTrace:
         )
 
     def guess_ended(self, run: QueryRun, guess: Guess, outcome: str, value: Any = None) -> None:
-        """Nobody came for it (`wasted`), or somebody did (`claimed`)."""
+        """Note the end of a guess that nobody came for (`wasted`), or somebody did (`claimed`)."""
         read = value.prompt_tokens if isinstance(value, Generation) else value.tokens if value is not None else 0
         self.recorder.done(run.id, guess.primitive, self._now(), outcome=outcome, tokens=read)
         self.recorder.wrote(run.id, guess.primitive, guess.tokens)
 
     def at_step(self, run: QueryRun, entry: EngineRequest, step: int) -> None:
-        """A step of the plain object has claimed it: now it is known what its primitives are for."""
+        """Note the step of the original that has claimed a request: it is the one that its primitives are for."""
         for name in {entry.primitive, *run.waiters.get(entry.request.id, ())}:
             self.recorder.at_step(run.id, name, step)
             live = run.primitives.get(name)
@@ -116,7 +118,7 @@ class RunTrace:
         self.recorder.done(run.id, name, self._now() if at is None else at, outcome=outcome)
 
     def began_decoding(self, run: QueryRun, live: LivePrimitiveRun, p: Primitive) -> None:
-        """A decoding begins within its request; that of an adopted request may have a span already."""
+        """Note that a decoding begins within its request. That of an adopted request may have a span already."""
         for name in dict.fromkeys(entry.primitive for entry in live.entries):
             first = run.primitives.get(name)
             if first is None or first is live or first.group is None:
@@ -130,7 +132,7 @@ class RunTrace:
     def ended(
         self, run: QueryRun, name: str, values: Sequence[Any], *, decoding: bool = False, failed: bool = False
     ) -> None:
-        """Its requests have ended; a generation's prompt belongs to the prefilling, its text to the decoding."""
+        """Note that requests have ended. A generation's prompt belongs to the prefilling, its text to the decoding."""
         tokens = cached = 0
         for value in values:
             if isinstance(value, Generation):
@@ -145,20 +147,21 @@ class RunTrace:
             self._verified(run, name, values)
 
     def _verified(self, run: QueryRun, name: str, values: Sequence[Any]) -> None:
-        made = [value for value in values if isinstance(value, Generation) and value.drafted]
-        if made:
-            drafted, accepted = sum(value.drafted for value in made), sum(value.accepted for value in made)
+        drafted_values = [value for value in values if isinstance(value, Generation) and value.drafted]
+        if drafted_values:
+            drafted = sum(value.drafted for value in drafted_values)
+            accepted = sum(value.accepted for value in drafted_values)
             self.recorder.verified(run.id, name, drafted, accepted)
 
     def generated(self, run: QueryRun, live: LivePrimitiveRun, values: Sequence[Any]) -> None:
-        """Generations have ended: where nobody has heard when their texts began, each is one span."""
+        """Note that generations have ended. If nobody has heard when their texts began, each is one span."""
         if live.group is not None and all(map(_began_unheard, live.entries, values)):
             names = [member.id for member in live.group.members]
-            whole = live.primitive.id.removesuffix(".prefilling")
-            self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=whole)
+            component = live.primitive.id.removesuffix(".prefilling")
+            self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=component)
 
     def called_ended(self, run: QueryRun, entry: EngineRequest, value: Any, *, failed: bool) -> None:
-        """A request has ended that no primitive of the graph waits for: a call of the plain object."""
+        """Note the end of a request that no primitive of the graph waits for: a call of the original."""
         self.ended(run, entry.primitive, [value], failed=failed)
         self.recorder.goes_on(run.id, entry.primitive, self._now())
         if isinstance(value, Generation):
@@ -168,25 +171,25 @@ class RunTrace:
                 self.recorder.merge(run.id, entry.primitive, (), kind=GENERATION)
 
     def request_ended(self, run: QueryRun, entry: EngineRequest, value: Any, tells: bool | None) -> None:
-        """A warm-up, or a prompt that may have found one. `tells`: see `note_use`."""
-        known = warmed(entry, value)
-        if known is not None:
-            run.warmups.append(known)
+        """Note the end of a warm-up, or of a prompt that may have found one. `tells`: see `note_use`."""
+        prefix = warmed(entry, value)
+        if prefix is not None:
+            run.warmups.append(prefix)
         elif run.warmups:
             note_use(run.warmups, entry, value, tells=tells)
 
     def answered(self, run: QueryRun, wait: OpenWait, entries: Sequence[EngineRequest]) -> None:
-        """A call of the plain object has its values, made for it or claimed."""
+        """Note that a call of the original has its values, made for it or claimed."""
         names: list[str] = []
-        asked = dict.fromkeys(entry.primitive for entry in entries)
-        for name in (name for primitive in asked for name in self.recorder.names(run.id, primitive)):
+        primitives = dict.fromkeys(entry.primitive for entry in entries)
+        for name in (name for primitive in primitives for name in self.recorder.names(run.id, primitive)):
             live = run.primitives.get(name)
             members = live.group.members if live is not None and live.group is not None else ()
             names += (name, *(member.id for member in members))
         wait.answered, wait.spans = self._now(), tuple(dict.fromkeys(names))
 
     def finish(self, run: QueryRun, outcome: str) -> QueryTrace | None:
-        """The query ended."""
+        """End the trace of a query and return it."""
         for one in run.warmups:
             self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
         own = {id(call): self._own(run, call, number) for number, call in enumerate(run.waits.own, start=1)}
@@ -198,13 +201,13 @@ class RunTrace:
         return self.recorder.finish(run.id, now, outcome=outcome, steps=run.steps, waits=waits if run.ahead else None)
 
     def _served(self, run: QueryRun, wait: Wait, *, used: bool) -> None:
-        """An engine has done the work of the user's own object: that one's span is code around it."""
+        """Show the user's own object as the code around the engine that has served its call."""
         self.recorder.merge(run.id, wait.within, (), kind="CALL", engine="")
         for name in wait.spans if not used else ():
             self.recorder.settle(run.id, name, "wasted")
 
     def _own(self, run: QueryRun, call: OwnCall, number: int) -> str:
-        """The name of the span of a call of the user's own object: that of the plan, if one has asked for it."""
+        """Return the name of the span of a provider call: that of the plan, if the plan has requested it."""
         names = [name for request in call.requests if (name := run.requests.get(request))] or _asked_for(run, call)
         if not names:
             if call.began is None or not call.used:
@@ -220,11 +223,11 @@ class RunTrace:
         return names[0]
 
     def settled(self, run: QueryRun, entry: EngineRequest) -> None:
-        """What came of work that nobody claimed: other primitives, or the plain object, may have gone on from it."""
+        """Note what came of a request that nobody claimed: other primitives, or the original, may have used it."""
         self.recorder.settle(run.id, entry.primitive, _fate(run, entry))
 
     def used(self, run: QueryRun, name: str) -> None:
-        """A part is over, and what was made for it is of use to others."""
+        """Note that others use what was made for a part that is over."""
         self.recorder.settle(run.id, name, "done")
 
 
@@ -236,7 +239,7 @@ def _fate(run: QueryRun, entry: EngineRequest) -> str:
 
 
 def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
-    """The primitives that were to ask for a call of the plain object, and had not come to it by the end."""
+    """Return the primitives that were to request a call of the original, and had not come to it by the end."""
     if call.asked_by is None or not call.used:
         return []
     entries = (entry for live in run.primitives.values() for entry in live.entries if entry.engine == call.engine)
@@ -246,11 +249,12 @@ def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
 
 
 def _began_unheard(entry: EngineRequest, value: Any) -> bool:
-    """Whether its text came in one piece, or in none, though it has several tokens."""
+    """Return True if a text of several tokens came in one piece, or in none."""
     if not entry.stream.piece_count or not isinstance(value, Generation):
         return not entry.stream.piece_count
-    whole = entry.stream.first_characters == len(value.text) or entry.stream.first_tokens == value.completion_tokens
-    return entry.stream.piece_count == 1 and value.completion_tokens > 1 and whole
+    stream = entry.stream
+    is_whole = stream.first_characters == len(value.text) or stream.first_tokens == value.completion_tokens
+    return stream.piece_count == 1 and value.completion_tokens > 1 and is_whole
 
 
 def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:

@@ -125,7 +125,7 @@ class RequestDriver:
         if p.prefills:
             live.group = GenerationGroup(p, order.group)
         new = self._join_all(run, live, payloads, drafts)
-        self._driver.trace.asked(run, live, payloads)
+        self._driver.trace.requested(run, live, payloads)
         self.stream_output(run)
         self._catch_up(run, live, new)
         if new:
@@ -268,10 +268,10 @@ class RequestDriver:
 
     def request_key_of(self, port: Port, tenant: str, payload: Any) -> RequestKey | None:
         """Return the key of a request to an engine. May be called from any thread."""
-        known = self._fingerprints.get(port.name)
-        if known is None:
-            known = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
-        return request_key(known, tenant, payload)
+        engine = self._fingerprints.get(port.name)
+        if engine is None:
+            engine = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
+        return request_key(engine, tenant, payload)
 
     def _search_key(self, run: QueryRun, port: Port, payload: Any, key: RequestKey | None) -> RequestKey | None:
         """Return the key under which the planner requests a search.
@@ -407,12 +407,12 @@ class RequestDriver:
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """Note that a method of an engine was called, which may have deleted something."""
-        if self.writes.administered(engine, method, args):
+        if self.writes.note_call(engine, method, args):
             self.table.drop_writes(engine, args[0])
 
     def request_ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         """End a request with its value or an error, for the primitives and calls that wait for it."""
-        self.writes.ended(entry.engine, entry.request.payload)
+        self.writes.note_end(entry.engine, entry.request.payload)
         run = self._driver.runs.get(entry.request.query)
         if entry.guess_role is GuessRole.UNCLAIMED and run is not None:
             self.guesses.ended(run, entry, value, error)

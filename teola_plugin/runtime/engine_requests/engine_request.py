@@ -37,7 +37,7 @@ class RequestState(Enum):
 
 
 class GuessRole(Enum):
-    """What a request has to do with an answer that was begun on a guess at its prompt."""
+    """The part that a request plays in an answer that was begun on a guess at its prompt."""
 
     NONE = "none"
     UNCLAIMED = "unclaimed"
@@ -52,7 +52,7 @@ class GuessRole(Enum):
 
 @dataclass(slots=True)
 class SearchCheck:
-    """What tells whether the result of a search is still true when it is claimed."""
+    """The facts that tell whether the result of a search is still true when it is claimed."""
 
     version: Version | None = None
     """Version of the collection, in the search's own snapshot."""

@@ -10,23 +10,23 @@ from teola_plugin.requests.payloads import IngestRow, SearchVector
 
 
 class Writes:
-    """What this process has written: ingestions and deletions by engine and collection."""
+    """The numbers of writes of this process, ingestions and deletions, by engine and collection."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def ended(self, engine: str, payload: Any) -> None:
-        """A request has ended, well or not."""
+    def note_end(self, engine: str, payload: Any) -> None:
+        """Count a request that has ended, well or not."""
         if isinstance(payload, IngestRow):
             self._counts[engine, payload.collection] += 1
 
-    def administered(self, engine: str, method: str, args: Sequence[Any]) -> bool:
-        """A method of the engine was called, with the collection first. Whether it may have written."""
+    def note_call(self, engine: str, method: str, args: Sequence[Any]) -> bool:
+        """Count a call of an engine's method, with the collection first. Return True if it may have written."""
         writes = method.startswith(("delete", "forget")) and bool(args) and isinstance(args[0], str)
         if writes:
             self._counts[engine, args[0]] += 1
         return writes
 
     def version(self, engine: str, payload: Any) -> int:
-        """Of the collection that a search is for; -1 for any other request."""
+        """Return the number of writes to the collection of a search; -1 for any other request."""
         return self._counts[engine, payload.collection] if isinstance(payload, SearchVector) else -1

@@ -418,7 +418,7 @@ def test_a_prefetch_of_an_object_that_takes_one_call_at_a_time_waits_and_blocks_
     for thread in threads:
         thread.join(5)
     assert results == [["answer"], ["answer"]]
-    assert (provider.calls, limit.plain, limit.early) == (1, 0, 0)
+    assert (provider.calls, limit.original_calls, limit.prefetched_calls) == (1, 0, 0)
 
 
 # ------------------------------------------------------------ methods that return a stream
