@@ -71,7 +71,7 @@ def accelerate(
             an `IngestionPipeline` or a `VectorStoreIndex`.
         pool: the engines; by default the pool of the pool-backed objects found in `obj`.
         bind: your own models or embeddings, and the pool engine that serves each of them; a list of pairs where an
-            object cannot be a key.
+            object cannot be a key. LangChain: also a class, for all objects of it.
         passes: passes to use instead of the pool's; `()` for none.
         speculate: `auto` (work on predictions on pool engines), `all` (also on your own models), `off`.
         app: a name under which queries are scheduled and traced.
@@ -118,7 +118,7 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
     """See `EnginePool.bound`."""
     homes = [cls.__module__.partition(".")[0] for cls in type(obj).__mro__]
     if any(home.startswith("langchain") for home in homes):
-        from teola_plugin.adapters.langchain.binding.bind import bound_object
+        from teola_plugin.adapters.langchain.binding.workers import bound_object
 
         return bound_object(obj, engine, pool)
     if any(home.startswith("llama_index") for home in homes):

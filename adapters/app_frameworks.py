@@ -50,7 +50,7 @@ def engine_specs(obj: Any) -> Iterable[tuple[Any, SpecOrReason]]:
         from teola_plugin.adapters.llamaindex.binding import rules as llamaindex
 
         return [(one, llamaindex.engine_for(one, starts_engines=False)) for one in llamaindex.models_in(obj)]
-    from teola_plugin.adapters.langchain.binding import serve as langchain
+    from teola_plugin.adapters.langchain.binding import rules as langchain
 
     nodes = getattr(obj, "nodes", None)
     parts = [node.bound for node in nodes.values()] if isinstance(nodes, dict) else obj

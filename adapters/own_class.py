@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from teola_plugin.adapters.routing import ROUTE, EngineRoute
-
-ServedBy = EngineRoute
 
 _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
 
@@ -18,26 +16,25 @@ _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
 def subclass_of(
     own: type,
     base: type,
-    served_by: ServedBy | None = None,
+    route: EngineRoute | Literal[False] | None = None,
     slots: tuple[str, ...] = (),
     members: Callable[[], Mapping[str, Any]] = dict,
 ) -> Any:
     """Create a subclass of `own`, with the mixin `base` before it and with its name, which traces and events show.
 
-    With `served_by` it has the attribute `__teola_served_by__`: whatever creates another object of the class gets a
-    served one. `members` returns what else is in its namespace, the same for equal other arguments.
+    `route` is its attribute `ROUTE`: whatever creates another object of the class gets one with that route. `members`
+    returns what else is in its namespace, the same for equal other arguments.
     """
     # Classes keep what their keys name by number.
-    key = (own, base, slots, *((id(served_by.pool), served_by.engine) if served_by else ()))
+    key = (own, base, slots, route and (id(route.pool), route.engine))
     subclass: Any = _classes.get(key)
     if subclass is None:
         namespace: dict[str, Any] = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
         if slots:
             namespace["__slots__"] = slots
         subclass = type(own)(own.__name__, (base, own), {**namespace, **members()})
-        if served_by is not None:
-            subclass.__teola_served_by__ = served_by
-            setattr(subclass, ROUTE, served_by)
+        if route is not None:
+            setattr(subclass, ROUTE, route)
         if generic := getattr(own, "__pydantic_generic_metadata__", None):
             # LangChain names objects of a generic class after its origin, and pydantic compares objects of one origin.
             subclass.__pydantic_generic_metadata__ = {**generic, "origin": generic["origin"] or own}

@@ -295,11 +295,11 @@ class EnginePool:
         )
 
     def bound(self, obj: Any, engine: str) -> Any:
-        """The user's own model, embeddings or cross encoder, its work done by `engine`: to put where the object stood.
+        """Return your own model, embeddings or cross encoder with its work done by `engine` wherever it is called.
 
-        For code that `accelerate(..., bind=)` does not reach, and for use outside of accelerated objects. The object is
-        left as it is; what is returned is of a subclass of its own class. In LlamaIndex it shares the object's state.
-        Whether and how an engine serves it, and what it answers, is as with `bind=`, and so are the refusals.
+        For use outside of accelerated objects, too. What is returned is of a subclass of the object's class and shares
+        the object's state. Whether and how an engine serves it, and what it answers, is as with `bind=`, and so are the
+        refusals. In LangChain it does its work itself after `teola_plugin.uninstall()`.
         Raises `RegistrationError` for what cannot be served faithfully.
         """
         # What knows the frameworks lies above this module, and is imported only when somebody has an object of theirs.

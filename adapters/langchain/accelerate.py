@@ -17,8 +17,8 @@ from langchain_core.tools import BaseTool
 
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCalls, accelerated_object, calls_of
-from teola_plugin.adapters.langchain.binding.bind import bound, bound_object
-from teola_plugin.adapters.langchain.binding.serve import with_serving
+from teola_plugin.adapters.langchain.binding.rules import routing_of
+from teola_plugin.adapters.langchain.binding.workers import bound_object
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langchain.parts import with_parts
 from teola_plugin.adapters.langchain.pools import the_pool_of
@@ -26,6 +26,7 @@ from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, has_mapp
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot
+from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.tracer.draft import TraceResult
@@ -62,11 +63,14 @@ def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> Accelerat
     """Plan a Runnable. Raises `RegistrationError` and `TraceError` for what the user has to know."""
     accelerate_copy = partial(accelerate_runnable, options=options, graphs=graphs)
     renew = partial(_renewed, options=replace(options, strict=False), graphs=graphs)
-    options, serving = with_serving(runnable, replace(options, pool=options.pool or the_pool_of(runnable)))
-    fast = Planner(options.inside(), graphs).planned(runnable, _serve_bound_objects(runnable, options))
+    options = replace(options, pool=options.pool or the_pool_of(runnable))
+    options, rules, serving = routing_of(runnable, options)
+    with under_routing(rules):
+        fast = Planner(options.inside(), graphs).planned(runnable, _on_engine(runnable, rules))
+    fast.routes_by(rules)
     fast.copied_by(accelerate_copy)
     fast.tells_of(serving)
-    if fast.chain is not runnable or fast.has_prefetch_plan:
+    if fast.chain is not runnable or fast.has_prefetch_plan or rules is not None:
         parts = [*_composites(runnable), *(obj for obj, _ in options.bind)]
         fast.renewed_by(renew, FieldSnapshot({id(part): part for part in parts}.values()))
     if options.shadow:
@@ -112,15 +116,10 @@ def _is_composite(node: Any) -> bool:
     return is_runnable and type(node).__module__.startswith("langchain")
 
 
-def _serve_bound_objects(runnable: Node, options: Options) -> Any:
-    """Put what is bound to engines in its place; a model that is bound itself keeps its class."""
-    bind, pool = options.bind, options.pool
-    served_runnable = bound(runnable, bind, pool, strict=options.strict)
-    if served_runnable is runnable or not isinstance(runnable, BaseLanguageModel):
-        return served_runnable
-    engine = next(engine for obj, engine in bind if obj is runnable)
-    assert pool is not None
-    return bound_object(runnable, engine, pool)
+def _on_engine(runnable: Node, rules: RoutingRules | None) -> Any:
+    """Return the Runnable; for a model that is routed itself, an object of a subclass that carries the route."""
+    route = None if rules is None or not isinstance(runnable, BaseLanguageModel) else rules.route(runnable)
+    return runnable if route is None else bound_object(runnable, route.engine, route.pool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from teola_plugin.adapters.langchain.started_calls import (
     streaming,
     under_rules,
 )
+from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
@@ -55,6 +57,7 @@ class Batches:
         _prefetch_plan: Any
         _chain: Runnable[Any, Any]
         _limit: ConcurrencyLimit | None
+        _routing: RoutingRules | None
 
         def _start(
             self,
@@ -97,6 +100,17 @@ class Batches:
             [self._start(value, one, kwargs, prefetching_entry, limit, streamed=False) for value, one in pairs]
         )
 
+    @contextlib.contextmanager
+    def _running(self, started: StartedBatch) -> Iterator[None]:
+        rules = self._rules(started.configs[0])
+        with (
+            under_rules(rules),
+            under_routing(self._routing),
+            closing(*started.tables),
+            streaming(*started.runs),
+        ):
+            yield
+
     def _of_all(self, configs: Sequence[RunnableConfig]) -> StartedCall:
         """Return the original's own batch, on the terms that its inputs have in common.
 
@@ -123,7 +137,7 @@ class Batches:
             with original.running(checked=False):
                 answers = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return _in_time(answers, original.deadline, return_exceptions)
-        with under_rules(self._rules(started.configs[0])), closing(*started.tables), streaming(*started.runs):
+        with self._running(started):
             answers = started.chain.batch(
                 inputs, started.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
             )
@@ -144,7 +158,7 @@ class Batches:
             with original.running(checked=False):
                 work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
                 return await _ain_time(work, original.deadline, len(inputs), return_exceptions)
-        with under_rules(self._rules(started.configs[0])), closing(*started.tables), streaming(*started.runs):
+        with self._running(started):
             arguments = {**self.kwargs, **kwargs}
             work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **arguments)
             return await _ain_time(work, started.deadline, len(inputs), return_exceptions)

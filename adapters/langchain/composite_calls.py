@@ -90,8 +90,6 @@ class Threads:
             return True
         if type(node) is VectorStoreRetriever:
             return self._store(node.vectorstore)
-        if getattr(type(node), "__teola_embeds_on_engine__", False):  # and searches its store by vector
-            return self.safety.is_named(node.vectorstore) or self.safety.allows(node.vectorstore, STORES)
         if is_pool_backed(node):
             return self._searches_engines(node)
         parts = composites.parts_of(node)

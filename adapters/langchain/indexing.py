@@ -21,6 +21,7 @@ from teola_plugin.adapters.snapshots import data_key
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Chunk
 from teola_plugin.shims.langchain import splitter_sizes
+from teola_plugin.tracer.langchain.classes import worker_of
 from teola_plugin.tracer.leaf import IndexingLeaf
 
 Documents = Document | str | Sequence[Document | str]
@@ -103,7 +104,7 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return track(steps, description=f"indexing into {self.store.collection}")
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> IndexingLeaf | None:
-        embedding = self.store.embeddings
+        embedding = worker_of(self.store.embeddings)
         if kwargs or self.progress or not isinstance(embedding, TeolaEmbeddings):
             return None
         if embedding.pool is not self.store.pool:

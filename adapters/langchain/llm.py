@@ -38,43 +38,53 @@ if TYPE_CHECKING:
 _PREFILLING = PrimitiveKind.PREFILLING
 
 
-class BatchesByQuery:
-    """Stands before LangChain's text models, which ask for all texts of a batch in one call."""
+def batch_by_query(
+    batch: Any,
+    model: Any,
+    inputs: list[Any],
+    config: RunnableConfig | list[RunnableConfig] | None = None,
+    *,
+    return_exceptions: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call `batch`, LangChain's method of text models, which asks for all texts in one call.
 
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Call one by one for several queries, or on several terms, so that each belongs to its own."""
-        one: Any = self
-        if not _are_of_one_query(get_config_list(config, len(inputs))):
-            return Runnable.batch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
-            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, no-any-return]
-
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[Any]:
-        one: Any = self
-        if not _are_of_one_query(get_config_list(config, len(inputs))):
-            return await Runnable.abatch(one, inputs, config, return_exceptions=return_exceptions, **kwargs)
-        with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
-            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[misc, no-any-return]
+    Call one by one for several queries, or on several terms, so that each belongs to its own.
+    """
+    if not _are_of_one_query(get_config_list(config, len(inputs))):
+        return Runnable.batch(model, inputs, config, return_exceptions=return_exceptions, **kwargs)
+    with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
+        return batch(model, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[no-any-return]
 
 
-class TeolaLLM(BatchesByQuery, ConfigScopedModel, EngineModel, BaseLLM):
+async def abatch_by_query(
+    abatch: Any,
+    model: Any,
+    inputs: list[Any],
+    config: RunnableConfig | list[RunnableConfig] | None = None,
+    *,
+    return_exceptions: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call `abatch` as `batch_by_query` calls `batch`."""
+    if not _are_of_one_query(get_config_list(config, len(inputs))):
+        return await Runnable.abatch(model, inputs, config, return_exceptions=return_exceptions, **kwargs)
+    with config_scope(config[0] if isinstance(config, list) and config else config):  # type: ignore[arg-type]
+        return await abatch(model, inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[no-any-return]
+
+
+class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
     """Text in, text out, no chat template. Arguments and errors as for `ChatTeola`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    if not TYPE_CHECKING:  # type checkers see those of the framework's class
+
+        def batch(self, inputs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+            return batch_by_query(BaseLLM.batch, self, inputs, *args, **kwargs)
+
+        async def abatch(self, inputs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+            return await abatch_by_query(BaseLLM.abatch, self, inputs, *args, **kwargs)
 
     def _generate(
         self,

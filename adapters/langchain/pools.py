@@ -9,8 +9,8 @@ from typing import Any
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.runnables import Runnable
 
-from teola_plugin.adapters.held import Reach, below
 from teola_plugin.adapters.provider_executor import ProviderPool
+from teola_plugin.adapters.reachable import ReferentsOf, reachable
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.langchain.classes import is_pool_backed
@@ -35,9 +35,9 @@ def fields(node: Any) -> Iterable[Any]:
     return vars(node).values() if isinstance(node, Runnable | BaseDocumentCompressor) else ()
 
 
-def pools_below(root: Any, reach: Reach, *, most: int | None = None) -> dict[int, EnginePool]:
-    """Pools of the objects below `root`, the nearest first, by identity; `most`: objects that are looked at."""
-    pools = (pool_of(node) for node in below(root, reach, most=most))
+def pools_below(root: Any, referents_of: ReferentsOf, *, limit: int | None = None) -> dict[int, EnginePool]:
+    """Return the pools of the objects below `root`, by identity. At most `limit` objects are looked at."""
+    pools = (pool_of(node) for node in reachable(root, referents_of, limit=limit))
     return {id(pool): pool for pool in pools if pool is not None}
 
 

@@ -34,6 +34,7 @@ from teola_plugin.adapters.langchain.shadow import (
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, without_tail
+from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import (
     NO_APP,
     Deadline,
@@ -87,7 +88,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _app: str = PrivateAttr(default=NO_APP)
     _last: list[QueryRun | PartRun] = PrivateAttr(default_factory=list)
     _chain: Runnable[Any, Any] = PrivateAttr()
-    """The original, with what the user bound to engines in its place."""
+    """The original, or a copy whose parts are planned when they begin."""
     _prefetch_plan: PrefetchPlan | None = PrivateAttr(default=None)
     _accelerate_copy: partial[Any] | None = PrivateAttr(default=None)
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
@@ -98,6 +99,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _shadow: Shadow | None = PrivateAttr(default=None)
     _serving: Serving | None = PrivateAttr(default=None)
     _composites: CompositeRules | None = PrivateAttr(default=None)
+    _routing: RoutingRules | None = PrivateAttr(default=None)
+    """The rules by which models are routed to engines, in calls of this object and where plans of it are made."""
 
     if not TYPE_CHECKING:
 
@@ -169,6 +172,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """Have `explain()` say what `engines=` has done."""
         self._serving = serving
 
+    def routes_by(self, rules: RoutingRules | None) -> None:
+        """Route models by these rules from now on."""
+        self._routing = rules
+
     def prefetches_of_composites(self, rules: CompositeRules) -> None:
         """Prefetch by these rules what composites call one after the other."""
         self._composites = rules
@@ -235,6 +242,10 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return self.bound, self._pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        with under_routing(self._routing):
+            return self._explained(input)
+
+    def _explained(self, input: Any) -> Explanation:
         from teola_plugin.adapters.explain import ended_trace, explain, left_for_form
         from teola_plugin.adapters.langchain.composite_calls import advice, described
 
@@ -291,7 +302,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if self._pool is not None or plan is not None:
             try:
                 form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
-                started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, is_whole_call)
+                with under_routing(self._routing):
+                    started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, is_whole_call)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
@@ -313,7 +325,13 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
         call_terms, deadline = unplanned(terms, runs, self._app, clock)
         return StartedCall(
-            None, config, self._chain, terms=call_terms, deadline=deadline, composites=self._rules(config)
+            None,
+            config,
+            self._chain,
+            terms=call_terms,
+            deadline=deadline,
+            composites=self._rules(config),
+            routing=self._routing,
         )
 
     def _started(
@@ -336,7 +354,13 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             return None
         run = self._submit(input, terms, pool, traced, table)
         started = StartedCall(
-            run, config, self._chain, table, deadline=Deadline.of(run), composites=self._rules(config)
+            run,
+            config,
+            self._chain,
+            table,
+            deadline=Deadline.of(run),
+            composites=self._rules(config),
+            routing=self._routing,
         )
         self._last[:] = [run]
         if entry is not None and not entry.streams and plan is None and not run.claims:

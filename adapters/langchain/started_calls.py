@@ -17,6 +17,7 @@ from langchain_core.runnables.config import RunnableConfig, ensure_config, merge
 from teola_plugin.adapters.calls import aitems_inside, astreamed_in, items_inside, joined, streamed_in
 from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
+from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
@@ -128,6 +129,8 @@ class StartedCall(NamedTuple):
     deadline: Deadline | None = None
     composites: Any = None
     """The `CompositeRules` of the accelerated object, if calls of composites are prefetched."""
+    routing: RoutingRules | None = None
+    """The rules by which its models are routed to engines."""
 
     def give_up(self) -> None:
         if self.run is not None:
@@ -139,7 +142,7 @@ class StartedCall(NamedTuple):
     def running(self, *, checked: bool = True) -> Iterator[None]:
         """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
         that is `checked`."""
-        with under_rules(self.composites):
+        with under_rules(self.composites), under_routing(self.routing):
             if self.run is None:
                 with joined(None, self.terms):
                     yield
@@ -153,7 +156,8 @@ class StartedCall(NamedTuple):
         """Yield what a stream of the chain gives. The query ends with it, read to its end or not."""
         query_run = None if self.run is None else self.run.whole
         with self._until_end():
-            for item in items_inside(partial(under_rules, self.composites), streamed_in(query_run, self.terms, make())):
+            ruled = items_inside(partial(under_rules, self.composites), streamed_in(query_run, self.terms, make()))
+            for item in routed_items(self.routing, ruled):
                 if self.deadline is not None:
                     self.deadline.check()
                 yield item
@@ -164,8 +168,8 @@ class StartedCall(NamedTuple):
         """`items` in a loop."""
         query_run = None if self.run is None else self.run.whole
         with self._until_end():
-            pieces = astreamed_in(query_run, self.terms, make())
-            async with aclosing(aitems_inside(partial(under_rules, self.composites), pieces)) as items:
+            ruled = aitems_inside(partial(under_rules, self.composites), astreamed_in(query_run, self.terms, make()))
+            async with aclosing(arouted_items(self.routing, ruled)) as items:
                 while True:
                     async with interrupting(self.deadline):
                         item = await anext(items, _END)

@@ -25,7 +25,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.engine_requests.remote_values import RemoteValue
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.tracer.langchain.classes import leaf_of
+from teola_plugin.tracer.langchain.classes import leaf_of, worker_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
 MOST_PARTS = 8
@@ -148,10 +148,6 @@ class TeolaVectorStore(VectorStore):
     def embeddings(self) -> Embeddings:
         return self._embedding
 
-    def embed_with(self, embedding: Embeddings) -> None:
-        """Embed texts and queries by this one from now on."""
-        self._embedding = embedding
-
     # ------------------------------------------------------------ writing
 
     def add_texts(
@@ -220,7 +216,7 @@ class TeolaVectorStore(VectorStore):
 
     def _own_embeddings(self) -> TeolaEmbeddings | None:
         """The embeddings, if their engine is in the same pool, and nobody has overridden what they do."""
-        own_embeddings = self._embedding
+        own_embeddings = worker_of(self._embedding)
         if not isinstance(own_embeddings, TeolaEmbeddings) or own_embeddings.pool is not self.pool:
             return None
         return own_embeddings if isinstance(leaf_of(own_embeddings, {}), EmbeddingLeaf) else None
@@ -409,16 +405,17 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
         store, options = self.vectorstore, {**self.search_kwargs, **kwargs}
         if self.search_type != "similarity" or not options.keys() <= {"k", "filter"}:
             return None
-        if not isinstance(store, TeolaVectorStore) or not isinstance(store.embeddings, TeolaEmbeddings):
+        embeddings = worker_of(store.embeddings)
+        if not isinstance(store, TeolaVectorStore) or not isinstance(embeddings, TeolaEmbeddings):
             return None
-        if store.embeddings.pool is not store.pool:
+        if embeddings.pool is not store.pool:
             return None
         try:
             conditions = to_filter(options.get("filter"))
         except RegistrationError:
             return None
         k = options.get("k", 4)
-        return RetrievalLeaf(store.engine, store.embeddings.engine, store.collection, k, conditions, to_documents)
+        return RetrievalLeaf(store.engine, embeddings.engine, store.collection, k, conditions, to_documents)
 
 
 def _vector_payload(vector: Sequence[float] | RemoteValue) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from teola_plugin.adapters.langchain.binding.bind import bound
-from teola_plugin.adapters.langchain.binding.serve import with_serving
+from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
@@ -19,6 +18,7 @@ from teola_plugin.adapters.langgraph.graph_call import WatchedNode
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pool_of_graph
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.routing import under_routing
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.langgraph import watched_node
@@ -43,35 +43,37 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
         )
     accelerate = partial(accelerate_graph, options=options)
     options = replace(options, pool=options.pool or pool_of_graph(graph))
-    runnables, edges = [node.bound for node in graph.nodes.values()], [node.writers for node in graph.nodes.values()]
-    options, serving = with_serving(runnables, options, edges)
-    pool, passes, speculate = options.pool, options.passes, options.speculate
-    acceleration = Acceleration(graph, pool, accelerate, options.app or NO_APP, serving=serving)
+    options, rules, serving = routing_of([[node.bound, node.writers] for node in graph.nodes.values()], options)
+    acceleration = Acceleration(graph, options.pool, accelerate, options.app or NO_APP, serving=serving, routing=rules)
+    with under_routing(rules):
+        return _accelerated(acceleration, options, like)
+
+
+def _accelerated(acceleration: Acceleration, options: Options, like: Acceleration | None) -> Any:
+    graph, pool, passes, speculate = acceleration.original, options.pool, options.passes, options.speculate
     like = like if like is not None and like.pool is pool else None
     if pool is not None:
         acceleration.tools = agent_tools(graph, Planner(pool, passes, speculate))
-    bound_runnables = bound(runnables, options.bind, pool, strict=options.strict, holders=edges)
+    runnables = [node.bound for node in graph.nodes.values()]
     if speculate != "off":
         intercept_composite_methods()
-        acceleration.composites = CompositeRules(bound_runnables, Threads(options.threads))
-    fast = accelerated_graph(acceleration, _watched_nodes(graph, bound_runnables, acceleration, like))
+        acceleration.composites = CompositeRules(runnables, Threads(options.threads))
+    fast = accelerated_graph(acceleration, _watched_nodes(graph, acceleration, like))
     if pool is not None:
         plans = None if like is None else like.plans
-        fits = plans is not None and plans.fit(graph)  # with what is bound to engines in its place
+        fits = plans is not None and plans.fit(graph)
         acceleration.plans = plans if fits else Plans(acceleration.runner, graph, pool, passes, speculate)
     return fast
 
 
-def _watched_nodes(
-    graph: Any, runnables: list[Any], acceleration: Acceleration, like: Acceleration | None
-) -> dict[str, Any]:
-    """Return copies of the nodes that run these, and tell when their tasks begin.
+def _watched_nodes(graph: Any, acceleration: Acceleration, like: Acceleration | None) -> dict[str, Any]:
+    """Return copies of the nodes, which tell when their tasks begin.
 
     Graphs that are nodes are accelerated on the same terms, except for those that have terms of their own.
     """
     nodes: dict[str, Any] = {}
-    for (name, node), runnable in zip(graph.nodes.items(), runnables, strict=True):
-        changes: dict[str, Any] = {} if runnable is node.bound else {"bound": runnable}
+    for name, node in graph.nodes.items():
+        runnable, changes = node.bound, dict[str, Any]()
         if is_graph(runnable):
             inner = runnable if has_terms(runnable) else _inner_graph(runnable, acceleration, like)
             changes = {"bound": inner, "subgraphs": [inner if one is runnable else one for one in node.subgraphs]}

@@ -16,7 +16,6 @@ from langgraph.constants import END, START
 
 from teola_plugin.adapters.early_work import forms_matter
 from teola_plugin.adapters.explain import only_whole
-from teola_plugin.adapters.held import below, held, is_own
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.explain import (
     FIRST,
@@ -30,6 +29,7 @@ from teola_plugin.adapters.langgraph.explain import (
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
 from teola_plugin.adapters.langgraph.prompt_advice import VaryingValue, analyse, varying_in_prompts, varying_partials
+from teola_plugin.adapters.reachable import is_users_function, reachable, referents
 from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
 from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_node_parts
 from teola_plugin.shims.langgraph import functions_of
@@ -361,8 +361,8 @@ def _tool(name: str, tools: AgentTools | None, is_injected: bool, is_wrapped: bo
 def _prompt_advice(runnable: Any) -> tuple[str, ...]:
     """Return advice on the functions and templates of a node that write prompts. Tools write none."""
     values: list[VaryingValue] = []
-    for obj in below(runnable, _parts_but_tools, most=_MAX_OBJECTS):
-        if type(obj) is FunctionType and is_own(obj):
+    for obj in reachable(runnable, _parts_but_tools, limit=_MAX_OBJECTS):
+        if type(obj) is FunctionType and is_users_function(obj):
             values += varying_in_prompts(obj)
         elif issubclass(type(obj), BasePromptTemplate):
             values += varying_partials(obj)
@@ -370,7 +370,7 @@ def _prompt_advice(runnable: Any) -> tuple[str, ...]:
 
 
 def _parts_but_tools(obj: Any) -> Iterable[Any]:
-    return () if issubclass(type(obj), BaseTool) else held(obj)
+    return () if issubclass(type(obj), BaseTool) else referents(obj)
 
 
 def _with_channel_advice(

@@ -27,6 +27,7 @@ from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
+from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, outer_terms, unplanned, with_app
 from teola_plugin.graph import Query
 from teola_plugin.observe.spans import QueryTrace
@@ -61,6 +62,8 @@ class Acceleration:
     """The engines that `engines=` has started."""
     composites: Any = None
     """The `CompositeRules` of its nodes, if calls of composites are prefetched."""
+    routing: RoutingRules | None = None
+    """The rules by which models of its nodes are routed to engines."""
     runner: Any = None
     """The graph that runs: it has the original's state, and nodes that tell when their tasks begin."""
     shaping: tuple[Any, ...] = ()
@@ -139,19 +142,24 @@ class AcceleratedGraph:
                 log_fallback(error, self._teola.original)
         clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
         terms, deadline = unplanned(call_options, runs, self._teola.app, clock)
-        return StartedCall(None, config, self, terms=terms, deadline=deadline, composites=self._teola.composites)  # type: ignore[arg-type]
+        return self._call_of(None, config, terms=terms, deadline=deadline)
 
     def _query(self, call_options: RequestedTerms, runs: list[Any], pool: EnginePool) -> StartedCall:
         outer_run = joinable(context_of(call_options, runs, pool).run)
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
-            return StartedCall(_InnerCall(outer_run), None, self, composites=self._teola.composites)  # type: ignore[arg-type]
+            return self._call_of(_InnerCall(outer_run))
         terms = with_app(call_options.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
         query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'
         self._teola.last_run[:] = [run]
-        return StartedCall(run, None, self, deadline=Deadline.of(run), composites=self._teola.composites)  # type: ignore[arg-type]
+        return self._call_of(run, deadline=Deadline.of(run))
+
+    def _call_of(self, run: Any, config: RunnableConfig | None = None, **terms: Any) -> StartedCall:
+        graph: Any = self
+        composites, routing = self._teola.composites, self._teola.routing
+        return StartedCall(run, config, graph, composites=composites, routing=routing, **terms)
 
     # ------------------------------------------------------------ explanations and traces
 
@@ -168,6 +176,10 @@ class AcceleratedGraph:
         return self._teola.original, self._teola.pool
 
     def __teola_explained__(self, input: Any = None) -> Explanation:
+        with under_routing(self._teola.routing):
+            return self._explained()
+
+    def _explained(self) -> Explanation:
         from teola_plugin.adapters.explain import ended_trace, left_for_form
         from teola_plugin.adapters.langgraph.explain import NOTHING_PREFETCHED, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.held import MOST, held
 from teola_plugin.adapters.langchain.pools import HINT, pools_below
+from teola_plugin.adapters.reachable import MAX_OBJECTS, referents
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
@@ -35,7 +35,7 @@ def pools_by_node(graph: Any) -> dict[str, dict[int, EnginePool]]:
     by_node: dict[str, dict[int, EnginePool]] = {}
     for name, node in graph.nodes.items():
         try:
-            pools = pools_below((node.bound, node.writers), held, most=MOST)
+            pools = pools_below((node.bound, node.writers), referents, limit=MAX_OBJECTS)
         except Exception as error:  # an object that is stranger than was thought of
             log_fallback(error, node, "the engines")
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,30 @@ class ClassAttribute:
         setattr(self._cls, self._name, function)
 
 
+class AddedAttribute(ClassAttribute):
+    """The attribute of a class that inherits a method: it is deleted again."""
+
+    def set(self, function: Any) -> None:
+        if function is self._inherited:
+            delattr(self._cls, self._name)
+        else:
+            super().set(function)
+
+    def __init__(self, cls: type, name: str) -> None:
+        super().__init__(cls, name)
+
+        @functools.wraps(getattr(cls, name))
+        def inherited(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(super(cls, instance), name)(*args, **kwargs)
+
+        self._inherited = inherited
+
+    @property
+    def inherited(self) -> Callable[..., Any]:
+        """A function that calls the inherited method."""
+        return self._inherited
+
+
 class ClosureCell:
     """The variable of a decorator's closure that holds the function below it."""
 
@@ -65,9 +90,9 @@ class WrappedFunction:
 class MethodInterceptors:
     """The wrapped methods of a process.
 
-    A method is wrapped in the class whose `__dict__` defines it, and nowhere else. `uninstall` puts the original
-    function back where our wrapper is still in its place; a wrapper that somebody else has wrapped stays, and has to
-    pass calls on while `is_installed` is False.
+    A method is wrapped in the class whose `__dict__` defines it; `add` also wraps inherited ones. `uninstall` puts the
+    original function back where our wrapper is still in its place; a wrapper that somebody else has wrapped stays, and
+    has to pass calls on while `is_installed` is False.
     """
 
     def __init__(self, slot_of: Callable[[type, str], FunctionSlot] = ClassAttribute) -> None:
@@ -102,6 +127,16 @@ class MethodInterceptors:
         wrapper = wrap(current)
         slot.set(wrapper)
         self._originals[cls, name] = (slot, current, wrapper)
+
+    def add(self, cls: type, methods: Mapping[str, Wrap]) -> None:
+        """Wrap those of the methods that a class inherits, in that class alone. Idempotent."""
+        with self._lock:
+            self.is_installed = True
+            for name in [name for name in methods if name not in vars(cls) and hasattr(cls, name)]:
+                slot = AddedAttribute(cls, name)
+                wrapper = methods[name](slot.inherited)
+                slot.set(wrapper)
+                self._originals[cls, name] = (slot, slot.inherited, wrapper)
 
     def original_of(self, cls: type, name: str) -> Any:
         """Return the function that calls of a method reach below our wrapper; None if they do not come to a wrapper."""

@@ -20,14 +20,17 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.cross_encoders import BaseCrossEncoder
 from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables.configurable import RunnableConfigurableFields
 from langchain_core.tools import BaseTool
 
 from teola_plugin.request_keys import TargetKey, freeze, freeze_fields
@@ -63,7 +66,7 @@ class ToolClaim(Protocol):
     async def aresult(self, invocation: Any, /) -> Any: ...
 
 
-_BASES = (BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor, BaseTool)
+_BASES = (BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor, BaseTool, Embeddings, BaseCrossEncoder)
 _UNWRAPPED_MODULES = tuple(
     f"langchain_core.{name}"
     for name in (
@@ -72,6 +75,8 @@ _UNWRAPPED_MODULES = tuple(
         "retrievers",
         "documents.compressor",
         "tools.base",
+        "embeddings.embeddings",
+        "cross_encoders",
     )
 )
 """Where the framework defines the defaults of these methods, which call each other."""
@@ -303,10 +308,14 @@ def _result(original: Any) -> Any:
 
     @_looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = _scope(self, args, kwargs) if live_scopes else None
-        if scope is None:
+        if not (live_scopes or _routes_calls):
             return original(self, *args, **kwargs)
-        return scope.result(LangChainInvocation(self, name, original, args, kwargs))
+        routed = _routed(self, name, original)
+        scope = _scope(self, args, kwargs) if live_scopes and (routed is None or routed.is_claimed) else None
+        call = original if routed is None else routed.call
+        if scope is None:
+            return call(self, *args, **kwargs)
+        return scope.result(LangChainInvocation(self, name, call, args, kwargs))
 
     return wrapper
 
@@ -316,38 +325,146 @@ def _aresult(original: Any) -> Any:
 
     @_looks_like(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = _scope(self, args, kwargs) if live_scopes else None
-        if scope is None:
+        if not (live_scopes or _routes_calls):
             return await original(self, *args, **kwargs)
-        return await scope.aresult(LangChainInvocation(self, name, original, args, kwargs))
+        routed = _routed(self, name, original)
+        scope = _scope(self, args, kwargs) if live_scopes and (routed is None or routed.is_claimed) else None
+        call = original if routed is None else routed.call
+        if scope is None:
+            return await call(self, *args, **kwargs)
+        return await scope.aresult(LangChainInvocation(self, name, call, args, kwargs))
 
     return wrapper
 
 
 def _chunks(original: Any) -> Any:
-    name = original.__name__
-
-    @_looks_like(original)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        scope = _scope(self, args, kwargs) if live_scopes else None
-        if scope is None:
-            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-        return scope.items(LangChainInvocation(self, name, original, args, kwargs))
-
-    return wrapper
+    return _stream_wrapper(original, "items")
 
 
 def _achunks(original: Any) -> Any:
+    return _stream_wrapper(original, "aitems")
+
+
+def _stream_wrapper(original: Any, entry: str) -> Any:
+    """Return the wrapper of a method that returns an iterator of chunks. `entry`: the scope's method for it."""
     name = original.__name__
 
     @_looks_like(original)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        scope = _scope(self, args, kwargs) if live_scopes else None
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (live_scopes or _routes_calls):
+            return original(self, *args, **kwargs)
+        routed = _routed(self, name, original)
+        scope = _scope(self, args, kwargs) if live_scopes and (routed is None or routed.is_claimed) else None
+        call = original if routed is None else routed.call
         if scope is None:
-            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-        return scope.aitems(LangChainInvocation(self, name, original, args, kwargs))
+            return call(self, *args, **kwargs)
+        return getattr(scope, entry)(LangChainInvocation(self, name, call, args, kwargs))
 
     return wrapper
+
+
+# ------------------------------------------------------------ calls that an engine of a pool answers
+
+
+class RoutedCall(NamedTuple):
+    """A provider method as an engine of a pool does it."""
+
+    call: Callable[..., Any]
+    """Called as the function of the original's class is: with the object first."""
+    is_claimed: bool
+    """True if the results of prefetched calls are claimed at the method; False if the pool claims by requests."""
+
+
+class RouteCall(Protocol):
+    """Returns how an engine makes a call of a method; None where the object makes it itself."""
+
+    def __call__(self, target: Any, method: str, original: Any, /) -> RoutedCall | None: ...
+
+
+_routes_calls: list[RouteCall] = []
+"""Set by `route_calls`."""
+
+
+def route_calls(route_call: RouteCall) -> None:
+    """Ask from now on, at every call of a provider method, if an engine makes it."""
+    _routes_calls[:] = [route_call]
+
+
+def add_routed_methods(cls: type) -> None:
+    """Intercept methods that a class of routed objects inherits from the framework, which would go to a thread.
+
+    `_stream` and `_astream` are left out: the framework looks at which class defines them.
+    """
+    wrap_new_classes()
+    methods = next((methods for base, methods in _INHERITED.items() if issubclass(cls, base)), {})
+    interceptors.add(cls, {name: wrap for name, wrap in methods.items() if _is_inherited(cls, name)})
+
+
+def follow_configured_objects(note: Callable[[Any, Any], object]) -> None:
+    """Call `note` with what `configurable_fields` makes of an object for a call, and the object.
+
+    Private: `_prepare` of `RunnableConfigurableFields`; since langchain-core 0.1. Without it: nothing is noted.
+    """
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+            runnable, config = original(self, *args, **kwargs)
+            if interceptors.is_installed:
+                note(runnable, self.default)
+            return runnable, config
+
+        return prepare
+
+    interceptors.install([RunnableConfigurableFields], {"_prepare": wrap})
+
+
+def _is_inherited(cls: type, name: str) -> bool:
+    definer = next((base for base in cls.__mro__ if name in vars(base)), cls)
+    return definer.__module__.startswith("langchain_core.")
+
+
+def _routed(target: Any, name: str, original: Any) -> RoutedCall | None:
+    return _routes_calls[0](target, name, original) if _routes_calls and interceptors.is_installed else None
+
+
+def _only_routed(original: Any) -> Any:
+    """Wrap a method that nothing is prefetched for."""
+    name = original.__name__
+
+    @_looks_like(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        routed = _routed(self, name, original)
+        return (original if routed is None else routed.call)(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _aonly_routed(original: Any) -> Any:
+    name = original.__name__
+
+    @_looks_like(original)
+    async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        routed = _routed(self, name, original)
+        return await (original if routed is None else routed.call)(self, *args, **kwargs)
+
+    return wrapper
+
+
+_INHERITED: dict[type, dict[str, Wrap]] = {
+    BaseChatModel: {"_generate": _only_routed, "_agenerate": _aonly_routed},
+    BaseLLM: {
+        "_generate": _only_routed,
+        "_agenerate": _aonly_routed,
+        "batch": _only_routed,
+        "abatch": _aonly_routed,
+    },
+    Embeddings: {"aembed_documents": _aonly_routed, "aembed_query": _aonly_routed},
+}
+"""Methods of the framework's bases that are intercepted on the classes of routed objects."""
+
+
+# ------------------------------------------------------------ tools
 
 
 tool_claim: ContextVar[ToolClaim | None] = ContextVar("teola_tool_claim", default=None)
@@ -398,8 +515,21 @@ METHODS = {
     "acompress_documents": _aresult,
 }
 """The provider methods of models and retrievers, and how each is wrapped."""
+ROUTED_METHODS = {
+    "embed_documents": _only_routed,
+    "aembed_documents": _aonly_routed,
+    "embed_query": _only_routed,
+    "aembed_query": _aonly_routed,
+    "score": _only_routed,
+}
+"""Those of embeddings and cross encoders."""
 TOOL_METHODS = {"_run": _tool_result, "_arun": _tool_aresult}
 """Those of tools."""
+_METHODS_BY_BASE: tuple[tuple[tuple[type, ...], Mapping[str, Wrap]], ...] = (
+    ((BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor), METHODS),
+    ((Embeddings, BaseCrossEncoder), ROUTED_METHODS),
+    ((BaseTool,), TOOL_METHODS),
+)
 
 
 def install(find_scope: FindScope) -> None:
@@ -424,8 +554,8 @@ def wrap_new_classes() -> bool:
     if not new:
         return True
     new = [cls for cls in new if not _is_framework(cls)]
-    interceptors.install([cls for cls in new if not issubclass(cls, BaseTool)], METHODS)
-    interceptors.install([cls for cls in new if issubclass(cls, BaseTool)], TOOL_METHODS)
+    for bases, methods in _METHODS_BY_BASE:
+        interceptors.install([cls for cls in new if issubclass(cls, bases)], methods)
     return True
 
 

@@ -74,19 +74,40 @@ def _leaf_class(cls: type[Any]) -> type[Any] | None:
     return next((base for base in cls.__mro__ if "__teola_leaf__" in vars(base)), None)
 
 
+_find_worker: list[Callable[[object], object | None]] = []
+"""Set by `find_workers_with`."""
+
+
+def find_workers_with(find_worker: Callable[[object], object | None]) -> None:
+    """Ask `find_worker` from now on for the pool-backed object that does the work of an object that is not."""
+    _find_worker[:] = [find_worker]
+
+
+def worker_of(node: object) -> Any:
+    """Return the pool-backed object that does the work of a node: the node itself, or the worker of a routed object.
+
+    None for an object that does its work itself.
+    """
+    if _leaf_class(type(node)) is not None:  # type: ignore[arg-type]
+        return node
+    return _find_worker[0](node) if _find_worker else None
+
+
 def leaf_of(node: object, kwargs: Mapping[str, Any]) -> Leaf | str | None:
     """Return the leaf of a pool-backed object, the reason if it has none, or None for any other object."""
-    leaf_class = _leaf_class(type(node))  # type: ignore[arg-type]
-    if leaf_class is None:
+    worker = worker_of(node)
+    if worker is None:
         return None
-    if override := find_override(node, leaf_class):
+    leaf_class = _leaf_class(type(worker))  # type: ignore[arg-type]
+    if leaf_class is not None and worker is node and (override := find_override(node, leaf_class)):
         return f"{override} overrides what the pool-backed class does"
-    leaf: Leaf | None = node.__teola_leaf__(kwargs)  # type: ignore[attr-defined]
+    leaf: Leaf | None = worker.__teola_leaf__(kwargs)
     return leaf or "its bound arguments change what it does"
 
 
 def is_pool_backed(node: object) -> bool:
-    return _leaf_class(type(node)) is not None  # type: ignore[arg-type]
+    """Return True if an engine does the work of a node."""
+    return worker_of(node) is not None
 
 
 def check_runnable(node: object, path: str) -> None:

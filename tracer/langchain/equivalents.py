@@ -19,7 +19,7 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
 from teola_plugin.shims.langchain import keeps_documents_as_bytes, stuffing
-from teola_plugin.tracer.langchain.classes import find_override, is_accelerated, is_pool_backed, leaf_of
+from teola_plugin.tracer.langchain.classes import find_override, is_accelerated, is_pool_backed, leaf_of, worker_of
 from teola_plugin.tracer.langchain.prompts import prompt_shape
 from teola_plugin.tracer.leaf import EmbeddingLeaf, Leaf, RerankingLeaf
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -217,7 +217,7 @@ def _embeddings_filter(node: Any) -> Node | None:
     is_known_measure = is_framework_function(node.similarity_fn, "langchain_community.utils.math", "cosine_similarity")
     if not isinstance(leaf, EmbeddingLeaf) or not is_known_measure:
         return None
-    to_vector, to_text = leaf.result, getattr(embeddings, "sent", str)
+    to_vector, to_text = leaf.result, getattr(worker_of(embeddings), "sent", str)
     document_leaf = replace(
         leaf, role="document", batchable=True, result=lambda vectors: [to_vector(vector) for vector in vectors]
     )

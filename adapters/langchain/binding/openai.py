@@ -1,24 +1,25 @@
 """`ChatOpenAI` on an engine: the object's own code writes the request and reads the answer, the engine carries both.
 
-The copy that runs in the chain has HTTP clients of its own whose transport hands chat completions to the engine. So
-prompts, parameters, messages, errors and retries are the object's. What the engine cannot do goes the object's way.
+The provider method of the object's own class runs on a private copy of the object, with HTTP clients whose transport
+hands chat completions to the engine. So prompts, parameters, messages, errors and retries are the object's. What the
+engine cannot do goes the object's way.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal
 from weakref import WeakSet
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
-from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
+from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.openai_transport import (
     AsyncEngineTransport,
     Captured,
@@ -28,13 +29,15 @@ from teola_plugin.adapters.openai_transport import (
     raising_pool_errors,
     raising_pool_errors_in,
 )
-from teola_plugin.adapters.own_class import ServedBy, subclass_of
+from teola_plugin.adapters.own_class import FieldSnapshot, subclass_of
+from teola_plugin.adapters.routing import WORKER, EngineRoute, ServerModel
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.shims.langchain import always_streams, chat_completion_params, chat_result, prompt_value
+from teola_plugin.shims.langchain_interceptors import interceptors, run_manager_in
 from teola_plugin.shims.openai import http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
@@ -53,31 +56,59 @@ def is_openai_chat(obj: Any) -> bool:
     return base is not None and isinstance(obj, base)
 
 
-def served_by_server(obj: Any, engine: str, pool: EnginePool) -> Any:
-    """Return the object as it is, carried by the engine.
+def server_model_of(obj: Any) -> ServerModel | None:
+    """Return the server and the model that an object of `langchain-openai` names; None for any other object."""
+    if not is_openai_chat(obj):
+        return None
+    return ServerModel(without_credentials(str(obj.root_async_client.base_url)).rstrip("/"), obj.model_name)
 
-    Raises `RegistrationError` where the two talk to different places.
+
+class CarriedModel:
+    """The worker of a model whose requests an engine carries: a private copy, on which the original's methods run."""
+
+    def __init__(self, copy: Any, route: EngineRoute) -> None:
+        self._copy, self._route = copy, route
+
+    @property
+    def planned(self) -> PlannedRequests | None:
+        """What tracers know of its requests; None if its server is not declared to cache prefixes."""
+        server: Any = self._route.pool.engine(self._route.engine)
+        return PlannedRequests(self._copy, self._route) if server.prefix_caching else None
+
+    def call(self, method: str, original: Any) -> Callable[..., Any]:
+        """Return a provider method that is called as the function of the original's class is."""
+        return partial(_CALLS[method], self._copy, self._route.pool, original)
+
+
+def carried_model(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[[Any], bool]]:
+    """Return the worker of a model that talks to a server, and a function that tells if it still stands for it.
+
+    Raises `RegistrationError` where the object and the engine talk to different places.
     """
-    server: Any = pool.engine(engine)
-    _check(obj, server)
-    base = _OnCachingServer if server.prefix_caching else _OnServer
-    cls = subclass_of(type(obj), base, ServedBy(pool, engine))
-    return of_class(cls, obj, _carried(obj, ServedBy(pool, engine)), {})
+    _check(obj, route.pool.engine(route.engine))
+    clients = [client for client in (obj.root_client, obj.root_async_client) if client is not None]
+    snapshot = FieldSnapshot([obj, *clients])
+    copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, _carried(obj, route), {})
+    return CarriedModel(copy, route), lambda _: snapshot.holds()
+
+
+class _Worker:
+    """A mixin before the object's class: its calls are never routed."""
 
 
 _CARRIED: WeakSet[Any] = WeakSet()
 """HTTP clients whose requests an engine carries."""
 
 
-def _carried(obj: Any, served_by: ServedBy) -> dict[str, Any]:
+def _carried(obj: Any, route: EngineRoute) -> dict[str, Any]:
     """Return clients like the object's, whose requests the engine carries."""
     clients: dict[str, Any] = {}
     if obj.root_client is not None:
-        sync = EngineTransport.client(http_client(obj.root_client), *served_by)
+        sync = EngineTransport.client(http_client(obj.root_client), *route)
         root = obj.root_client.copy(http_client=sync)
         clients |= {"root_client": root, "client": root.chat.completions}
         _CARRIED.add(sync)
-    on_loop = AsyncEngineTransport.client(http_client(obj.root_async_client), *served_by)
+    on_loop = AsyncEngineTransport.client(http_client(obj.root_async_client), *route)
     root = obj.root_async_client.copy(http_client=on_loop)
     _CARRIED.add(on_loop)
     return clients | {"root_async_client": root, "async_client": root.chat.completions}
@@ -97,52 +128,50 @@ def _check(obj: Any, server: Any) -> None:
         )
 
 
-class _OnServer(ConfigScopedModel):
-    """A mixin before the object's class in the order of methods: calls find their query, wherever they run."""
-
-    __teola_served_by__: ClassVar[ServedBy]
-
-    @property
-    def pool(self) -> EnginePool:  # type: ignore[override]
-        return self.__teola_served_by__.pool
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """One that its class makes, as `configurable_fields` has it do, is served like the one that it is made after.
-        Raises `RegistrationError` where it talks to another place."""
-        super().__init__(*args, **kwargs)
-        served_by, model = self.__teola_served_by__, cast(Any, self)
-        _check(model, served_by.pool.engine(served_by.engine))
-        if http_client(model.root_async_client) not in _CARRIED:
-            vars(self).update(_carried(model, served_by))
-
-    def _generate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
-            return super()._generate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
-
-    async def _agenerate(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Any:
-        with joined(*call_context(self.pool, run_manager)), raising_pool_errors():
-            return await super()._agenerate(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
-
-    def _stream(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> Iterator[Any]:
-        context = call_context(self.pool, run_manager)
-        chunks = super()._stream(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
-        yield from streamed_in(*context, raising_pool_errors_in(chunks))
-
-    async def _astream(self, *args: Any, run_manager: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
-        context = call_context(self.pool, run_manager)
-        chunks = super()._astream(*args, run_manager=run_manager, **kwargs)  # type: ignore[misc]
-        async with aclosing(astreamed_in(*context, araising_pool_errors_in(chunks))) as items:
-            async for chunk in items:
-                yield chunk
+def _generate(copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    with joined(*call_context(pool, run_manager_in(args, kwargs))), raising_pool_errors():
+        return original(copy, *args, **kwargs)
 
 
-class _OnCachingServer(_OnServer):
-    """A model on a server declared to cache prefixes: the graph knows its prompts, and calls it when they are ready."""
+async def _agenerate(copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    with joined(*call_context(pool, run_manager_in(args, kwargs))), raising_pool_errors():
+        return await original(copy, *args, **kwargs)
+
+
+def _stream(copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    context = call_context(pool, run_manager_in(args, kwargs))
+    yield from streamed_in(*context, raising_pool_errors_in(original(copy, *args, **kwargs)))
+
+
+async def _astream(
+    copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any, **kwargs: Any
+) -> AsyncIterator[Any]:
+    context = call_context(pool, run_manager_in(args, kwargs))
+    chunks = original(copy, *args, **kwargs)
+    async with aclosing(astreamed_in(*context, araising_pool_errors_in(chunks))) as items:
+        async for chunk in items:
+            yield chunk
+
+
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "_generate": _generate,
+    "_agenerate": _agenerate,
+    "_stream": _stream,
+    "_astream": _astream,
+}
+
+
+class PlannedRequests:
+    """The requests of a model on a server declared to cache prefixes, as tracers see them."""
+
+    def __init__(self, model: Any, route: EngineRoute) -> None:
+        """`model`: the private copy."""
+        self._model, self._route = model, route
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
         """Return None with a cache or a rate limiter, which a prefetch would go around, for the Responses API, and
         where the key comes from a function of the user's."""
-        model: Any = self
+        model = self._model
         cached = model.cache or (model.cache is None and get_llm_cache() is not None)
         arguments = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
@@ -152,10 +181,9 @@ class _OnCachingServer(_OnServer):
         params = chat_completion_params(model, arguments)
         if params is None or not joinable(params | (params.get("extra_body") or {})):
             return None
-        engine = model.__teola_served_by__.engine
         form = _FORMS[always_streams(model, arguments)]
         request, message = partial(_request, model, kwargs=arguments), partial(_message, model)
-        return GenerationLeaf(engine, request, message, form=form)
+        return GenerationLeaf(self._route.engine, request, message, form=form)
 
 
 def _request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Generate:
@@ -175,7 +203,8 @@ def _captured_request(model: Any, value: Any, kwargs: Mapping[str, Any]) -> Gene
     arguments = dict(kwargs)
     with capturing():
         try:
-            super(_OnServer, model)._generate(messages, stop=arguments.pop("stop", None), **arguments)
+            generate = interceptors.original_of(type(model), "_generate") or type(model)._generate
+            generate(model, messages, stop=arguments.pop("stop", None), **arguments)
         except Captured as caught:
             return caught.generation
     raise RegistrationError(f"{type(model).__name__} made no request.", hint="leave it unbound")

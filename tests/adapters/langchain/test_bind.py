@@ -10,13 +10,15 @@ from differential.recording import Recorder
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import Field
 from support.own_leaves import Chat, Ledger, Notes, Text
+from support.recording import record
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -79,11 +81,6 @@ def test_a_model_is_served_by_the_engine(fakes: EnginePool, way: str) -> None:
     assert trace is not None and "llm" in {span.engine for span in trace.spans}
 
 
-def replaced(chain: Chain, obj: Any, fakes: EnginePool) -> Any:
-    """What stands in the place of the chain's last step."""
-    return accelerate(chain, pool=fakes, bind=[(obj, "llm")])._chain.steps[-1]
-
-
 def test_sampling_parameters_are_carried_over(fakes: EnginePool) -> None:
     model = Provider(
         temperature=0.5,
@@ -94,19 +91,25 @@ def test_sampling_parameters_are_carried_over(fakes: EnginePool) -> None:
         tags=["t"],
         metadata={"k": 1},
     )
-    made = replaced(ask("{question}", model), model, fakes)
-    assert isinstance(made, ChatTeola)
-    sampling = made.sampling()
+    requests = record(fakes.engine("llm"))
+    recorder = Recorder()
+
+    accelerate(ask("{question}", model), pool=fakes, bind=[(model, "llm")]).invoke(QUESTION, {"callbacks": [recorder]})
+
+    sampling = requests[-1].payload.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.top_p) == (0.5, 9, 0.9)
     assert (sampling.stop, sampling.top_k, sampling.seed) == (("END",), 7, 3)
-    assert (made.tags, made.metadata["k"], made.get_name()) == (["t"], 1, "Provider")
+    [started] = [event for event in recorder.events if event[0] == "chat_model_start"]
+    assert "t" in started[2]
 
 
 def test_a_text_model_stays_one(fakes: EnginePool) -> None:
     model = Text()
     chain = ask("{question}", model)
-    assert isinstance(replaced(chain, model, fakes), TeolaLLM)
-    assert isinstance(accelerate(chain, pool=fakes, bind=[(model, "llm")]).invoke(QUESTION), str)
+    fast = accelerate(chain, pool=fakes, bind=[(model, "llm")])
+    same = ask("{question}", TeolaLLM(pool=fakes))
+    assert fast.invoke(QUESTION) == same.invoke(QUESTION)
+    assert not model.ledger.calls
 
 
 @pytest.mark.parametrize(
@@ -154,11 +157,20 @@ def test_names_tags_and_parents_of_the_runs_stay(fakes: EnginePool) -> None:
     assert runs(accelerate(chain, pool=fakes, bind=[(model, "llm")])) == runs(chain)
 
 
-async def test_streaming_entries_use_the_engine_too(fakes: EnginePool) -> None:
-    model = Provider(ledger=Ledger())
+class Streaming(Provider):
+    """A model that streams."""
+
+    def _stream(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        yield ChatGenerationChunk(message=AIMessageChunk(self._generate(messages, stop).generations[0].text))
+
+
+@pytest.mark.parametrize(("kind", "is_streamed"), [(Provider, False), (Streaming, True)])
+async def test_streaming_entries_use_the_engine_too(fakes: EnginePool, kind: Any, is_streamed: bool) -> None:
+    """In pieces where the object's class streams, else whole, as of the object itself."""
+    model = kind(ledger=Ledger())
     fast = accelerate(ask("{question}", model) | StrOutputParser(), pool=fakes, bind=[(model, "llm")])
     chunks = [chunk async for chunk in fast.astream(QUESTION)]
-    assert len(chunks) > 1 and "".join(chunks) == fast.invoke(QUESTION)
+    assert (len(chunks) > 1) is is_streamed and "".join(chunks) == fast.invoke(QUESTION)
     assert fast.batch([QUESTION, QUESTION]) == [fast.invoke(QUESTION)] * 2
     assert not model.ledger.calls
 
@@ -182,24 +194,21 @@ def test_embeddings_inside_a_retriever(fakes: EnginePool, way: str) -> None:
     assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["embedder"]
 
 
-def test_embeddings_where_they_cannot_be_served(fakes: EnginePool) -> None:
-    words = Words()
-
+@pytest.mark.parametrize("search_type", ["similarity", "mmr"])
+def test_any_store_embeds_on_the_engine(fakes: EnginePool, search_type: str) -> None:
     class Other(InMemoryVectorStore):
-        def similarity_search(self, *args: Any, **kwargs: Any) -> Any:
-            return []
+        def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+            return super().similarity_search(query.upper(), k, **kwargs)
 
-    for retriever, said in (
-        (Other(words).as_retriever(), "Other"),
-        (
-            InMemoryVectorStore(words).as_retriever(
-                search_type="similarity_score_threshold", search_kwargs={"score_threshold": 0.5}
-            ),
-            "similarity_score_threshold",
-        ),
-    ):
-        with pytest.raises(RegistrationError, match=said):
-            accelerate(retriever | RunnableLambda(len), pool=fakes, bind={words: "embedder"})
+    words = Words()
+    store = Other(words)
+    store.add_texts(["A POOL", "an engine"])
+    chain = store.as_retriever(search_type=search_type) | RunnableLambda(len)
+    expected = chain.invoke("a pool")
+    words.asked.clear()
+
+    assert accelerate(chain, pool=fakes, bind={words: "embedder"}).invoke("a pool") == expected
+    assert not words.asked
 
 
 def test_what_is_not_there(fakes: EnginePool) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import json
 import operator
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from differential.recording import Recorder
@@ -25,11 +26,11 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.own_leaves import Chat, Ledger, Notes, Text
-from support.recording import arrivals
+from support.recording import arrivals, record
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.engines.fake import embed_words
+from teola_plugin.engines.fake import FakeLLM, embed_words
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -144,7 +145,7 @@ def test_another_of_its_class_is_served_as_well(openai_pool: EnginePool, stub: S
     made.model_copy(update={"temperature": 1.0}).invoke(QUESTION)
     assert len(seen) == 3 and [body.get("temperature") for body in asked(stub)] == [0.5, None, 1.0]
     with pytest.raises(RegistrationError, match="talks to http://elsewhere/v1"):
-        type(made)(base_url="http://elsewhere/v1", api_key="k", model=MODEL)
+        type(made)(base_url="http://elsewhere/v1", api_key="k", model=MODEL).invoke(QUESTION)
 
 
 def test_refusals_are_those_of_bind(openai_pool: EnginePool, fakes: EnginePool, stub: Stub) -> None:
@@ -195,13 +196,58 @@ def test_what_is_set_on_it_counts(fakes: EnginePool) -> None:
         made.invoke(QUESTION)
 
 
-def test_tools_and_schemas_are_the_engines(fakes: EnginePool) -> None:
-    """As of the `ChatTeola` that `bind=` makes."""
-    made, same = fakes.bound(Provider(), "llm"), ChatTeola(pool=fakes, max_tokens=8)
-    assert told(made.bind_tools([add], strict=True).invoke(QUESTION)) == told(same.bind_tools([add]).invoke(QUESTION))
-    schema = {"title": "x", "type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
-    asking, of_same = made.with_structured_output(schema), same.with_structured_output(schema)
-    assert asking.first.kwargs == of_same.first.kwargs and type(asking.last) is type(of_same.last)
+def openai_of_another_server(**options: Any) -> ChatOpenAI:
+    return ChatOpenAI(base_url="http://elsewhere/v1", api_key="k", model=MODEL, max_tokens=40, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream"])
+async def test_tools_come_in_the_objects_own_form(fakes: EnginePool, way: str) -> None:
+    """The engine is asked for what a `ChatTeola` with these tools asks for; the answer comes whole."""
+    made, same = fakes.bound(openai_of_another_server(), "llm"), ChatTeola(pool=fakes, max_tokens=40)
+    requests = record(fakes.engine("llm"))
+
+    same.bind_tools([add], tool_choice="add").invoke(QUESTION)
+    asking: Any = made.bind_tools([add], tool_choice="add", strict=True)
+    if way == "stream":
+        answer = functools.reduce(operator.add, asking.stream(QUESTION))
+    elif way == "astream":
+        answer = functools.reduce(operator.add, [chunk async for chunk in asking.astream(QUESTION)])
+    else:
+        answer = asking.invoke(QUESTION) if way == "invoke" else await asking.ainvoke(QUESTION)
+
+    expected, found = (request.payload for request in requests)
+    assert json.loads(found.sampling.json_schema)["properties"]["name"] == {"enum": ["add"]}
+    assert [tool["function"]["name"] for tool in json.loads(found.prompt.tools)] == ["add"]
+    assert found.prompt.messages == expected.prompt.messages
+    assert answer.content or answer.tool_calls
+
+
+def test_a_model_without_tools_has_none_on_an_engine(fakes: EnginePool) -> None:
+    with pytest.raises(NotImplementedError):
+        fakes.bound(Provider(), "llm").bind_tools([add])
+
+
+class Answer(BaseModel):
+    """An answer."""
+
+    text: Literal["yes"]
+
+
+def test_structured_output_is_parsed_as_of_the_object(fakes_of_json: EnginePool) -> None:
+    made = fakes_of_json.bound(openai_of_another_server(), "llm")
+
+    assert made.with_structured_output(Answer).invoke(QUESTION) == Answer(text="yes")
+    assert made.with_structured_output(Answer.model_json_schema()).invoke(QUESTION) == {"text": "yes"}
+
+
+@pytest.fixture
+def fakes_of_json() -> Iterator[EnginePool]:
+    def answer(prompt: Any, sampling: Any) -> str:
+        assert json.loads(sampling.json_schema)["properties"]["text"]
+        return '{"text": "yes"}'
+
+    with EnginePool.local(engines=[FakeLLM("llm", answer=answer)]) as pool:
+        yield pool
 
 
 def test_callbacks_and_events_are_the_objects(fakes: EnginePool) -> None:

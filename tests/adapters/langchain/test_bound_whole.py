@@ -1,21 +1,27 @@
-"""`bind=`: an object is bound wherever a chain holds it, or not at all; and one list may serve several chains."""
+"""`bind=`: an object is routed wherever a chain or a graph holds it; and one list may serve several chains."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.graph import END, START, StateGraph
-from support.own_leaves import Chat, Ledger
+from support.own_leaves import Chat, Ledger, SyncChat
 from test_bind import Words
 
-from teola_plugin import accelerate
+from teola_plugin import accelerate, uninstall
+from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 
@@ -31,7 +37,7 @@ GLOBAL = Chat(ledger=Ledger())
 
 
 def named_globally(value: Any) -> Any:
-    return GLOBAL.invoke(value)
+    return GLOBAL.invoke(str(value))
 
 
 def inner(value: Any) -> Any:
@@ -43,57 +49,102 @@ class Helper:
         self.model = model
 
     def __call__(self, value: Any) -> Any:
-        return self.model.invoke(value)
+        return self.model.invoke(str(value))
 
     def judged(self, value: Any) -> Any:
-        return self.model.invoke(value)
+        return self.model.invoke(str(value))
 
 
 class Holder(Runnable[Any, Any]):
-    """No Pydantic object: its attributes are not looked into by `bind=`."""
+    """No Pydantic object."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        return self.model.invoke(input, config)
+        return self.model.invoke(str(input), config)
 
 
 def in_default(model: Any) -> Any:
     def judged(value: Any, model: Any = model) -> Any:
-        return model.invoke(value)
+        return model.invoke(str(value))
 
     return judged
 
 
-HELD: dict[str, tuple[Any, str]] = {
-    "closure": (lambda model: lambda value: model.invoke(value), "lambda"),
-    "chain in a closure": (lambda model: (lambda chain: lambda value: chain.invoke(value))(ask(model)), "lambda"),
-    "default": (in_default, "judged"),
-    "partial": (lambda model: partial(lambda model, value: model.invoke(value), model), "lambda"),
-    "bound method": (lambda model: Helper(model).judged, r"Helper\.judged"),
-    "callable": (lambda model: RunnableLambda(Helper(model).__call__), r"Helper\.__call__"),
-    "global": (lambda model: named_globally, "named_globally"),
-    "helper": (lambda model: inner, "named_globally"),
-    "attribute": (Holder, "a Holder"),
+def in_tool(model: Any) -> Any:
+    @tool
+    def judged(value: str) -> str:
+        """Judge."""
+        return str(model.invoke(value).content)
+
+    return lambda value: judged.invoke({"value": str(value)})
+
+
+def in_attribute_of_a_function(model: Any) -> Any:
+    def judged(value: Any) -> Any:
+        return judged.model.invoke(str(value))  # type: ignore[attr-defined]
+
+    judged.model = model  # type: ignore[attr-defined]
+    return judged
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "closure": lambda model: lambda value: model.invoke(str(value)),
+    "chain in a closure": lambda model: (lambda chain: lambda value: chain.invoke({"question": value}))(ask(model)),
+    "default": in_default,
+    "partial": lambda model: partial(lambda model, value: model.invoke(str(value)), model),
+    "bound method": lambda model: Helper(model).judged,
+    "callable": lambda model: RunnableLambda(Helper(model).__call__),
+    "global": lambda model: named_globally,
+    "helper": lambda model: inner,
+    "attribute": Holder,
+    "tool": in_tool,
+    "attribute of a function": in_attribute_of_a_function,
 }
 
 
-@pytest.mark.parametrize("where", HELD)
-@pytest.mark.parametrize("strict", [True, False])
-def test_never_in_part(fakes: EnginePool, where: str, strict: bool) -> None:
+@pytest.mark.parametrize("where", HOLDERS)
+@pytest.mark.parametrize("occurs_in_the_chain", [True, False])
+def test_a_model_is_served_wherever_it_is_held(fakes: EnginePool, where: str, occurs_in_the_chain: bool) -> None:
     model = GLOBAL if where in ("global", "helper") else Chat(ledger=Ledger())
-    make, said = HELD[where]
-    made = make(model)
-    chain = RunnablePassthrough.assign(answer=ask(model)) | (
-        made if isinstance(made, Runnable) else RunnableLambda(made)
-    )
-    with pytest.raises(RegistrationError, match=said) as caught:
-        accelerate(chain, pool=fakes, bind=[(model, "llm")], strict=strict)
-    assert "pool.bound(model, engine)" in (caught.value.hint or "")
+    model.ledger.calls.clear()
+    holder = HOLDERS[where](model)
+    runnable: Chain = holder if isinstance(holder, Runnable) else RunnableLambda(holder)
+    chain = RunnablePassthrough.assign(answer=ask(model)) | runnable if occurs_in_the_chain else runnable
+
+    fast = accelerate(chain, pool=fakes, bind=[(model, "llm")])
+
+    assert fast.invoke(QUESTION)
+    assert not model.ledger.calls
 
 
-def test_the_copy_in_its_place_is_bound_whole(fakes: EnginePool) -> None:
+def test_the_object_outside_of_the_accelerated_one_is_not_served(fakes: EnginePool) -> None:
+    model = Chat(ledger=Ledger())
+    chain = ask(model)
+    accelerate(chain, pool=fakes, bind=[(model, "llm")]).invoke(QUESTION)
+
+    assert chain.invoke(QUESTION) == "model(what is a primitive?)"
+    assert model.invoke("hi").content == "model(hi)"
+    assert model.ledger.calls == {"model: what is a primitive?": 1, "model: hi": 1}
+
+
+def test_the_original_runs(fakes: EnginePool) -> None:
+    """What the user's class does above its provider method is done."""
+
+    class Polite(Chat):
+        def invoke(self, input: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().invoke(f"please: {input.to_messages()[-1].content}", *args, **kwargs)
+
+    model = Polite(ledger=Ledger())
+    fast = accelerate(ask(model), pool=fakes, bind=[(model, "llm")])
+    same = ChatTeola(pool=fakes).invoke("please: what is a primitive?")
+
+    assert fast.chain is fast.original
+    assert fast.invoke(QUESTION) == same.content
+
+
+def test_an_object_of_pool_bound_is_served_everywhere(fakes: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     served = fakes.bound(model, "llm")
     chain = RunnablePassthrough.assign(answer=ask(served)) | RunnableLambda(
@@ -103,8 +154,7 @@ def test_the_copy_in_its_place_is_bound_whole(fakes: EnginePool) -> None:
     assert not model.ledger.calls
 
 
-def test_stores_and_other_functions_are_no_reason(fakes: EnginePool) -> None:
-    """A store embeds its documents by itself, whoever holds it."""
+def test_functions_that_hold_the_store_run_as_ever(fakes: EnginePool) -> None:
     words = Words()
     store = InMemoryVectorStore(words)
     store.add_documents([Document("lambs eat grass"), Document("walls need lime")])
@@ -114,7 +164,7 @@ def test_stores_and_other_functions_are_no_reason(fakes: EnginePool) -> None:
     assert accelerate(chain, pool=fakes, bind=[(words, "embedder")]).invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_nodes_of_a_graph_are_bound_whole(fakes: EnginePool) -> None:
+def test_nodes_of_a_graph(fakes: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     graph = StateGraph(dict)
     graph.add_node("chain", ask(model) | RunnableLambda(lambda text: {"question": text}))
@@ -122,8 +172,12 @@ def test_nodes_of_a_graph_are_bound_whole(fakes: EnginePool) -> None:
     graph.add_edge(START, "chain")
     graph.add_edge("chain", "function")
     graph.add_edge("function", END)
-    with pytest.raises(RegistrationError, match="also held by the function"):
-        accelerate(graph.compile(), pool=fakes, bind=[(model, "llm")])
+
+    fast = accelerate(graph.compile(), pool=fakes, bind=[(model, "llm")])
+
+    assert fast.invoke(QUESTION)
+    assert list(fast.stream(QUESTION))
+    assert not model.ledger.calls
 
 
 def test_one_list_serves_several_chains(fakes: EnginePool) -> None:
@@ -141,3 +195,76 @@ def test_without_any_of_them_it_runs_as_it_is(fakes: EnginePool) -> None:
     fast = accelerate(ask(model), pool=fakes, bind=[(Words(), "embedder")], strict=False)
     assert fast.invoke(QUESTION) == ask(model).invoke(QUESTION)
     assert accelerate(model, pool=fakes, bind=[(Words(), "embedder")], strict=False).invoke("why?")
+
+
+# ------------------------------------------------------------ objects that do not exist yet
+
+
+def test_a_class_is_served_with_all_its_objects(fakes: EnginePool) -> None:
+    class Mine(Chat):
+        pass
+
+    ledger = Ledger()
+    chain = RunnableLambda(lambda value: Mine(ledger=ledger).invoke(value["question"]).content)
+
+    assert accelerate(chain, pool=fakes, bind={Mine: "llm"}).invoke(QUESTION)
+    assert not ledger.calls
+    chain.invoke(QUESTION)
+    assert ledger.calls
+
+
+def test_an_object_that_configuration_makes_is_served(fakes: EnginePool) -> None:
+    class Sized(Chat):
+        max_tokens: int = 8
+
+    model = Sized(ledger=Ledger())
+    chain = ChatPromptTemplate.from_template("{question}") | model.configurable_fields(
+        max_tokens=ConfigurableField(id="m")
+    )
+    fast = accelerate(chain, pool=fakes, bind=[(model, "llm")])
+
+    answer = fast.invoke(QUESTION, {"configurable": {"m": 2}})
+
+    assert answer.usage_metadata["output_tokens"] == 2
+    assert not model.ledger.calls
+
+
+def test_objects_are_not_kept_alive(fakes: EnginePool) -> None:
+    class Mine(Chat):
+        pass
+
+    chain = RunnableLambda(lambda value: Mine().invoke(value["question"]).content)
+    fast = accelerate(chain, pool=fakes, bind={Mine: "llm"})
+    for _ in range(3):
+        fast.invoke(QUESTION)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Mine]
+
+
+# ------------------------------------------------------------ methods that a class inherits
+
+
+async def test_async_calls_stay_async(fakes: EnginePool) -> None:
+    model = SyncChat(ledger=Ledger())
+    words = Words()
+    fast = accelerate(ask(model), pool=fakes, bind=[(model, "llm")])
+    routed = fakes.bound(words, "embedder")
+
+    assert await fast.ainvoke(QUESTION) == fast.invoke(QUESTION)
+    assert await routed.aembed_query("x") == words.embed_query("x")
+    assert "_agenerate" in vars(SyncChat) and "aembed_query" in vars(Words)
+    assert not model.ledger.calls
+
+
+async def test_uninstall_removes_the_methods_that_were_added(fakes: EnginePool) -> None:
+    model, words = SyncChat(ledger=Ledger()), Words()
+    fast = accelerate(ask(model), pool=fakes, bind=[(model, "llm")])
+    fakes.bound(words, "embedder")
+
+    uninstall()
+
+    assert "_agenerate" not in vars(SyncChat) and "aembed_query" not in vars(Words)
+    assert SyncChat._agenerate is BaseChatModel._agenerate
+    assert Words.aembed_query is Embeddings.aembed_query
+    assert await fast.ainvoke(QUESTION) == "model(what is a primitive?)"
+    assert accelerate(ask(model), pool=fakes, bind=[(model, "llm")]).invoke(QUESTION) != "model(what is a primitive?)"

@@ -481,7 +481,7 @@ def test_a_failing_renewal_runs_the_original(monkeypatch: pytest.MonkeyPatch) ->
     original = EnsembleRetriever(retrievers=[Farm(), Farm()], weights=[0.5, 0.5])
     fast = accelerate(original, concurrent=[Farm])
     original.retrievers = [Farm(k=2), Farm(k=2)]
-    monkeypatch.setattr("teola_plugin.adapters.langchain.accelerate.with_serving", None)
+    monkeypatch.setattr("teola_plugin.adapters.langchain.accelerate.routing_of", None)
     assert len(fast.invoke("oats")) == 2
 
 

@@ -86,7 +86,8 @@ def test_bound_objects_are_those_of_the_copy() -> None:
         model = Chat(ledger=Counts())
         chain = ChatPromptTemplate.from_template("{question}") | model
         made = copy.deepcopy(accelerate(chain, pool=pool, bind=[(model, "llm")]))
-        assert isinstance(made.chain.last, ChatTeola) and made.original.last is not model
+        assert made.original.last is not model and made.invoke(GIVEN).content
+        assert not model.ledger.calls and not made.original.last.ledger.calls
         search = RunnablePassthrough() | InMemoryVectorStore(embeddings).as_retriever()
         assert copy.deepcopy(accelerate(search, pool=pool, bind=[(embeddings, "embedder")])).invoke("x") == []
 

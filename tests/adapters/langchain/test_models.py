@@ -101,7 +101,7 @@ def test_a_bound_model_keeps_its_class(fakes: EnginePool) -> None:
     fast = accelerate(mine, pool=fakes, bind=[(mine, "llm")])
     assert isinstance(fast, Provider) and fast.original is mine
     assert fast.invoke(QUESTION).content == ChatTeola(pool=fakes, max_tokens=8).invoke(QUESTION).content
-    assert fast.bind_tools([add]).invoke(QUESTION).content and not mine.ledger.calls
+    assert fast.bind(max_tokens=2).invoke(QUESTION).content and not mine.ledger.calls
     trace = fast.last_trace()
     assert trace is not None and [span.engine for span in trace.spans] == ["llm"]
 

@@ -18,10 +18,14 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from support.openai_stub import MODEL, Stub, openai_stub
+from support.recording import arrivals
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.automatic_engines import PROCESS, served_text
+from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import Threads
+from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.routing import under_routing
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer
@@ -93,7 +97,7 @@ def test_the_models_of_a_chain_are_served(stub: Stub, embeddings: Any, way: str)
     chain = rag(store_of(embeddings).as_retriever(search_kwargs={"k": 2}), model(stub))
     plain, sent = WAYS[way](chain), list(stub.asked)
     fast = accelerate(chain, engines="auto")
-    assert [type(one.obj).__name__ for one in fast.serving.bound] == ["HuggingFaceEmbeddings", "ChatOpenAI"]
+    assert {type(one.obj).__name__ for one in fast.serving.bound} == {"HuggingFaceEmbeddings", "ChatOpenAI"}
     stub.asked.clear()
     assert WAYS[way](fast) == plain
     assert stub.asked == sent, "the very requests of the plain object, and no other"
@@ -134,7 +138,8 @@ def test_engines_are_shared_by_later_calls(stub: Stub, embeddings: Any) -> None:
     assert [name for _, name in again.serving.bind] == [name for _, name in other.serving.bind] == names
     assert first.serving.pool is again.serving.pool is other.serving.pool is PROCESS.pool
     changed = HuggingFaceEmbeddings(model_name=packaged_minilm(), encode_kwargs={"prompt": "query: "})
-    [(_, name), _] = accelerate(rag(store_of(changed).as_retriever(), model(stub)), engines="auto").serving.bind
+    bind = accelerate(rag(store_of(changed).as_retriever(), model(stub)), engines="auto").serving.bind
+    name = next(engine for obj, engine in bind if obj is changed)
     assert name not in names, "it puts a prompt before its texts"
 
 
@@ -171,8 +176,10 @@ def test_searches_of_a_served_store_may_run_side_by_side(embeddings: Any) -> Non
     from langchain_community.vectorstores import FAISS
 
     retriever = FAISS.from_texts(FACTS, embeddings).as_retriever()
-    served = accelerate(retriever, engines="auto").chain
-    assert not Threads(ThreadSafety()).allow(retriever) and Threads(ThreadSafety()).allow(served)
+    _, rules, _ = routing_of(retriever, Options(engines="auto"))
+    assert not Threads(ThreadSafety()).allow(retriever)
+    with under_routing(rules):
+        assert Threads(ThreadSafety()).allow(retriever)
 
 
 # ------------------------------------------------------------ what is left alone
@@ -201,15 +208,48 @@ def test_what_bind_would_refuse_is_left(stub: Stub) -> None:
     assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_a_model_that_a_function_holds_is_left(stub: Stub) -> None:
+def test_a_model_that_a_function_holds_is_served(stub: Stub) -> None:
     llm, hidden = model(stub), model(stub)
-    chain = RunnablePassthrough.assign(a=asking("a", llm)) | RunnableLambda(lambda x: llm.invoke(x["a"]).content)
+    chain = RunnablePassthrough.assign(a=asking("a", llm)) | RunnableLambda(lambda x: hidden.invoke(x["a"]).content)
+    expected = chain.invoke(QUESTION)
+
     fast = accelerate(chain, engines="auto")
-    assert not fast.serving.bound and "also held by the function" in left(fast)["ChatOpenAI"]
-    assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
-    fast = accelerate(asking("a", llm) | (lambda text: hidden.invoke(text).content), engines="auto")
-    assert [one.obj for one in fast.serving.bound] == [llm]
-    assert "pool.bound(model, engine)" in left(fast)["ChatOpenAI"]
+    seen = arrivals(fast.serving.pool)
+
+    assert fast.invoke(QUESTION) == expected
+    assert {id(one.obj) for one in fast.serving.bound} == {id(llm), id(hidden)} and not fast.serving.left
+    assert len(seen) == 2
+
+
+def test_a_model_that_is_created_in_a_function_is_served(stub: Stub) -> None:
+    chain = asking("a", model(stub)) | RunnableLambda(lambda text: model(stub).invoke(text).content)
+    expected = chain.invoke(QUESTION)
+
+    fast = accelerate(chain, engines="auto")
+    seen = arrivals(fast.serving.pool)
+
+    assert fast.invoke(QUESTION) == expected
+    assert len(seen) == 2
+
+
+async def test_a_graph_whose_nodes_create_their_models_is_served(stub: Stub) -> None:
+    async def function(state: Any) -> Any:
+        return {"question": (await model(stub).ainvoke(state["question"])).content}
+
+    graph = StateGraph(dict)
+    graph.add_node("function", function)
+    graph.add_edge(START, "function")
+    graph.add_edge("function", END)
+    plain = graph.compile()
+    expected = await plain.ainvoke(QUESTION)
+    stub.asked.clear()
+
+    fast = accelerate(plain, engines="auto")
+    assert await fast.ainvoke(QUESTION) == expected
+    seen = arrivals(PROCESS.pool)  # type: ignore[arg-type]
+    assert await fast.ainvoke(QUESTION) == expected
+
+    assert len(seen) == 1 and len(stub.asked) == 2
 
 
 def test_nodes_of_a_graph(stub: Stub) -> None:
@@ -224,7 +264,8 @@ def test_nodes_of_a_graph(stub: Stub) -> None:
     fast = accelerate(plain, engines="auto")
     assert fast.invoke(QUESTION) == plain.invoke(QUESTION)
     told = fast.explain()
-    assert "engine 'llm" in told and "pool.bound(model, engine)" in told
+    assert {id(one.obj) for one in fast._teola.serving.bound} == {id(llm), id(hidden)}
+    assert "engine 'llm" in told and "left as it is" not in told
 
 
 def test_without_models_nothing_is_made(stub: Stub) -> None:

@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.binding import stores as bind_stores
+from teola_plugin.adapters.langchain.binding import workers
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, embed_words
 from teola_plugin.pool import EnginePool
@@ -103,11 +103,12 @@ def test_each_query_is_embedded_once(pool: EnginePool) -> None:
     store = own_store()
     embedder: Any = pool.engine("embedder")
     served(pool, store).invoke(GIVEN)
-    assert sorted(embedder.texts) == ["one", "three", "two"]
+    written = [document.page_content for document in DOCUMENTS]
+    assert sorted(embedder.texts) == sorted([*written, "one", "three", "two"])
 
 
 def test_a_large_store_is_searched_in_its_place_only(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bind_stores, "SMALL", 2)
+    monkeypatch.setattr(workers, "SMALL", 2)
     store = own_store()
     plain = app(pool, store).invoke(GIVEN)
     assert served(pool, store).invoke(GIVEN) == plain

@@ -12,6 +12,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, wrap_model_call
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_openai import ChatOpenAI
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.own_leaves import Chat, Ledger
@@ -40,7 +41,7 @@ class Provider(Chat):
     max_tokens: int | None = 8
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        return self.bind()
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
 
 @pytest.fixture

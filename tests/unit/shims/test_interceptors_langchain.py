@@ -11,10 +11,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, FakeListLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import BaseTool, StructuredTool, Tool, ToolException
 
 from teola_plugin.shims import langchain_interceptors as seam
@@ -384,3 +386,79 @@ def test_a_call_of_a_tool_that_was_not_prefetched_costs_three_microseconds_at_mo
         assert min(added() for _ in range(4)) < 3e-6, "what runs beside the test slows one of the two"
     finally:
         seam.uninstall()
+
+
+# ------------------------------------------------------------ calls that an engine answers
+
+
+class Vectors(Embeddings):
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [[0.0] for _ in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return [0.0]
+
+
+@pytest.fixture
+def routed() -> Iterator[list[tuple[str, Any]]]:
+    """The calls that an engine answers with 1.0."""
+    calls: list[tuple[str, Any]] = []
+
+    def route(target: Any, method: str, original: Any) -> seam.RoutedCall | None:
+        def call(target: Any, argument: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append((method, argument))
+            return ready([1.0]) if method.startswith("a") else [1.0]
+
+        return seam.RoutedCall(call, False) if isinstance(target, Vectors) else None
+
+    before = list(seam._routes_calls)
+    seam.install(lambda target, run_manager: None)
+    seam.route_calls(route)
+    yield calls
+    seam.uninstall()
+    seam._routes_calls[:] = before
+
+
+async def ready(value: Any) -> Any:
+    return value
+
+
+async def test_add_routed_methods_has_inherited_methods_asked_too(routed: list[Any]) -> None:
+    seam.add_routed_methods(Vectors)
+
+    assert Vectors().embed_query("a") == await Vectors().aembed_query("b") == [1.0]
+
+    assert routed == [("embed_query", "a"), ("aembed_query", "b")]
+
+
+async def test_uninstall_deletes_the_methods_that_were_added(routed: list[Any]) -> None:
+    seam.add_routed_methods(Vectors)
+    assert "aembed_query" in vars(Vectors)
+
+    seam.uninstall()
+
+    assert "aembed_query" not in vars(Vectors)
+    assert await Vectors().aembed_query("b") == [0.0]
+
+
+def test_add_routed_methods_leaves_streams_to_the_framework(routed: list[Any]) -> None:
+    seam.add_routed_methods(Model)
+
+    assert not {"_stream", "_astream"} & vars(Model).keys()
+    assert Model._stream is BaseChatModel._stream
+
+
+def test_route_calls_leaves_other_objects_alone(routed: list[Any]) -> None:
+    assert Model().invoke("q").content == "answer"
+    assert routed == []
+
+
+def test_follow_configured_objects_tells_of_what_a_call_is_made_on() -> None:
+    noted: list[Any] = []
+    seam.install(lambda target, run_manager: None)
+    seam.follow_configured_objects(lambda obj, original: noted.append((obj.temperature, original.temperature)))
+
+    Model().configurable_fields(temperature=ConfigurableField(id="t")).invoke("q", {"configurable": {"t": 0.5}})
+    seam.uninstall()
+
+    assert noted == [(0.5, 0.0)]
