@@ -84,7 +84,7 @@ def listening_tally() -> Tally:
     """Return a tally that counts the models outside the pool, too, whose framework reports their tokens."""
     if "langchain_core" not in sys.modules:
         return Tally()
-    from teola_plugin.adapters.langchain.told_usage import listening_tally as langchain_tally
+    from teola_plugin.adapters.langchain.usage import listening_tally as langchain_tally
 
     return langchain_tally()
 

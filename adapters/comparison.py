@@ -86,7 +86,9 @@ def difference(first: Any, second: Any, where: str = "") -> str:
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             return _at(where, f"{_shortened(list(first))} here, {_shortened(list(second))} there")
-        inside = (difference(first[key], second[key], _below(where, key)) for key in first)
+        inside = (
+            difference(first[key], second[key], where if key == "items" else f"{where}[{key!r}]") for key in first
+        )
         return next((text for text in inside if text), "")
     if _equal(first, second):
         return ""
@@ -103,10 +105,6 @@ def _equal(first: Any, second: Any) -> bool:
         return type(first) is type(second) and bool(first == second)
     except Exception:  # an object of the user's that cannot be compared
         return first is second
-
-
-def _below(where: str, key: Any) -> str:
-    return where if key == "items" else f"{where}[{key!r}]"
 
 
 def _at(where: str, text: str) -> str:

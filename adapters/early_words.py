@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.early_work import draws, forms_matter, freed
+from teola_plugin.adapters.early_work import dropped_waits, forms_matter, has_untold_drafts
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
@@ -102,7 +102,7 @@ def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
 
 
 def _drafted(graph: Graph) -> Iterator[str]:
-    names = dict.fromkeys(component_of(p.id) for p in graph for one in held(p) if draws(one))
+    names = dict.fromkeys(component_of(p.id) for p in graph for one in held(p) if has_untold_drafts(one))
     if names:
         yield f"{listed(list(names))} in fewer steps, with what it may repeat as drafts"
 
@@ -171,7 +171,11 @@ def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[st
     for p in source:
         if asks(p) and p.id in graph and (sites is None or sites & _sites(p)):
             name = component_of(p.id)
-            dropped = {component_of(one) for one in freed(p.id, source, graph) if _counts(source[one])} - {name}
+            dropped = {
+                component_of(one)
+                for one in dropped_waits(p.id, source, graph)
+                if asks(source[one]) or is_impure(source[one])
+            } - {name}
             dropped_by_name.setdefault(name, set()).update(dropped)
     return {name: dropped for name, dropped in dropped_by_name.items() if dropped}
 
@@ -179,10 +183,6 @@ def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[st
 def asks(p: Primitive) -> bool:
     """Return True if a primitive, or one of its fragment, makes requests to engines."""
     return any(one.on_engine for one in held(p))
-
-
-def _counts(p: Primitive) -> bool:
-    return asks(p) or is_impure(p)
 
 
 def _sites(p: Primitive) -> set[str]:

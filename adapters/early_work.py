@@ -29,22 +29,22 @@ class Endable(Protocol):
     def cancel(self) -> None: ...
 
 
-def pays(optimised: Optimised) -> bool:
+def starts_early(optimised: Optimised) -> bool:
     """Return True if anything can start before its place in sequential code, or is decoded in fewer steps.
 
     Otherwise the query is only traced.
     """
-    return optimised.source is None or runs_ahead(optimised.source, optimised.graph)
+    return optimised.source is None or can_start_early(optimised.source, optimised.graph)
 
 
 @lru_cache(maxsize=256)
-def runs_ahead(source: Graph, graph: Graph) -> bool:
-    """Return `pays` for a p-graph and its e-graph."""
+def can_start_early(source: Graph, graph: Graph) -> bool:
+    """Return `starts_early` for a p-graph and its e-graph."""
     if any(
         p.id not in source or p.attributes.grow or (p.on_engine and p.attributes.lookahead is not None) for p in graph
     ):
         return True  # stages, partial prefillings, partial decodings, growing lists, parts that may be chosen
-    if any(map(draws, graph)):
+    if any(map(has_untold_drafts, graph)):
         return True
     bits = {p.id: 1 << index for index, p in enumerate(p for p in source if takes_time(p))}
     before, now = source.reached(bits), graph.reached(bits)
@@ -59,10 +59,10 @@ def _holder_pays(before: Primitive, p: Primitive) -> bool:
     graphs = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
     if p.attributes.beside and any(takes_time(q) for _, graph in graphs for q in graph):
         return True
-    return any(runs_ahead(a, b) for a, b in graphs)
+    return any(can_start_early(a, b) for a, b in graphs)
 
 
-def freed(name: str, source: Graph, graph: Graph) -> frozenset[str]:
+def dropped_waits(name: str, source: Graph, graph: Graph) -> frozenset[str]:
     """Return the primitives that one waits for in the p-graph and not in the e-graph."""
     return source.ancestors[name] - graph.ancestors[name]
 
@@ -73,7 +73,7 @@ def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
         if p.id not in source:
             continue
         before = source[p.id]
-        is_freed = any(takes_time(source[name]) for name in freed(p.id, source, graph))
+        is_freed = any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
         if is_freed or (p.attributes.beside and p.holds_fragment):
             yield from _call_sites(p)
         elif p.holds_fragment:
@@ -87,7 +87,7 @@ def _call_sites(p: Primitive) -> Iterator[str]:
     return (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
 
 
-def draws(p: Primitive) -> bool:
+def has_untold_drafts(p: Primitive) -> bool:
     """Return True if the graph knows a text that the answer may repeat, and that is in no request of the original."""
     return any(not one.told for one in p.attributes.drafts)
 
@@ -102,7 +102,7 @@ def takes_time(p: Primitive) -> bool:
     return p.on_engine or p.kind in IMPURE_KINDS or p.holds_fragment
 
 
-def submitted(
+def submit(
     pool: EnginePool, query: Query, optimised: Optimised, calls: Calls, form: AnswerForm = AnswerForm.UNKNOWN
 ) -> QueryRun:
     """Start the live query: its e-graph runs from here, and the original ends it. `form`: see `QueryRun`."""
@@ -122,7 +122,7 @@ def joinable(run: Any) -> QueryRun | None:
     return run if isinstance(run, QueryRun) and run.joins and not run.closed else None
 
 
-def shape(traced: TraceResult, input: Any) -> dict[str, int]:
+def expected_sizes(traced: TraceResult, input: Any) -> dict[str, int]:
     """Return the expected sizes for this input."""
     try:
         return traced.sizes(input)

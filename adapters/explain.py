@@ -150,7 +150,8 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     components = {component_of(one.id) for p in source for one in held(p) if one.on_engine}
     if any(component_of(s.primitive) not in components for s in done):
         return None
-    seconds = {p.id: _seconds(p, done) for p in _lasts(source)}
+    last_primitives = {component_of(p.id): p for p in source if asks(p)}.values()  # each stands for its component
+    seconds = {p.id: _seconds(p, done) for p in last_primitives}
     ready: dict[str, float] = {}
     for p in source:
         start = max((ready[name] for name in source.parents(p.id)), default=0.0)
@@ -158,28 +159,20 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     return max(ready.values(), default=0.0) or None
 
 
-def _lasts(source: Graph) -> list[Primitive]:
-    """Return the last primitive of each component that makes requests, which stands for all of it."""
-    return list({component_of(p.id): p for p in source if asks(p)}.values())
-
-
 def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
     if not p.holds_fragment:
         name = component_of(p.id)
         return _by_component(s for s in spans if "/" not in s.primitive and component_of(s.primitive) == name)
+    arms = InstancePath(p.id).arm(True), InstancePath(p.id).arm(False)
     inside: dict[str, list[Span]] = {}
     for span in spans:
         path = InstancePath(InstancePath(span.primitive).settled)
         outer = path.outermost
-        if path.in_instance_of(p.id) or outer in _arms(p):
+        if path.in_instance_of(p.id) or outer in arms:
             inside.setdefault(outer, []).append(span)
     durations = [_by_component(spans_of_instance) for spans_of_instance in inside.values()]
     at_once = p.kind is _K.MAP and not p.attributes.beside
     return max(durations, default=0.0) if at_once else sum(durations)
-
-
-def _arms(p: Primitive) -> tuple[str, str]:
-    return InstancePath(p.id).arm(True), InstancePath(p.id).arm(False)
 
 
 def _by_component(spans: Iterable[Span]) -> float:
@@ -321,12 +314,14 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
         answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING) and not p.attributes.provisional
         if not answers or not p.prompt or profile is None:
             continue
-        times = [_part_time(p.input(part.variable), ready) if part.variable else 0.0 for part in p.prompt]
+        producers = [getattr(p.input(part.variable), "producer", "") if part.variable else "" for part in p.prompt]
+        times = [ready.get(producer, 0.0) for producer in producers]
         late = next((i for i, t in enumerate(times) if t > 0.0 and t >= max(times)), None)
         later_variables = [
             part.variable for part, t in zip(p.prompt, times, strict=True) if part.variable and t < max(times)
         ]
-        names = [name for name in later_variables if late is not None and _index_of(p.prompt, name) > late]
+        variables = [part.variable for part in p.prompt]
+        names = [name for name in later_variables if late is not None and variables.index(name) > late]
         if names and profile.prefix_caching:
             early_tokens = sum(part.tokens for part in p.prompt[:late])
             yield (
@@ -337,12 +332,3 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
     for p in graph:
         if p.kind is _K.OPAQUE:
             yield f"{p.id} is user code: what depends on it starts when it has run"
-
-
-def _part_time(ref: object, ready: dict[str, float]) -> float:
-    producer = getattr(ref, "producer", "")
-    return ready.get(producer, 0.0)
-
-
-def _index_of(prompt: tuple[object, ...], variable: str) -> int:
-    return next(i for i, part in enumerate(prompt) if getattr(part, "variable", "") == variable)

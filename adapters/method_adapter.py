@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from teola_plugin.adapters.early_work import log_fallback, shape, sites_that_start_sooner, submitted
+from teola_plugin.adapters.early_work import expected_sizes, log_fallback, sites_that_start_sooner, submit
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
@@ -358,12 +358,12 @@ class MethodQuery:
         pool, input = shared_pool(), adapter.query_input(args, kwargs)
         pool.running_now()
         traced = plan.traced
-        optimised = pool.plan(traced.template, shape(traced, input), passes=pool.passes, speculate="auto")
+        optimised = pool.plan(traced.template, expected_sizes(traced, input), passes=pool.passes, speculate="auto")
         query = Query({"input": input})
         self._query_id = query.id
         prefetchers[query.id] = self
         try:
-            self._run = submitted(pool, query, optimised, traced.calls)
+            self._run = submit(pool, query, optimised, traced.calls)
         except BaseException:
             prefetchers.pop(query.id, None)
             raise

@@ -81,7 +81,9 @@ class EngineModel(BaseModel):
                 raise unknown_name(f"argument of {type(self).__name__}", name, names)
         values = {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in _PLAIN}
         _check(values)
-        return Sampling(**values, stop=_stops(self.stop if stop is None else stop), json_schema=schema_text(schema))
+        stop = self.stop if stop is None else stop
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        return Sampling(**values, stop=stops, json_schema=schema_text(schema))
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
@@ -144,10 +146,6 @@ def _schema_of(arguments: dict[str, Any], default: str | dict[str, Any]) -> str 
         case "text":
             return ""
     raise unknown_name("response_format", str(kind), ["json_schema", "json_object", "text"])
-
-
-def _stops(stop: Sequence[str] | str) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def _check(values: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
-from teola_plugin.adapters.langchain.current_query import asked_in
+from teola_plugin.adapters.langchain.current_query import requested_terms
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.langchain.started_calls import (
     StartedBatch,
@@ -118,7 +118,9 @@ class Batches:
         """
         merged = ensure_config(configs[0] if configs else None)
         common_terms = (
-            asked_in(merged) if all(asked_in(one) == asked_in(configs[0]) for one in configs) else NOTHING_REQUESTED
+            requested_terms(merged)
+            if all(requested_terms(one) == requested_terms(configs[0]) for one in configs)
+            else NOTHING_REQUESTED
         )
         return self._original(merged, common_terms)
 
@@ -197,7 +199,7 @@ class Batches:
 
     def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
         """Return True if the original just runs, whatever the input, and has no deadline."""
-        timed = any(asked_in(one).deadline_s is not None for one in configs)
+        timed = any(requested_terms(one).deadline_s is not None for one in configs)
         return self._pool is None and self._prefetch_plan is None and not timed
 
     def _limited(self, config: Any, inputs: int) -> Any:

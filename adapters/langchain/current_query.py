@@ -58,7 +58,7 @@ def form_of_answers(config: Mapping[str, Any]) -> AnswerForm:
     return AnswerForm.UNKNOWN if may_stream(config.get("callbacks")) else AnswerForm.WHOLE
 
 
-def asked_in(config: Mapping[str, Any] | None) -> RequestedTerms:
+def requested_terms(config: Mapping[str, Any] | None) -> RequestedTerms:
     """Return the terms that a config asks for; the ambient config's where it says nothing.
 
     Raises `RegistrationError`.
@@ -120,7 +120,7 @@ def call_context(pool: Any, callbacks: Any = None) -> CallContext:
     inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
     if callbacks is None and inner is not None:  # LangChain hands none to `_stream`
         callbacks = inner.get("callbacks")
-    return context_of(asked_in(inner), active_runs(callbacks), pool)
+    return context_of(requested_terms(inner), active_runs(callbacks), pool)
 
 
 def _ambient() -> Mapping[str, Any]:

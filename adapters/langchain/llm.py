@@ -17,9 +17,9 @@ from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.current_query import (
     ConfigScopedModel,
-    asked_in,
     call_context,
     config_scope,
+    requested_terms,
     runs_in,
 )
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
@@ -194,4 +194,4 @@ def _are_of_one_query(configs: Sequence[RunnableConfig]) -> bool:
 
 
 def _belonging(config: RunnableConfig) -> tuple[RequestedTerms, list[int]]:
-    return asked_in(config), [id(run) for run in runs_in(config.get("callbacks"))]
+    return requested_terms(config), [id(run) for run in runs_in(config.get("callbacks"))]

@@ -21,7 +21,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.early_words import OwnCalls
-from teola_plugin.adapters.early_work import freed, takes_time
+from teola_plugin.adapters.early_work import dropped_waits, takes_time
 from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import (
     CallSite,
@@ -263,8 +263,8 @@ def sites_that_gain(
     return frozenset(
         _site(p)
         for p in calls
-        if any(takes_time(source[name]) for name in freed(p.id, source, graph))
-        and is_reached(p, freed(p.id, source, graph))
+        if any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
+        and is_reached(p, dropped_waits(p.id, source, graph))
         and not any(take_equal_time(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
 
@@ -277,7 +277,9 @@ def inputs_required_first(optimised: Optimised) -> dict[str, frozenset[str]]:
         return {}
     calls = {p.id: _site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id in source}
     at_once = {name for name in calls if not any(takes_time(graph[one]) for one in graph.ancestors[name])}
-    return {site: frozenset(calls[q] for q in at_once & freed(name, source, graph)) for name, site in calls.items()}
+    return {
+        site: frozenset(calls[q] for q in at_once & dropped_waits(name, source, graph)) for name, site in calls.items()
+    }
 
 
 def unread_sites(graph: Graph, traced: TraceResult) -> frozenset[str]:
@@ -314,7 +316,7 @@ def _lasts_longer(q: Primitive, p: Primitive, source: Graph, graph: Graph) -> bo
     are_independent = p.id not in source.ancestors[q.id] and q.id not in source.ancestors[p.id]
     users = [r for r in graph if takes_time(r) and p.id in graph.ancestors[r.id]]
     is_needed_by_all = all(q.id in graph.ancestors[r.id] for r in users)
-    return are_independent and is_needed_by_all and freed(p.id, source, graph) <= graph.ancestors[q.id]
+    return are_independent and is_needed_by_all and dropped_waits(p.id, source, graph) <= graph.ancestors[q.id]
 
 
 @dataclass(frozen=True, slots=True)

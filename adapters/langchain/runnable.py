@@ -19,9 +19,9 @@ from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.automatic_engines import Serving, served_section
-from teola_plugin.adapters.early_work import joinable, log_fallback, runs_ahead, shape, submitted
+from teola_plugin.adapters.early_work import can_start_early, expected_sizes, joinable, log_fallback, submit
 from teola_plugin.adapters.langchain.batches import Batches
-from teola_plugin.adapters.langchain.current_query import active_runs, asked_in, form_of_answers
+from teola_plugin.adapters.langchain.current_query import active_runs, form_of_answers, requested_terms
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.langchain.shadow import (
@@ -209,7 +209,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return None if self._engines is None else self._plan(self._understood, self._engines, input)
 
     def _plan(self, traced: TraceResult, pool: EnginePool, input: Any) -> Optimised:
-        return pool.plan(traced.template, shape(traced, input), passes=self._passes, speculate=self._speculate)
+        return pool.plan(traced.template, expected_sizes(traced, input), passes=self._passes, speculate=self._speculate)
 
     @property
     def chain(self) -> Runnable[Any, Any]:
@@ -228,7 +228,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             return False
         if plan is None or plan.source is None:
             return False
-        return runs_ahead(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
+        return can_start_early(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
 
     def explain(self, input: Any = None, *, details: bool = False) -> str:
         """Return what was understood, what is prefetched and what to expect, in three lines. Nothing runs.
@@ -298,7 +298,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """
         plan = None if entry is None or kwargs else self._prefetch_plan
         merged = ensure_config(self._with_own(config) if self.config else config)
-        terms, runs = asked_in(merged), active_runs(merged.get("callbacks"))
+        terms, runs = requested_terms(merged), active_runs(merged.get("callbacks"))
         if self._pool is not None or plan is not None:
             try:
                 form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
@@ -384,7 +384,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if table is None and (query_run := joinable(around.run)) is not None:
             return query_run.part(optimised.graph, traced.calls, input, form=terms.form)
         query = self._query(input, terms, pool)
-        gains = optimised.source is None or runs_ahead(optimised.source, optimised.graph)
+        gains = optimised.source is None or can_start_early(optimised.source, optimised.graph)
         if table is None and not gains:
             return pool.runtime.watch(query, joins=True)
         if table is not None:
@@ -393,7 +393,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if isinstance(pool, ProviderPool):  # no engine needs to know how far the end is
             optimised = replace(optimised, graph=without_tail(optimised.graph))
         try:
-            run = submitted(pool, query, optimised, traced.calls, terms.form)
+            run = submit(pool, query, optimised, traced.calls, terms.form)
         except BaseException:
             if table is not None:
                 table.close()
@@ -468,7 +468,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """Start the original alone: nothing can be prefetched, as where the input comes in pieces."""
         merged = ensure_config(config)
         runs = active_runs(merged.get("callbacks"))
-        return self._unplanned(config, asked_in(merged) if terms is None else terms, runs)
+        return self._unplanned(config, requested_terms(merged) if terms is None else terms, runs)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         if _version_of_events(self.bound, kwargs) == "v3":

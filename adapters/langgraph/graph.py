@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.early_work import joinable, log_fallback
-from teola_plugin.adapters.langchain.current_query import active_runs, asked_in
+from teola_plugin.adapters.langchain.current_query import active_runs, requested_terms
 from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
@@ -134,7 +134,7 @@ class AcceleratedGraph:
     def _started(self, config: RunnableConfig | None) -> StartedCall:
         """Start a call: a query of its own, or none without a pool. Raises `RegistrationError` for invalid terms."""
         merged = _merged(self.config, config)  # type: ignore[attr-defined]
-        call_options, runs = asked_in(merged), active_runs(merged.get("callbacks"))
+        call_options, runs = requested_terms(merged), active_runs(merged.get("callbacks"))
         if self._teola.pool is not None:
             try:
                 return self._query(call_options, runs, self._teola.pool)

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
-from teola_plugin.adapters.early_work import log_fallback, runs_ahead
+from teola_plugin.adapters.early_work import can_start_early, log_fallback
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
@@ -119,7 +119,7 @@ class Plans:
         except Exception as error:
             log_fallback(error, None, f"the node {node!r}")
             return None
-        return traced if plan.source is None or runs_ahead(plan.source, plan.graph) else None
+        return traced if plan.source is None or can_start_early(plan.source, plan.graph) else None
 
     def graph(self, traced: TraceResult) -> Graph:
         """Return the e-graph of a plan, for the engines' profiles as they are now."""

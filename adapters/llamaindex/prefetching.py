@@ -25,7 +25,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
-from teola_plugin.adapters.early_work import shape, sites_that_start_sooner, submitted
+from teola_plugin.adapters.early_work import expected_sizes, sites_that_start_sooner, submit
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -160,7 +160,7 @@ class PrefetchPlan:
     def optimised(self, input: Any) -> Optimised:
         """Return the e-graph of a query."""
         pool = shared_pool()
-        return pool.plan(self.traced.template, shape(self.traced, input), passes=pool.passes, speculate="auto")
+        return pool.plan(self.traced.template, expected_sizes(self.traced, input), passes=pool.passes, speculate="auto")
 
 
 def plan_prefetching(
@@ -266,7 +266,7 @@ class QueryPrefetcher:
         self._query_id = query.id
         live_scopes.add(id(self))
         try:
-            self._run = submitted(pool, query, plan.optimised(input), plan.traced.calls)
+            self._run = submit(pool, query, plan.optimised(input), plan.traced.calls)
         except BaseException:
             self.close()
             raise

@@ -19,7 +19,15 @@ from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.automatic_engines import Serving
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
-from teola_plugin.adapters.early_work import ending, failing, joinable, log_fallback, pays, shape, submitted
+from teola_plugin.adapters.early_work import (
+    ending,
+    expected_sizes,
+    failing,
+    joinable,
+    log_fallback,
+    starts_early,
+    submit,
+)
 from teola_plugin.adapters.llamaindex.checking import OriginalCall
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.prefetching import PrefetchPlan, QueryPrefetcher, entries_of, plan_prefetching
@@ -219,7 +227,7 @@ class Session(ServedObject):
 
     def _plan_template(self, pool: EnginePool, traced: TraceResult, input: Any) -> Optimised:
         terms = self.terms
-        return pool.plan(traced.template, shape(traced, input), passes=terms.passes, speculate=terms.speculate)
+        return pool.plan(traced.template, expected_sizes(traced, input), passes=terms.passes, speculate=terms.speculate)
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         """Return the explanation of an entry, which `explain()` prints."""
@@ -368,13 +376,13 @@ class Session(ServedObject):
         traced = self.entry(entry, texts).traced
         optimised = self._plan_template(pool, traced, graph_input)
         if outer_run is not None:
-            if not pays(optimised):
+            if not starts_early(optimised):
                 return JoinedRun(outer_run)
             part = outer_run.part(optimised.graph, traced.calls, graph_input, form=AnswerForm.WHOLE)
             return part or JoinedRun(outer_run)
-        if not pays(optimised):
+        if not starts_early(optimised):
             return pool.runtime.watch(query, joins=True)
-        return submitted(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
+        return submit(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
 
     def _target_for(self, entry: str, graph_input: GraphInput | None) -> Any:
         """Return the original, with those engines and retrievers in it accelerated that the graph does not contain."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from teola_plugin.adapters.early_work import shape
+from teola_plugin.adapters.early_work import expected_sizes
 from teola_plugin.adapters.explain import Explanation, ended_trace, explain
 from teola_plugin.adapters.terms import RequestedTerms, outer_terms, with_app
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -175,7 +175,7 @@ class Deployment:
         return self._plan(self.workflow.lower(self.configured(config)), given)
 
     def _plan(self, lowered: Lowered, given: Given) -> Optimised:
-        sizes = shape(lowered.traced, given) if given else {}
+        sizes = expected_sizes(lowered.traced, given) if given else {}
         return self.pool.plan(lowered.traced.template, sizes, passes=self._passes, speculate=self._speculate)
 
     def explain(self, inputs: Given | None = None, config: Given | None = None, *, details: bool = False) -> str:

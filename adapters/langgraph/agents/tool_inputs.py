@@ -19,7 +19,7 @@ from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from pydantic import BaseModel
 
-from teola_plugin.adapters.early_work import log_fallback, shape
+from teola_plugin.adapters.early_work import expected_sizes, log_fallback
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_place
@@ -127,7 +127,9 @@ class Planner:
 
     def plan(self, traced: TraceResult, value: Any) -> Optimised:
         """Return the e-graph for an input."""
-        return self.pool.plan(traced.template, shape(traced, value), passes=self.passes, speculate=self.speculate)
+        return self.pool.plan(
+            traced.template, expected_sizes(traced, value), passes=self.passes, speculate=self.speculate
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

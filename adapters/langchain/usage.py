@@ -1,4 +1,4 @@
-"""What LangChain's models tell of their tokens, counted where no call of the pool below them was counted.
+"""The tokens that LangChain's models report, counted where no call of the pool below them was counted.
 
 The handler reaches every model in the counting code through a context variable, as LangChain's own does that counts
 usage. Calls ahead of their place are told where the plain object makes them.
@@ -21,14 +21,14 @@ register_configure_hook(current_listener, inheritable=True)
 
 
 def listening_tally() -> Tally:
-    """One that counts models outside the pool, too, as far as their messages have `usage_metadata`."""
+    """Create a tally that counts models outside the pool, too, if their messages have `usage_metadata`."""
     tally = Tally()
-    tally.listener = ToldUsage(tally)
+    tally.listener = UsageHandler(tally)
     return tally
 
 
-class ToldUsage(BaseCallbackHandler):
-    """Adds to a tally what each run of a chat model tells when it ends. From any thread."""
+class UsageHandler(BaseCallbackHandler):
+    """A handler that adds the tokens of each run of a chat model to a tally, from any thread."""
 
     run_inline = True  # in the context of the call: what it asks the pool for is known to be its own
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
