@@ -183,19 +183,20 @@ class ModelRouter:
         That is also one whose fields were set to what the engine cannot do, which is logged once.
         """
         route = route_of(target)
-        if route is None:
-            return None
+        return None if route is None else self._worker_on(route, target)
+
+    def body_of(self, target: Any, method: str, original: Body) -> Body:
+        """Return the function that does the work of a provider method: the worker's, or the original."""
+        route = route_of(target)
+        worker = None if route is None else self._worker_on(route, target)
+        return original if worker is None else worker.__teola_body__(method, original) or original
+
+    def _worker_on(self, route: EngineRoute, target: Any) -> Any:
         try:
             return self.check(target, route)
         except Exception as error:
             log_fallback(error, target, "a call on an engine")
             return None
-
-    def body_of(self, target: Any, method: str, original: Body) -> Body:
-        """Return the function that does the work of a provider method: the worker's, or the original."""
-        worker = self.worker_of(target)
-        body = None if worker is None else worker.__teola_body__(method, original)
-        return original if body is None else body
 
     def check(self, target: Any, route: EngineRoute) -> Any:
         """Return the worker of a model on an engine. Raise `RegistrationError` for what the engine cannot do."""
