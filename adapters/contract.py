@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Adapter(Protocol):
-    """What `accelerate` asks of the adapter of a framework."""
+    """The parts of a framework's adapter that `accelerate` uses."""
 
     def recognizes(self, obj: Any) -> bool:
         """Return True for an object of the framework that may be accelerated. Runs no user code."""

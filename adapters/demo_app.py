@@ -78,7 +78,7 @@ def texts(documents: list[Document]) -> list[str]:
     return [document.page_content for document in documents]
 
 
-def together(documents: list[Document]) -> str:
+def joined_texts(documents: list[Document]) -> str:
     return "\n\n".join(texts(documents))
 
 
@@ -95,7 +95,7 @@ def answer_with(context: int, llm: Runnable[Any, Any], previous: str = "") -> Ru
 
 def nothing_to_gain(llm: Runnable[Any, Any], store: VectorStore) -> Runnable[Any, Any]:
     """Retrieve, prompt, answer: every step needs the one before. Input: the question."""
-    retrieve = store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(together)
+    retrieve = store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(joined_texts)
     prompt = ChatPromptTemplate.from_template("Passage:\n{context}\n\nQuestion: {question}\n\nAnswer:")
     return {"context": retrieve, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()
 
@@ -164,9 +164,9 @@ def make_app(server: str, embedder: str, reranker: str) -> App:
 # ------------------------------------------------------------ the app on pool-backed objects
 
 
-def union(found: list[list[Document]]) -> list[Document]:
+def union(results: list[list[Document]]) -> list[Document]:
     """Passages of all searches, each once, in the order in which they were found."""
-    return list({document.page_content: document for documents in found for document in documents}.values())
+    return list({document.page_content: document for documents in results for document in documents}.values())
 
 
 def search_and_answer(llm: ChatTeola, store: TeolaVectorStore, reranker: TeolaRerank) -> Runnable[Any, Any]:

@@ -48,7 +48,7 @@ class ModelCalls(AcceleratedRunnable):
     def _started(self, input: Any, config: Any, terms: Any, *more: Any) -> StartedCall | None:
         """Start no query inside a live one: whoever planned that query knows of the call."""
         pool = self._pool
-        if pool is not None and joinable(context_of(terms.asked, terms.runs, pool).run) is not None:
+        if pool is not None and joinable(context_of(terms.requested, terms.runs, pool).run) is not None:
             return None
         return super()._started(input, config, terms, *more)
 

@@ -380,7 +380,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         self, input: Any, terms: _Terms, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
     ) -> QueryRun | PartRun:
         optimised = self._plan(traced, pool, input)
-        around = context_of(terms.asked, terms.runs, pool)
+        around = context_of(terms.requested, terms.runs, pool)
         if table is None and (query_run := joinable(around.run)) is not None:
             return query_run.part(optimised.graph, traced.calls, input, form=terms.form)
         query = self._query(input, terms, pool)
@@ -403,7 +403,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         return run
 
     def _query(self, input: Any, context: _Terms, pool: EnginePool) -> Query:
-        query_terms = with_app(context.asked.terms(outer_terms(context.runs), pool.runtime.time()), self._app)
+        query_terms = with_app(context.requested.terms(outer_terms(context.runs), pool.runtime.time()), self._app)
         return Query(
             {"input": input},
             app=query_terms.app,
@@ -501,7 +501,7 @@ def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
 class _Terms(NamedTuple):
     """The terms that a call asks for, the queries that it is made in, and the form in which its models answer."""
 
-    asked: RequestedTerms
+    requested: RequestedTerms
     runs: list[Any]
     form: AnswerForm
 

@@ -12,7 +12,7 @@ from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
-from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner
+from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
 from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, original_of
 from teola_plugin.adapters.langgraph.graph_call import WatchedNode
 from teola_plugin.adapters.langgraph.plans import Plans
@@ -53,7 +53,7 @@ def _accelerated(acceleration: Acceleration, options: Options, like: Acceleratio
     graph, pool, passes, speculate = acceleration.original, options.pool, options.passes, options.speculate
     like = like if like is not None and like.pool is pool else None
     if pool is not None:
-        acceleration.tools = agent_tools(graph, Planner(pool, passes, speculate))
+        acceleration.tools = agent_tools(graph, ToolPlanner(pool, passes, speculate))
     runnables = [node.bound for node in graph.nodes.values()]
     if speculate != "off":
         intercept_composite_methods()

@@ -14,7 +14,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from teola_plugin import EnginePool
-from teola_plugin.adapters.demo_app import ANSWER, make_splitter, together
+from teola_plugin.adapters.demo_app import ANSWER, joined_texts, make_splitter
 from teola_plugin.cli.demo.documents import flowing
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 
@@ -26,5 +26,5 @@ def manual(pool: EnginePool) -> Runnable[Any, str]:
     llm = ChatTeola(pool=pool, max_tokens=64)
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="manual")
     store.add_texts([chunk for page in PAGES for chunk in make_splitter().split_text(flowing(topics[page]))])
-    found = itemgetter("question") | store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(together)
+    found = itemgetter("question") | store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(joined_texts)
     return RunnablePassthrough.assign(context=found) | ANSWER | llm | StrOutputParser()

@@ -21,7 +21,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
 from teola_plugin.adapters.langchain.tools import is_read_only
-from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner, ToolWork, needs_place, tool_work
+from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner, ToolWork, needs_place, tool_work
 from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolHistory, is_streamed
 from teola_plugin.shims.langchain_agents import (
     ToolNodeParts,
@@ -201,7 +201,7 @@ class AgentTools:
         return any(stop == "*" or (not isinstance(stop, str) and not nodes.isdisjoint(stop or ())) for stop in stops)
 
 
-def agent_tools(graph: Any, planner: Planner) -> AgentTools | None:
+def agent_tools(graph: Any, planner: ToolPlanner) -> AgentTools | None:
     """Return the prefetchable tools of a compiled `StateGraph`: of `create_agent`, `create_react_agent`, or by hand.
 
     None where nothing may be prefetched: without tool nodes, where calls are handed to middleware, where somebody is
@@ -225,7 +225,7 @@ def agent_tools(graph: Any, planner: Planner) -> AgentTools | None:
     return None if result.is_interrupted(graph.interrupt_before_nodes, graph.interrupt_after_nodes) else result
 
 
-def _prefetchable(nodes: Iterable[ToolNodeParts], planner: Planner) -> dict[str, AgentTool]:
+def _prefetchable(nodes: Iterable[ToolNodeParts], planner: ToolPlanner) -> dict[str, AgentTool]:
     """Return the prefetchable tools by name, without those of one name in two nodes: which is called is not known."""
     result: dict[str, AgentTool] = {}
     ambiguous: set[str] = set()
@@ -238,7 +238,7 @@ def _prefetchable(nodes: Iterable[ToolNodeParts], planner: Planner) -> dict[str,
     return {name: tool for name, tool in result.items() if name not in ambiguous}
 
 
-def _agent_tool(tool: BaseTool, planner: Planner) -> AgentTool | None:
+def _agent_tool(tool: BaseTool, planner: ToolPlanner) -> AgentTool | None:
     functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
     uses = reach(functions)
     if uses.asks_human:

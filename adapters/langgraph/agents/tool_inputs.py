@@ -113,7 +113,7 @@ def _is_plain_type(annotation: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class ToolPlanner:
     """The engines that work of tools is planned on, and the rules for it."""
 
     pool: EnginePool
@@ -136,7 +136,7 @@ class Planner:
 class ToolWork:
     """The requests of a tool to engines, as a graph of its arguments. The tool claims them in its place."""
 
-    planner: Planner
+    planner: ToolPlanner
     traced: TraceResult
     to_input: Callable[[Mapping[str, Any]], Any]
     """Returns the graph's input for the arguments that the model writes. Raises for those that the tool refuses."""
@@ -149,7 +149,7 @@ class ToolWork:
         return run.part(graph, self.traced.calls, value, lookahead=True, form=form)  # later parts may adopt it
 
 
-def tool_work(tool: BaseTool, planner: Planner) -> ToolWork | None:
+def tool_work(tool: BaseTool, planner: ToolPlanner) -> ToolWork | None:
     """Return the requests that follow from a tool's arguments alone.
 
     None if there are none, if one goes to an engine outside the pool, or if one writes.
@@ -167,7 +167,7 @@ def tool_work(tool: BaseTool, planner: Planner) -> ToolWork | None:
         return None
 
 
-def _traced_work(tool: BaseTool, planner: Planner) -> ToolWork | None:
+def _traced_work(tool: BaseTool, planner: ToolPlanner) -> ToolWork | None:
     """Return the requests of a tool that LangChain made of a retriever, or of a function that is understood."""
     retriever = retriever_of(tool)
     if retriever is not None:

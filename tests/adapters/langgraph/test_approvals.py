@@ -25,7 +25,7 @@ from support.agents import GIVEN, World, agent, react, world
 from support.writing_llm import call
 
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, reach, watch_tool_node
-from teola_plugin.adapters.langgraph.agents.tool_inputs import Planner
+from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
 from teola_plugin.langchain import read_only
 
 
@@ -47,7 +47,7 @@ def reads(at: World) -> Any:
 
 
 def eager(at: World, graph: Any) -> Any:
-    return agent_tools(graph, Planner(at.pool))
+    return agent_tools(graph, ToolPlanner(at.pool))
 
 
 class Wraps(AgentMiddleware[Any, Any]):
