@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import ref
 
+from teola_plugin.adapters.calls import aitems_inside, items_inside
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import during
 
 T = TypeVar("T")
 ROUTE = "__teola_route__"
@@ -82,6 +85,11 @@ class RoutingRules:
     def __bool__(self) -> bool:
         return bool(self._objects or self._classes or self._servers)
 
+    @property
+    def holds_for_new_objects(self) -> bool:
+        """True if there are rules for objects that do not exist yet."""
+        return bool(self._classes or self._servers)
+
     def route(self, obj: Any) -> EngineRoute | None:
         """Return the engine that does the work of an object; None if the object does it itself."""
         entry = self._objects.get(id(obj))
@@ -137,50 +145,17 @@ def is_worker(obj: Any) -> bool:
 
 def under_routing(rules: RoutingRules | None) -> AbstractContextManager[None]:
     """Return a context in which these rules hold; without rules those around it do."""
-    return nullcontext() if not rules else _under_routing(rules)
-
-
-@contextmanager
-def _under_routing(rules: RoutingRules) -> Iterator[None]:
-    token = current_rules.set(rules)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # a generator may be closed in another context than it began in
-            current_rules.reset(token)
+    return during(current_rules, rules) if rules else nullcontext()
 
 
 def routed_items(rules: RoutingRules | None, items: Iterator[T]) -> Iterator[T]:
     """Return an iterator like `items`, each made under these rules, which never leak to the reader in between."""
-    return items if not rules else _routed_items(rules, items)
-
-
-def _routed_items(rules: RoutingRules, items: Iterator[T]) -> Iterator[T]:
-    with closing(items):  # type: ignore[type-var]
-        while True:
-            with _under_routing(rules):
-                item = next(items, _END)
-            if item is _END:
-                return
-            yield item
+    return items_inside(partial(under_routing, rules), items) if rules else items
 
 
 def arouted_items(rules: RoutingRules | None, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Return `routed_items` in a loop."""
-    return items if not rules else _arouted_items(rules, items)
-
-
-async def _arouted_items(rules: RoutingRules, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    async with aclosing(items):
-        while True:
-            with _under_routing(rules):
-                item = await anext(items, _END)
-            if item is _END:
-                return
-            yield item
-
-
-_END: Any = object()
+    return aitems_inside(partial(under_routing, rules), items) if rules else items
 
 
 class _Entry(NamedTuple):

@@ -66,7 +66,7 @@ def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> Accelerat
     options = replace(options, pool=options.pool or the_pool_of(runnable))
     options, rules, serving = routing_of(runnable, options)
     with under_routing(rules):
-        fast = Planner(options.inside(), graphs).planned(runnable, _on_engine(runnable, rules))
+        fast = ChainPlanner(options.inside(), graphs).planned(runnable, _on_engine(runnable, rules))
     fast.routes_by(rules)
     fast.copied_by(accelerate_copy)
     fast.tells_of(serving)
@@ -123,7 +123,7 @@ def _on_engine(runnable: Node, rules: RoutingRules | None) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class ChainPlanner:
     """Accelerates an object, and the parts of it that are planned when they begin."""
 
     options: Options
@@ -131,19 +131,19 @@ class Planner:
     own_maps: bool = False
     """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
 
-    def planned(self, runnable: Node, runnable_on_engines: Node) -> AcceleratedRunnable:
-        """`runnable_on_engines`: the runnable, with what is bound to engines in its place."""
+    def planned(self, runnable: Node, routed: Node) -> AcceleratedRunnable:
+        """Plan a Runnable. `routed`: the same; for a model that is routed itself, the object that carries its route."""
         options = self.options
         pool = options.pool
         try:
-            chain, traced, sooner = self._plans(runnable_on_engines)
+            chain, traced, sooner = self._plans(routed)
         except (RegistrationError, TraceError):  # the user's to know
             raise
         except Exception as error:
             log_fallback(error, runnable, "the whole")
             chain, traced, sooner, pool = (
-                runnable_on_engines,
-                untraced(runnable_on_engines, f"teola-plugin failed: {error!r}"),
+                routed,
+                untraced(routed, f"teola-plugin failed: {error!r}"),
                 None,
                 None,
             )
@@ -155,16 +155,16 @@ class Planner:
         fast = calls_class.of(runnable, traced, pool, chain=chain, prefetch_plan=sooner, **call_options)
         if options.speculate != "off":
             intercept_composite_methods()
-            fast.prefetches_of_composites(CompositeRules([runnable_on_engines], Threads(options.threads)))
+            fast.prefetches_of_composites(CompositeRules([routed], Threads(options.threads)))
         return fast
 
-    def _plans(self, runnable_on_engines: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
+    def _plans(self, routed: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
         options = self.options
-        if options.speculate == "all" and not self.own_maps and has_mapped_leaves(runnable_on_engines):
-            plans_with_maps = replace(self, own_maps=True)._plans(runnable_on_engines)
+        if options.speculate == "all" and not self.own_maps and has_mapped_leaves(routed):
+            plans_with_maps = replace(self, own_maps=True)._plans(routed)
             if plans_with_maps[2] is not None:
                 return plans_with_maps
-        chain = with_parts(runnable_on_engines, self)
+        chain = with_parts(routed, self)
         terms: Any = {"passes": options.passes, "speculate": options.speculate, "threads": options.threads}
         sooner = plan_prefetching(chain, options.pool, mapped=self.own_maps, **terms)
         return chain, trace(chain), sooner

@@ -84,13 +84,6 @@ class AcceleratedObject:
             return inherited(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set the attribute on the original, too, where a copy of it that is bound to an engine is called."""
-        super().__setattr__(name, value)
-        calls = _slot(self)
-        if calls is not None and vars(calls.bound) is not vars(self):
-            setattr(calls.bound, name, value)
-
     def __copy__(self) -> Any:
         """Return an accelerated copy of the original, on the same terms."""
         calls = _calls_of(self)
@@ -148,7 +141,7 @@ class AcceleratedSequence(AcceleratedObject):
 def accelerated_object(calls: AcceleratedRunnable) -> Any:
     """Create an instance of a subclass of the original's class whose entry points are those of `calls`.
 
-    It shares the state of the original; or, for a model that is itself bound to an engine, that of the bound copy.
+    It shares the state of the original.
     """
     state = _state_of(calls)
     cls = _subclass(type(state), _mixin(state))
@@ -222,9 +215,6 @@ def _calls_of(instance: Any) -> AcceleratedRunnable | None:
         return calls
     renewed = calls.renewed()
     object.__setattr__(instance, _CALLS, renewed)
-    state = _state_of(renewed)
-    if vars(state) is not vars(instance):
-        object.__setattr__(instance, "__dict__", vars(state))
     return renewed
 
 

@@ -24,6 +24,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.context import current_run, during
 from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain import inline_callback
+from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.langchain.trace import PathTracker, RunPath
 
@@ -142,6 +143,7 @@ class StartedCall(NamedTuple):
     def running(self, *, checked: bool = True) -> Iterator[None]:
         """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
         that is `checked`."""
+        self._intercept_new_classes()
         with under_rules(self.composites), under_routing(self.routing):
             if self.run is None:
                 with joined(None, self.terms):
@@ -177,9 +179,15 @@ class StartedCall(NamedTuple):
                         return
                     yield item
 
+    def _intercept_new_classes(self) -> None:
+        """Intercept methods of classes that were imported since, if rules hold for objects that do not exist yet."""
+        if self.routing is not None and self.routing.holds_for_new_objects:
+            wrap_new_classes()
+
     @contextmanager
     def _until_end(self) -> Iterator[None]:
         """Return a context for generators: the query ends with them, or when they are freed."""
+        self._intercept_new_classes()
         if self.run is None:
             yield
             return

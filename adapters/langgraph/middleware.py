@@ -65,12 +65,12 @@ class EngineMiddleware(AgentMiddleware[Any, Any, Any]):
         """
         replacement = self._replacements.get(id(model))
         if replacement is not None and replacement.model is model:
-            return replacement.pool_model if replacement.is_current() else self._replace(model, replacement.engine)
+            return replacement.pool_model
         return model if self._engine is None or is_pool_backed(model) else self._replace(model, self._engine)
 
     def _replace(self, model: BaseChatModel, engine: str) -> BaseChatModel:
         pool_model: BaseChatModel = self.pool.bound(model, engine)
-        self._replacements[id(model)] = _Replacement(model, engine, pool_model, dict(vars(model)))
+        self._replacements[id(model)] = _Replacement(model, pool_model)
         for oldest in list(self._replacements)[:-MAX_MODELS] if self._engine is not None else ():
             self._replacements.pop(oldest, None)
         return pool_model
@@ -78,13 +78,5 @@ class EngineMiddleware(AgentMiddleware[Any, Any, Any]):
 
 class _Replacement(NamedTuple):
     model: BaseChatModel
-    engine: str
     pool_model: BaseChatModel
-    attributes: dict[str, Any]
-    """Attributes of `model` when `pool_model` was created."""
-
-    def is_current(self) -> bool:
-        """Return True if nobody has set an attribute of the model since."""
-        attributes = vars(self.model)
-        is_same = attributes.keys() == self.attributes.keys()
-        return is_same and all(value is self.attributes[name] for name, value in attributes.items())
+    """It shares the state of `model`."""

@@ -213,6 +213,27 @@ def test_a_class_is_served_with_all_its_objects(fakes: EnginePool) -> None:
     assert ledger.calls
 
 
+def test_a_class_that_is_defined_later_is_served_too(fakes: EnginePool) -> None:
+    """As one that a node imports; from the call after on."""
+    classes: list[Any] = []
+    ledger = Ledger()
+    chain = RunnableLambda(lambda value: classes[0](ledger=ledger).invoke(value["question"]).content)
+    fast = accelerate(chain, pool=fakes, bind={Chat: "llm"})
+
+    class Later(Chat):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._generate(*args, **kwargs)
+
+    classes.append(Later)
+
+    assert fast.invoke(QUESTION)
+    assert "".join(fast.stream(QUESTION))
+    assert not ledger.calls
+
+
 def test_an_object_that_configuration_makes_is_served(fakes: EnginePool) -> None:
     class Sized(Chat):
         max_tokens: int = 8
