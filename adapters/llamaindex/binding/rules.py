@@ -11,10 +11,12 @@ from typing import Any
 from llama_index.core import Settings
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.automatic_engines import Serving, serve
+from teola_plugin.adapters.calls import check_engine
 from teola_plugin.adapters.engine_specs import SpecOrReason, embedder_spec, reason_for_none, reranker_spec, server_spec
 from teola_plugin.adapters.llamaindex.binding.bind import ROUTER, route_models
 from teola_plugin.adapters.llamaindex.binding.huggingface import is_embedding, is_reranker
@@ -34,7 +36,8 @@ from teola_plugin.tracer.llamaindex.classes import is_pool_object, reachable_obj
 def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Serving | None]:
     """Return the options with their pool, the rules of `bind=` and `engines=`, and the report of the latter.
 
-    Raise `RegistrationError` for what an engine cannot do, and for a model in `bind=` that does not occur in `obj`.
+    `bind=` may name a class of models for all its objects. Raise `RegistrationError` for what an engine cannot do, and
+    for a model in `bind=` that does not occur in `obj`.
     """
     serving = None
     servers: dict[ServerModel, EngineRoute] = {}
@@ -45,11 +48,15 @@ def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Servin
     if pairs and options.pool is None:
         raise RegistrationError("bind= needs a pool.", hint="pass pool=EnginePool.local(...)")
     routes = [(one, EngineRoute(need_pool(options.pool), engine)) for one, engine in pairs]
-    for one, route in routes:
+    classes = {one: route for one, route in routes if isinstance(one, type)}
+    objects = [(one, route) for one, route in routes if not isinstance(one, type)]
+    for one, route in objects:
         ROUTER.check(one, route)
         route_models(own_class(one))
+    for cls, route in classes.items():
+        _route_class(cls, route)
     for one, _ in options.bind if options.strict else ():
-        if is_surely_absent(obj, one):
+        if not isinstance(one, type) and is_surely_absent(obj, one):
             raise RegistrationError(
                 f"bind= names a {type(one).__name__} that is not a part of the {type(obj).__name__}.",
                 hint="bind the very object that the engine was made with",
@@ -58,8 +65,23 @@ def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Servin
         address = server_model_of(bound.obj)
         if address is not None and options.pool is not None:
             servers[address] = EngineRoute(options.pool, bound.engine)
-    rules = RoutingRules(routes, servers=servers.get if servers else None, server_model_of=server_model_of)
+    rules = RoutingRules(objects, classes, servers.get if servers else None, server_model_of)
     return options, rules, serving
+
+
+def _route_class(cls: type, route: EngineRoute) -> None:
+    """Let all models of a class, and of the classes that extend it, be routed. Raise `RegistrationError`."""
+    check_engine(*route)
+    if not issubclass(cls, LLM | BaseEmbedding | BaseNodePostprocessor):
+        raise RegistrationError(
+            f"objects of the class {cls.__name__} cannot be bound to an engine.",
+            hint="bind LLMs, embedding models or a SentenceTransformerRerank",
+        )
+    pending = [cls]
+    while pending:
+        extended = pending.pop()
+        route_models(extended)
+        pending += extended.__subclasses__()
 
 
 def _served(obj: Any, options: Options, mode: str) -> Serving:

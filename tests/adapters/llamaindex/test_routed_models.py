@@ -214,6 +214,24 @@ def test_a_bound_model_is_bound_to_one_engine(pool: EnginePool, llm: MockLLM) ->
 # ------------------------------------------------------------ models that are made later
 
 
+class CreatingFlow(Workflow):
+    @step
+    async def speak(self, ev: StartEvent) -> StopEvent:
+        return StopEvent(result=str(await MockLLM(max_tokens=3).acomplete(QUESTION)))
+
+
+def test_a_model_of_a_bound_class_that_a_step_creates(pool: EnginePool) -> None:
+    flow = CreatingFlow()
+    fast = accelerate(flow, pool=pool, bind=[(MockLLM, "llm")])
+    assert run(fast) != BY_ITSELF
+    assert run(flow) == BY_ITSELF
+
+
+def test_a_class_that_is_no_model_is_not_bound(pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match="the class OwnComponent cannot be bound"):
+        accelerate(CreatingFlow(), pool=pool, bind=[(OwnComponent, "llm")])
+
+
 @pytest.fixture
 def stub() -> Iterator[Stub]:
     with openai_stub() as made:
@@ -224,7 +242,7 @@ def stub() -> Iterator[Stub]:
 def test_a_model_on_a_served_server_that_a_step_creates(stub: Stub) -> None:
     given: dict[str, Any] = {"model": MODEL, "api_base": stub.base_url, "api_key": "none", "is_chat_model": True}
 
-    class CreatingFlow(Workflow):
+    class ServerFlow(Workflow):
         def __init__(self) -> None:
             super().__init__()
             self.llm = OpenAILike(**given)
@@ -233,7 +251,7 @@ def test_a_model_on_a_served_server_that_a_step_creates(stub: Stub) -> None:
         async def speak(self, ev: StartEvent) -> StopEvent:
             return StopEvent(result=str(await OpenAILike(**given, temperature=0.5).acomplete(QUESTION)))
 
-    flow = CreatingFlow()
+    flow = ServerFlow()
     fast = accelerate(flow, engines="auto")
     assert run(fast) == run(flow)
     assert [span.engine for span in fast.last_trace().spans] == [fast.__teola_session__.serving.bound[0].engine]
