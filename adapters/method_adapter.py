@@ -64,7 +64,7 @@ class MethodAdapter(ABC):
         """Return True for an object of the framework that may be accelerated. Runs no user code."""
 
     @abstractmethod
-    def lower(self, obj: Any, lowering: Lowering) -> Ref:
+    def lower(self, obj: Any, lowering: MethodLowering) -> Ref:
         """Add the provider calls that an app makes, in its own order; return the ref of its result.
 
         Runs no user code. Raises `NotUnderstood` for an app that may make other calls than those.
@@ -98,7 +98,7 @@ class MethodAdapter(ABC):
         if not hasattr(obj, "__dict__"):
             raise TraceError(f"a {type(obj).__qualname__} has no attributes that can be shared.")
         self.intercept()
-        planner = Planner(self, obj, options)
+        planner = MethodPlanner(self, obj, options)
         entries = {name: planner.entry_point(name) for name in self.entry_points}
         cls: Any = type(obj)
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -205,7 +205,7 @@ class MethodInvocation:
 
 
 @dataclass(slots=True)
-class Lowering:
+class MethodLowering:
     """The template of an app under construction, and the models that it calls."""
 
     on_loop: bool
@@ -230,10 +230,10 @@ class Lowering:
         """Add a value that the framework's own code makes: a pure function, which may run at any time."""
         return self.draft.call(self.draft.name(name), function, (), **inputs)
 
-    def add_loop(self, name: str, items: Ref, lower_body: Callable[[Lowering, Ref], Ref], **captured: Ref) -> Ref:
+    def add_loop(self, name: str, items: Ref, lower_body: Callable[[MethodLowering, Ref], Ref], **captured: Ref) -> Ref:
         """Add a loop over a list, which collects what its body gives. In the body, a captured value has the ref
         `Ref("$name")`; `lower_body` gets the lowering of the body and the ref of the item."""
-        body = Lowering(self.on_loop, self.draft.body(), self.targets, self.objects)
+        body = MethodLowering(self.on_loop, self.draft.body(), self.targets, self.objects)
         output = lower_body(body, Ref(ITEM))
         name = self.draft.name(name)
         self.draft.absorb(body.draft)
@@ -261,7 +261,7 @@ class MethodPlan:
     fields: FieldSnapshot
 
 
-class Planner:
+class MethodPlanner:
     """Plans the queries of one accelerated app."""
 
     def __init__(self, adapter: MethodAdapter, obj: Any, options: Options) -> None:
@@ -307,7 +307,7 @@ class Planner:
         return plan
 
     def _new_plan(self, on_loop: bool) -> MethodPlan | None:
-        lowering = Lowering(on_loop)
+        lowering = MethodLowering(on_loop)
         if self._options.speculate == "off":
             return None
         try:

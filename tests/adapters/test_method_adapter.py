@@ -17,7 +17,7 @@ from teola_plugin.adapters import contract
 from teola_plugin.errors import RegistrationError, TraceError
 from tests.support import toy_adapter, toy_framework
 from tests.support.toy_adapter import ToyAdapter
-from tests.support.toy_framework import App, Ask, ForEach, Step, ToyModel
+from tests.support.toy_framework import Ask, ForEach, ToyApp, ToyModel, ToyStep
 
 LATENCY_S = 0.15
 STATE = {"question": "why", "documents": ["one", "two", "three"]}
@@ -60,7 +60,7 @@ class SyncModel(ToyModel):
         return self._answer(prompt, options)
 
 
-class Slow(SyncModel):
+class RemoteModel(SyncModel):
     """A model behind a network, with async code."""
 
     async def _aask(self, prompt: str, **options: Any) -> str:
@@ -70,41 +70,41 @@ class Slow(SyncModel):
         return self._answer(prompt, options)
 
 
-def independent(calls: Calls) -> App:
-    return App(
+def independent(calls: Calls) -> ToyApp:
+    return ToyApp(
         [
-            Ask(Slow(calls), "first {question}", "a"),
-            Ask(Slow(calls), "second {question}", "b", top=3),
-            Ask(Slow(calls), "{a} and {b}", "answer"),
+            Ask(RemoteModel(calls), "first {question}", "a"),
+            Ask(RemoteModel(calls), "second {question}", "b", top=3),
+            Ask(RemoteModel(calls), "{a} and {b}", "answer"),
         ]
     )
 
 
-def grading(calls: Calls) -> App:
-    grade = Ask(Slow(calls), "grade {item} for {question}", "grade")
-    return App([ForEach("documents", grade, "grades"), Ask(Slow(calls), "answer by {grades}", "answer")])
+def grading(calls: Calls) -> ToyApp:
+    grade = Ask(RemoteModel(calls), "grade {item} for {question}", "grade")
+    return ToyApp([ForEach("documents", grade, "grades"), Ask(RemoteModel(calls), "answer by {grades}", "answer")])
 
 
-def failing(calls: Calls) -> App:
-    return App([Ask(Slow(calls), "first {question}", "a"), Ask(Slow(calls), "fail {question}", "b")])
+def failing(calls: Calls) -> ToyApp:
+    return ToyApp([Ask(RemoteModel(calls), "first {question}", "a"), Ask(RemoteModel(calls), "fail {question}", "b")])
 
 
-def equal(calls: Calls) -> App:
+def equal(calls: Calls) -> ToyApp:
     """Two calls with equal arguments stay two calls."""
-    model = Slow(calls)
-    return App([Ask(model, "same {question}", "a"), Ask(model, "same {question}", "b"), Ask(model, "{a}{b}", "c")])
+    model = RemoteModel(calls)
+    return ToyApp([Ask(model, "same {question}", "a"), Ask(model, "same {question}", "b"), Ask(model, "{a}{b}", "c")])
 
 
-def dependent(calls: Calls) -> App:
-    return App([Ask(Slow(calls), "first {question}", "a"), Ask(Slow(calls), "then {a}", "b")])
+def dependent(calls: Calls) -> ToyApp:
+    return ToyApp([Ask(RemoteModel(calls), "first {question}", "a"), Ask(RemoteModel(calls), "then {a}", "b")])
 
 
-def without_async_code(calls: Calls) -> App:
+def without_async_code(calls: Calls) -> ToyApp:
     model = SyncModel(calls)
-    return App([Ask(model, "first {question}", "a"), Ask(model, "second {question}", "b")])
+    return ToyApp([Ask(model, "first {question}", "a"), Ask(model, "second {question}", "b")])
 
 
-APPS: dict[str, Callable[[Calls], App]] = {
+APPS: dict[str, Callable[[Calls], ToyApp]] = {
     "independent calls": independent,
     "a loop": grading,
     "a call that fails": failing,
@@ -112,19 +112,19 @@ APPS: dict[str, Callable[[Calls], App]] = {
     "calls that need each other": dependent,
     "a model without async code": without_async_code,
 }
-ENTRIES: dict[str, Callable[[App], Any]] = {
+ENTRIES: dict[str, Callable[[ToyApp], Any]] = {
     "answer": lambda app: app.answer(STATE),
     "aanswer": lambda app: asyncio.run(app.aanswer(STATE)),
 }
 
 
-class Outcome(NamedTuple):
+class ToyOutcome(NamedTuple):
     result: Any
     events: list[tuple[str, str]]
     prompts: Counter[str]
 
 
-def observed(app: App, entry: str, calls: Calls) -> Outcome:
+def observed(app: ToyApp, entry: str, calls: Calls) -> ToyOutcome:
     """Return what an app answers, what listeners hear in their order, and what the models are asked."""
     events: list[tuple[str, str]] = []
     toy_framework.listeners[:] = [lambda event, text: events.append((event, text))]
@@ -134,7 +134,7 @@ def observed(app: App, entry: str, calls: Calls) -> Outcome:
         result = repr(error)
     finally:
         toy_framework.listeners.clear()
-    return Outcome(result, events, calls.prompts)
+    return ToyOutcome(result, events, calls.prompts)
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_an_accelerated_app_does_what_the_original_does(name: str, entry: str) -
     app = APPS[name](calls)
     fast = accelerate(app)
     assert observed(fast, entry, calls) == expected
-    assert isinstance(fast, App)
+    assert isinstance(fast, ToyApp)
     assert fast.original is app
     assert accelerate(fast).original is app
 
@@ -182,13 +182,13 @@ def test_a_changed_app_is_planned_again() -> None:
     fast = accelerate(app)
     fast.answer(STATE)
     calls.prompts.clear()
-    app.steps.steps[1] = Ask(Slow(calls), "changed {question}", "b")
+    app.steps.steps[1] = Ask(RemoteModel(calls), "changed {question}", "b")
     fast.answer(STATE)
     assert calls.prompts == {"first why": 1, "changed why": 1, "slow(first why) and slow(changed why)": 1}
 
 
 def test_a_step_that_may_call_anything_leaves_the_app_as_it_is() -> None:
-    class Other(Step):
+    class UnknownStep(ToyStep):
         into = "x"
 
         def run(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def test_a_step_that_may_call_anything_leaves_the_app_as_it_is() -> None:
 
     calls = Calls()
     app = independent(calls)
-    app.steps.steps.insert(1, Other())
+    app.steps.steps.insert(1, UnknownStep())
     fast = accelerate(app)
     assert fast.answer(STATE)["x"] == 1
     assert calls.most == 1
@@ -219,7 +219,7 @@ def test_models_that_may_not_be_called_on_threads_keep_their_place_in_sync_calls
     app = independent(calls)
     accelerate(app).answer(STATE)
     assert calls.most == 1
-    accelerate(app, concurrent=[Slow]).answer(STATE)
+    accelerate(app, concurrent=[RemoteModel]).answer(STATE)
     assert calls.most == 2
 
 
@@ -239,12 +239,12 @@ def test_a_cancelled_query_leaves_no_call_under_way() -> None:
 
 
 def test_uninstall_puts_the_methods_back() -> None:
-    before = vars(Slow)["_aask"]
+    before = vars(RemoteModel)["_aask"]
     calls = Calls()
     fast = accelerate(independent(calls))
-    assert vars(Slow)["_aask"] is not before
+    assert vars(RemoteModel)["_aask"] is not before
     uninstall()
-    assert vars(Slow)["_aask"] is before
+    assert vars(RemoteModel)["_aask"] is before
     fast.answer(STATE)
     assert calls.most == 1
 

@@ -40,7 +40,7 @@ class ToyModel:
         return self._ask(prompt, **options)
 
 
-class Step:
+class ToyStep:
     """One step of an app: reads the state, and returns what it adds to it."""
 
     def run(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Step:
         raise NotImplementedError
 
 
-class Ask(Step):
+class Ask(ToyStep):
     """Asks a model with a template, whose variables are keys of the state."""
 
     def __init__(self, model: ToyModel, template: str, into: str, **options: Any) -> None:
@@ -67,10 +67,10 @@ class Ask(Step):
         return {self.into: await self.model.aask(self.template.format(**state), **self.options)}
 
 
-class Steps(Step):
-    """Steps one after the other, each with all that came before."""
+class ToySteps(ToyStep):
+    """ToySteps one after the other, each with all that came before."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[ToyStep]) -> None:
         self.steps = list(steps)
 
     def run(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Steps(Step):
         return state
 
 
-class ForEach(Step):
+class ForEach(ToyStep):
     """One step for each item of a list, which stands in the state as `item`; the answers are a list."""
 
     def __init__(self, items: str, step: Ask, into: str) -> None:
@@ -105,11 +105,11 @@ class ForEach(Step):
         return {self.into: answers}
 
 
-class App:
+class ToyApp:
     """What users call."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = Steps(steps)
+    def __init__(self, steps: Sequence[ToyStep]) -> None:
+        self.steps = ToySteps(steps)
 
     def answer(self, state: Mapping[str, Any]) -> dict[str, Any]:
         return self.steps.run(dict(state))

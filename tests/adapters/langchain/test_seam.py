@@ -195,13 +195,13 @@ class OwnBoth(OwnInvoke, OwnGenerate):
     """Both of it."""
 
 
-class Whole(Model):
+class WholeModel(Model):
     """Answers whole: `stream` gives one chunk."""
 
     disable_streaming: bool = True
 
 
-class Text(LLM):
+class CountedTextModel(LLM):
     """A plain text model."""
 
     server: Any = Field(default_factory=Server)
@@ -219,7 +219,7 @@ class Text(LLM):
         return f"about {prompt}"
 
 
-class Notes(BaseRetriever):
+class CountedRetriever(BaseRetriever):
     """Finds one document."""
 
     server: Any = Field(default_factory=Server)
@@ -233,7 +233,7 @@ class Notes(BaseRetriever):
         return [Document(f"about {query}")]
 
 
-class First(BaseDocumentCompressor):
+class FirstDocument(BaseDocumentCompressor):
     """Keeps the first document."""
 
     server: Any = Field(default_factory=Server)
@@ -256,7 +256,7 @@ def compressing(compressor: BaseDocumentCompressor) -> Runnable[Any, Any]:
     return RunnableLambda(lambda question: compressor.compress_documents(documents, question), acompress)
 
 
-class Row(NamedTuple):
+class CallForm(NamedTuple):
     """A way to a provider method."""
 
     make: Callable[[Server], Runnable[Any, Any]]
@@ -266,28 +266,40 @@ class Row(NamedTuple):
     """The provider method that it comes to first."""
 
 
-def _rows() -> Iterator[tuple[str, Row]]:
+def _rows() -> Iterator[tuple[str, CallForm]]:
     for entry, method in (
         ("invoke", "_generate"),
         ("ainvoke", "_agenerate"),
         ("stream", "_stream"),
         ("astream", "_astream"),
     ):
-        yield f"a model, {entry}", Row(lambda server: Model(server=server), entry, method)
+        yield f"a model, {entry}", CallForm(lambda server: Model(server=server), entry, method)
         for place in ("with_retry", "with_fallbacks", "with_config", "configurable_fields"):
-            yield f"{place}, {entry}", Row(lambda server, at=PLACES[place]: at(Model(server=server)), entry, method)
+            yield (
+                f"{place}, {entry}",
+                CallForm(lambda server, at=PLACES[place]: at(Model(server=server)), entry, method),
+            )
         for kind in (OwnInvoke, OwnGenerate, OwnBoth):
-            yield f"{kind.__name__}, {entry}", Row(lambda server, kind=kind: kind(server=server), entry, method)
-    yield "a model without chunks, stream", Row(lambda server: Whole(server=server), "stream", "_generate")
-    yield "a model without chunks, astream", Row(lambda server: Whole(server=server), "astream", "_agenerate")
-    yield "a text model, invoke", Row(lambda server: Text(server=server), "invoke", "_call")
-    yield "a text model, ainvoke", Row(lambda server: Text(server=server), "ainvoke", "_acall")
-    yield "a retriever, invoke", Row(lambda server: Notes(server=server), "invoke", "_get_relevant_documents")
-    yield "a retriever, ainvoke", Row(lambda server: Notes(server=server), "ainvoke", "_aget_relevant_documents")
-    yield "a compressor", Row(lambda server: compressing(First(server=server)), "invoke", "compress_documents")
+            yield f"{kind.__name__}, {entry}", CallForm(lambda server, kind=kind: kind(server=server), entry, method)
+    yield "a model without chunks, stream", CallForm(lambda server: WholeModel(server=server), "stream", "_generate")
+    yield "a model without chunks, astream", CallForm(lambda server: WholeModel(server=server), "astream", "_agenerate")
+    yield "a text model, invoke", CallForm(lambda server: CountedTextModel(server=server), "invoke", "_call")
+    yield "a text model, ainvoke", CallForm(lambda server: CountedTextModel(server=server), "ainvoke", "_acall")
+    yield (
+        "a retriever, invoke",
+        CallForm(lambda server: CountedRetriever(server=server), "invoke", "_get_relevant_documents"),
+    )
+    yield (
+        "a retriever, ainvoke",
+        CallForm(lambda server: CountedRetriever(server=server), "ainvoke", "_aget_relevant_documents"),
+    )
+    yield (
+        "a compressor",
+        CallForm(lambda server: compressing(FirstDocument(server=server)), "invoke", "compress_documents"),
+    )
     yield (
         "a compressor on a loop",
-        Row(lambda server: compressing(First(server=server)), "ainvoke", "acompress_documents"),
+        CallForm(lambda server: compressing(FirstDocument(server=server)), "ainvoke", "acompress_documents"),
     )
 
 
@@ -394,20 +406,20 @@ def test_a_call_in_every_form_is_seen_and_claimed_and_looks_as_ever(name: str) -
     assert server.calls == original.calls
 
 
-class Weather(BaseModel):
+class CityWeather(BaseModel):
     """The weather of a city."""
 
     city: str
 
 
 def _structured(stub: Stub) -> Runnable[Any, Any]:
-    return openai(stub).with_structured_output(Weather)
+    return openai(stub).with_structured_output(CityWeather)
 
 
 SERVED: dict[str, Callable[[Stub], Runnable[Any, Any]]] = {
     "with_structured_output": _structured,
     "with_structured_output, by tools": lambda stub: openai(stub).with_structured_output(
-        Weather, method="function_calling"
+        CityWeather, method="function_calling"
     ),
     "bind_tools": lambda stub: openai(stub).bind_tools([lookup]),
     "init_chat_model": lambda stub: _initialised(stub),
@@ -442,7 +454,7 @@ def test_a_request_in_every_form_is_claimed_by_an_equal_model(name: str, entry: 
     assert len(sent) == 1
 
 
-class ToolClaim:
+class TableToolClaim:
     """The original's claim to a tool's call in a table."""
 
     def __init__(self, tool: Any, table: ProviderCallTable) -> None:
@@ -474,7 +486,7 @@ def test_a_read_only_tool_claims_its_prefetched_call() -> None:
     invocation.set_config({})
     CallScope(table, Caller.PLANNER, lambda value: value, is_user_code=True).result(invocation)
 
-    token = seam.tool_claim.set(ToolClaim(looking, table))
+    token = seam.tool_claim.set(TableToolClaim(looking, table))
     try:
         outcome = observe(looking, "invoke", {"word": "oats"})
     finally:

@@ -36,7 +36,7 @@ from teola_plugin.shims.llamaindex.silent_calls import silent_body
 WORDS = ("oats", " are", " good")
 
 
-class Provider:
+class CallCounter:
     """Counts calls by method, and lets the rest of a stream wait."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class OwnEmbedding(BaseEmbedding):
 
     _provider: Any = PrivateAttr()
 
-    def __init__(self, provider: Provider, **fields: Any) -> None:
+    def __init__(self, provider: CallCounter, **fields: Any) -> None:
         super().__init__(embed_batch_size=2, **fields)
         self._provider = provider
 
@@ -153,10 +153,10 @@ class OwnEmbedding(BaseEmbedding):
         return [[float(len(text))] for text in texts]
 
 
-class OwnRetriever(BaseRetriever):
+class OneNodeRetriever(BaseRetriever):
     """Finds one node; with `model`, it calls that too."""
 
-    def __init__(self, provider: Provider, manager: CallbackManager, model: Any = None) -> None:
+    def __init__(self, provider: CallCounter, manager: CallbackManager, model: Any = None) -> None:
         super().__init__(callback_manager=manager)
         self.provider, self.model = provider, model
 
@@ -199,57 +199,59 @@ async def _all(chunks: Any) -> list[Any]:
     return [chunk async for chunk in await chunks]
 
 
-class Row(NamedTuple):
+class CallForm(NamedTuple):
     """One form of a call."""
 
-    make: Callable[[Provider, CallbackManager], Any]
+    make: Callable[[CallCounter, CallbackManager], Any]
     call: Callable[[Any], Any]
     """Call the object's public method; a coroutine is run on a loop."""
     methods: tuple[str, ...]
     """The provider methods that it comes to."""
 
 
-def own_llm(provider: Provider, manager: CallbackManager) -> OwnLLM:
+def own_llm(provider: CallCounter, manager: CallbackManager) -> OwnLLM:
     return OwnLLM(provider=provider, callback_manager=manager)
 
 
-def own_embedding(provider: Provider, manager: CallbackManager) -> OwnEmbedding:
+def own_embedding(provider: CallCounter, manager: CallbackManager) -> OwnEmbedding:
     return OwnEmbedding(provider, callback_manager=manager)
 
 
-def own_postprocessor(provider: Provider, manager: CallbackManager) -> OwnPostprocessor:
+def own_postprocessor(provider: CallCounter, manager: CallbackManager) -> OwnPostprocessor:
     return OwnPostprocessor(provider=provider, callback_manager=manager)
 
 
 ASK = PromptTemplate("Say {what}")
 ROWS = {
-    "chat": Row(own_llm, lambda llm: llm.chat(messages()), ("chat",)),
-    "chat with arguments": Row(own_llm, lambda llm: llm.chat(messages(), top=3), ("chat",)),
-    "achat": Row(own_llm, lambda llm: llm.achat(messages()), ("achat",)),
-    "complete": Row(own_llm, lambda llm: llm.complete("oats"), ("complete",)),
-    "acomplete": Row(own_llm, lambda llm: llm.acomplete("oats"), ("acomplete",)),
-    "predict": Row(own_llm, lambda llm: llm.predict(ASK, what="oats"), ("chat",)),
-    "apredict": Row(own_llm, lambda llm: llm.apredict(ASK, what="oats"), ("achat",)),
-    "stream_chat": Row(own_llm, lambda llm: list(llm.stream_chat(messages())), ("stream_chat",)),
-    "astream_chat": Row(own_llm, lambda llm: _all(llm.astream_chat(messages())), ("astream_chat",)),
-    "stream_complete": Row(own_llm, lambda llm: list(llm.stream_complete("oats")), ("stream_complete",)),
-    "astream_complete": Row(own_llm, lambda llm: _all(llm.astream_complete("oats")), ("astream_complete",)),
-    "stream": Row(own_llm, lambda llm: list(llm.stream(ASK, what="oats")), ("stream_chat",)),
-    "astream": Row(own_llm, lambda llm: _all(llm.astream(ASK, what="oats")), ("astream_chat",)),
-    "a query's embedding": Row(own_embedding, lambda model: model.get_query_embedding("oats"), seam.EMBED_QUERY[:1]),
-    "a query's embedding on a loop": Row(
+    "chat": CallForm(own_llm, lambda llm: llm.chat(messages()), ("chat",)),
+    "chat with arguments": CallForm(own_llm, lambda llm: llm.chat(messages(), top=3), ("chat",)),
+    "achat": CallForm(own_llm, lambda llm: llm.achat(messages()), ("achat",)),
+    "complete": CallForm(own_llm, lambda llm: llm.complete("oats"), ("complete",)),
+    "acomplete": CallForm(own_llm, lambda llm: llm.acomplete("oats"), ("acomplete",)),
+    "predict": CallForm(own_llm, lambda llm: llm.predict(ASK, what="oats"), ("chat",)),
+    "apredict": CallForm(own_llm, lambda llm: llm.apredict(ASK, what="oats"), ("achat",)),
+    "stream_chat": CallForm(own_llm, lambda llm: list(llm.stream_chat(messages())), ("stream_chat",)),
+    "astream_chat": CallForm(own_llm, lambda llm: _all(llm.astream_chat(messages())), ("astream_chat",)),
+    "stream_complete": CallForm(own_llm, lambda llm: list(llm.stream_complete("oats")), ("stream_complete",)),
+    "astream_complete": CallForm(own_llm, lambda llm: _all(llm.astream_complete("oats")), ("astream_complete",)),
+    "stream": CallForm(own_llm, lambda llm: list(llm.stream(ASK, what="oats")), ("stream_chat",)),
+    "astream": CallForm(own_llm, lambda llm: _all(llm.astream(ASK, what="oats")), ("astream_chat",)),
+    "a query's embedding": CallForm(
+        own_embedding, lambda model: model.get_query_embedding("oats"), seam.EMBED_QUERY[:1]
+    ),
+    "a query's embedding on a loop": CallForm(
         own_embedding, lambda model: model.aget_query_embedding("oats"), seam.EMBED_QUERY[1:]
     ),
-    "a text's embedding": Row(own_embedding, lambda model: model.get_text_embedding("oats"), (seam.EMBED_TEXT,)),
-    "batches": Row(
+    "a text's embedding": CallForm(own_embedding, lambda model: model.get_text_embedding("oats"), (seam.EMBED_TEXT,)),
+    "batches": CallForm(
         own_embedding, lambda model: model.get_text_embedding_batch(["a", "bb", "ccc"]), (seam.EMBED_BATCH,) * 2
     ),
-    "retrieve": Row(OwnRetriever, lambda retriever: retriever.retrieve("oats"), seam.RETRIEVE[:1]),
-    "aretrieve": Row(OwnRetriever, lambda retriever: retriever.aretrieve("oats"), seam.RETRIEVE[1:]),
-    "postprocess_nodes": Row(
+    "retrieve": CallForm(OneNodeRetriever, lambda retriever: retriever.retrieve("oats"), seam.RETRIEVE[:1]),
+    "aretrieve": CallForm(OneNodeRetriever, lambda retriever: retriever.aretrieve("oats"), seam.RETRIEVE[1:]),
+    "postprocess_nodes": CallForm(
         own_postprocessor, lambda one: one.postprocess_nodes(nodes(), query_str="oats"), seam.POSTPROCESS[:1]
     ),
-    "apostprocess_nodes": Row(
+    "apostprocess_nodes": CallForm(
         own_postprocessor, lambda one: one.apostprocess_nodes(nodes(), query_str="oats"), seam.POSTPROCESS[1:]
     ),
 }
@@ -258,7 +260,7 @@ ROWS = {
 # ------------------------------------------------------------ how they are run
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """All that is seen of a call from outside."""
 
     result: str
@@ -285,7 +287,7 @@ class Recording:
     astream = aresult
 
 
-def run(row: Row, target: Any) -> Any:
+def run(row: CallForm, target: Any) -> Any:
     """Call the target as the row does; return what it returns, or its exception."""
     try:
         result = row.call(target)
@@ -300,7 +302,7 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def observed(row: Row, provider: Provider, target: Any = None) -> Outcome:
+def observed(row: CallForm, provider: CallCounter, target: Any = None) -> CallOutcome:
     """Run a row with a new target, or one that is the same as others were."""
     recorder = Recorder()
     manager = CallbackManager([recorder])
@@ -308,10 +310,10 @@ def observed(row: Row, provider: Provider, target: Any = None) -> Outcome:
     target.callback_manager = manager
     with recorded(recorder):
         result = run(row, target)
-    return Outcome(plain(result), recorder.events, recorder.spans, recorder.callbacks)
+    return CallOutcome(plain(result), recorder.events, recorder.spans, recorder.callbacks)
 
 
-def calls_of(row: Row, target: Any) -> list[Any]:
+def calls_of(row: CallForm, target: Any) -> list[Any]:
     """Return the calls at the seam to which a row comes, in the form in which a planner makes them."""
     scope = Recording()
     seam.enable(lambda target: scope)  # type: ignore[arg-type,return-value]
@@ -344,6 +346,19 @@ def prefetched(calls: list[Any], called: Callable[[], int]) -> Iterator[None]:
         yield
 
 
+def claiming_on_loop(row: CallForm, calls: list[Any], called: Callable[[], int]) -> CallForm:
+    """Return the row with its call made on a loop where these calls were prefetched."""
+
+    async def claim(target: Any) -> Any:
+        seam.enable(find_scope)
+        with CompositeCalls(calls, 2).on_loop():
+            while not called():
+                await asyncio.sleep(0.001)
+            return await row.call(target)
+
+    return row._replace(call=claim)
+
+
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
     yield
@@ -355,7 +370,7 @@ def _put_back() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_seam_sees_the_call(name: str) -> None:
-    row, provider = ROWS[name], Provider()
+    row, provider = ROWS[name], CallCounter()
     target = row.make(provider, CallbackManager([]))
     intercept(target)
     assert tuple(call._method for call in calls_of(row, target)) == row.methods
@@ -363,7 +378,7 @@ def test_the_seam_sees_the_call(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.methods[0].startswith(("a", "_a"))])
 def test_a_prefetched_call_is_claimed_and_looks_as_ever(name: str) -> None:
-    row, original, provider = ROWS[name], Provider(), Provider()
+    row, original, provider = ROWS[name], CallCounter(), CallCounter()
     expected = observed(row, original)
     target = row.make(provider, CallbackManager([]))
     intercept(target)
@@ -379,21 +394,14 @@ def test_a_prefetched_call_is_claimed_and_looks_as_ever(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.methods[0].startswith(("a", "_a"))])
 def test_a_prefetched_call_is_claimed_on_a_loop(name: str) -> None:
-    row, original, provider = ROWS[name], Provider(), Provider()
+    row, original, provider = ROWS[name], CallCounter(), CallCounter()
     expected = observed(row, original)
     target = row.make(provider, CallbackManager([]))
     intercept(target)
     calls = calls_of(row, target)
     provider.calls.clear()
 
-    async def claim(target: Any) -> Any:
-        seam.enable(find_scope)
-        with CompositeCalls(calls, 2).on_loop():
-            while not provider.calls:
-                await asyncio.sleep(0)
-            return await row.call(target)
-
-    outcome = observed(row._replace(call=claim), provider, target)
+    outcome = observed(claiming_on_loop(row, calls, lambda: provider.calls.total()), provider, target)
 
     assert outcome == expected
     assert provider.calls == original.calls == Counter(row.methods)
@@ -402,22 +410,15 @@ def test_a_prefetched_call_is_claimed_on_a_loop(name: str) -> None:
 @pytest.mark.parametrize("name", ["stream_chat", "astream_chat", "stream_complete", "astream_complete"])
 @pytest.mark.parametrize("fails", ["at once", "later"])
 def test_a_stream_fails_where_the_original_fails(name: str, fails: str) -> None:
-    row, provider = ROWS[name], Provider()
+    row, provider = ROWS[name], CallCounter()
     expected = observed(row, provider, OwnLLM(provider=provider, fails=fails))
     target = OwnLLM(provider=provider, fails=fails)
     intercept(target)
     calls = calls_of(row, target)
     provider.calls.clear()
 
-    async def claim(target: Any) -> Any:
-        with CompositeCalls(calls, 2).on_loop():
-            while not provider.calls:
-                await asyncio.sleep(0)
-            return await ROWS[name].call(target)
-
     if name.startswith("a"):
-        seam.enable(find_scope)
-        outcome = observed(row._replace(call=claim), provider, target)
+        outcome = observed(claiming_on_loop(row, calls, lambda: provider.calls.total()), provider, target)
     else:
         with prefetched(calls, lambda: provider.calls.total()):
             outcome = observed(row, provider, target)
@@ -427,7 +428,7 @@ def test_a_stream_fails_where_the_original_fails(name: str, fails: str) -> None:
 
 
 def test_the_first_chunk_arrives_before_the_model_has_ended() -> None:
-    row, provider = ROWS["stream_chat"], Provider()
+    row, provider = ROWS["stream_chat"], CallCounter()
     target = OwnLLM(provider=provider)
     intercept(target)
     calls = calls_of(row, target)
@@ -445,7 +446,7 @@ def test_the_first_chunk_arrives_before_the_model_has_ended() -> None:
 
 
 def test_a_stream_that_is_given_up_lets_its_prefetch_end() -> None:
-    row, provider = ROWS["stream_chat"], Provider()
+    row, provider = ROWS["stream_chat"], CallCounter()
     target = OwnLLM(provider=provider)
     intercept(target)
     calls = calls_of(row, target)
@@ -459,7 +460,7 @@ def test_a_stream_that_is_given_up_lets_its_prefetch_end() -> None:
 
 
 def test_a_stream_is_not_claimed_for_a_whole_answer() -> None:
-    row, provider = ROWS["stream_chat"], Provider()
+    row, provider = ROWS["stream_chat"], CallCounter()
     target = OwnLLM(provider=provider)
     intercept(target)
     calls = calls_of(row, target)
@@ -476,7 +477,7 @@ def test_a_method_that_returns_no_generator_is_left_as_it_is() -> None:
             self.provider.call("stream_chat")
             return [self._chat_answer("", "all", "all")]
 
-    row, original, provider = ROWS["stream_chat"], Provider(), Provider()
+    row, original, provider = ROWS["stream_chat"], CallCounter(), CallCounter()
     expected = observed(row, original, Listing(provider=original))
     target = Listing(provider=provider)
     intercept(target)
@@ -491,10 +492,10 @@ def test_a_method_that_returns_no_generator_is_left_as_it_is() -> None:
 def test_a_retriever_that_calls_a_model_is_left_to_the_original() -> None:
     """The original has to hear of the model's call, in the retriever's place."""
 
-    def make(provider: Provider, manager: CallbackManager) -> OwnRetriever:
-        return OwnRetriever(provider, manager, OwnLLM(provider=provider, callback_manager=manager))
+    def make(provider: CallCounter, manager: CallbackManager) -> OneNodeRetriever:
+        return OneNodeRetriever(provider, manager, OwnLLM(provider=provider, callback_manager=manager))
 
-    row, original, provider = ROWS["retrieve"], Provider(), Provider()
+    row, original, provider = ROWS["retrieve"], CallCounter(), CallCounter()
     expected = observed(row._replace(make=make), original)
     target = make(provider, CallbackManager([]))
     intercept(target)
@@ -510,7 +511,7 @@ def test_a_retriever_that_calls_a_model_is_left_to_the_original() -> None:
 # ------------------------------------------------------------ OpenAI's classes
 
 
-class Weather(BaseModel):
+class Forecast(BaseModel):
     """The weather of a city."""
 
     city: str
@@ -535,7 +536,7 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def program(llm: Any) -> FunctionCallingProgram:
-    return FunctionCallingProgram.from_defaults(output_cls=Weather, prompt_template_str="Bern {x}", llm=llm)
+    return FunctionCallingProgram.from_defaults(output_cls=Forecast, prompt_template_str="Bern {x}", llm=llm)
 
 
 SERVED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -545,13 +546,13 @@ SERVED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "stream_chat": (lambda llm: list(llm.stream_chat(messages())), "_stream_chat"),
     "astream_chat": (lambda llm: _all(llm.astream_chat(messages())), "_astream_chat"),
     "stream_complete": (lambda llm: list(llm.stream_complete("oats")), "_stream_chat"),
-    "structured_predict": (lambda llm: llm.structured_predict(Weather, ASK, what="Bern"), "_chat"),
-    "astructured_predict": (lambda llm: llm.astructured_predict(Weather, ASK, what="Bern"), "_achat"),
+    "structured_predict": (lambda llm: llm.structured_predict(Forecast, ASK, what="Bern"), "_chat"),
+    "astructured_predict": (lambda llm: llm.astructured_predict(Forecast, ASK, what="Bern"), "_achat"),
     "stream_structured_predict": (
-        lambda llm: list(llm.stream_structured_predict(Weather, ASK, what="Bern")),
+        lambda llm: list(llm.stream_structured_predict(Forecast, ASK, what="Bern")),
         "_stream_chat",
     ),
-    "as_structured_llm": (lambda llm: llm.as_structured_llm(Weather).complete("Bern"), "_chat"),
+    "as_structured_llm": (lambda llm: llm.as_structured_llm(Forecast).complete("Bern"), "_chat"),
     "a function calling program": (lambda llm: program(llm)(x="now"), "_chat"),
     "chat_with_tools": (lambda llm: llm.chat_with_tools([TOOL], user_msg="Bern"), "_chat"),
     "achat_with_tools": (lambda llm: llm.achat_with_tools([TOOL], user_msg="Bern"), "_achat"),
@@ -576,7 +577,7 @@ def test_a_prefetched_request_is_claimed_in_every_form(name: str) -> None:
             callback_manager=manager,
         )
 
-    row = Row(make, call, (method,))
+    row = CallForm(make, call, (method,))
     with openai_stub(answer) as stub:
         provider: Any = stub
         expected = observed(row, provider)
@@ -586,15 +587,8 @@ def test_a_prefetched_request_is_claimed_in_every_form(name: str) -> None:
         calls = calls_of(row, target)
         stub.asked.clear()
 
-        async def claim(target: Any) -> Any:
-            seam.enable(find_scope)
-            with CompositeCalls(calls, 2).on_loop():
-                while not stub.asked:
-                    await asyncio.sleep(0.001)
-                return await call(target)
-
         if method.startswith("_a"):
-            outcome = observed(row._replace(call=claim), provider, target)
+            outcome = observed(claiming_on_loop(row, calls, lambda: len(stub.asked)), provider, target)
         else:
             with prefetched(calls, lambda: len(stub.asked)):
                 outcome = observed(row, provider, target)

@@ -127,19 +127,19 @@ def test_a_class_that_changes_what_the_framework_does_is_not_read() -> None:
 
 
 def test_streams_and_retrievers_and_postprocessors_have_provider_methods() -> None:
-    class Found(BaseRetriever):
+    class NoNodesRetriever(BaseRetriever):
         def _retrieve(self, query_bundle: QueryBundle) -> Any:
             return []
 
-    class Kept(BaseNodePostprocessor):
+    class KeepingPostprocessor(BaseNodePostprocessor):
         async def _apostprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
             return nodes
 
         def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
             return nodes
 
-    assert seam.provider_methods(Found) == ("_retrieve",), "the async default calls it"
-    assert seam.provider_methods(Kept) == seam.POSTPROCESS
+    assert seam.provider_methods(NoNodesRetriever) == ("_retrieve",), "the async default calls it"
+    assert seam.provider_methods(KeepingPostprocessor) == seam.POSTPROCESS
     assert "stream_chat" not in seam.provider_methods(Spoken), "the framework's calls `stream_complete`"
     for composite in (VectorIndexRetriever, SimilarityPostprocessor):
         with pytest.raises(Unreadable, match="calls methods of other objects"):

@@ -69,7 +69,7 @@ def test_a_body_that_asks_another_method_is_not_made_below() -> None:
     assert llm.chats == 0
 
 
-class Asking(BaseRetriever):
+class ModelAskingRetriever(BaseRetriever):
     """Calls a model of the framework, if it has one."""
 
     def __init__(self, llm: Any = None) -> None:
@@ -89,9 +89,9 @@ class Asking(BaseRetriever):
 
 async def test_a_retriever_is_called_below_unless_it_calls_what_is_heard(kit: Kit) -> None:
     query = QueryBundle("oats")
-    assert silent_calls.silent_body(Asking(), "_retrieve")(Asking(), query) == []
-    assert await silent_calls.silent_body(Asking(), "_aretrieve")(Asking(), query) == []
-    asking = Asking(kit.llm)
+    assert silent_calls.silent_body(ModelAskingRetriever(), "_retrieve")(ModelAskingRetriever(), query) == []
+    assert await silent_calls.silent_body(ModelAskingRetriever(), "_aretrieve")(ModelAskingRetriever(), query) == []
+    asking = ModelAskingRetriever(kit.llm)
     with pytest.raises(silent_calls.CallsPublicMethod):
         silent_calls.silent_body(asking, "_retrieve")(asking, query)
     with pytest.raises(silent_calls.CallsPublicMethod):
