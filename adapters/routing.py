@@ -86,6 +86,12 @@ class RoutingRules:
         return bool(self._objects or self._classes or self._servers)
 
     @property
+    def pools(self) -> list[EnginePool]:
+        """The pools of the rules by object and by class."""
+        routes = [*(route for _, route in self._objects.values()), *self._classes.values()]
+        return [route.pool for route in routes]
+
+    @property
     def holds_for_new_objects(self) -> bool:
         """True if there are rules for objects that do not exist yet."""
         return bool(self._classes or self._servers)

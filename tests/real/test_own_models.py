@@ -27,7 +27,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_huggingface import HuggingFaceEmbeddings
 from langchain_openai import ChatOpenAI
-from langchain_qdrant import QdrantVectorStore, RetrievalMode
+from langchain_qdrant import QdrantVectorStore
 from support.api_server import MODEL, ApiServer
 from support.own_leaves import Chat, Ledger
 
@@ -336,18 +336,21 @@ class TestEmbeddings:
             fast = accelerate(chain, pool=own, bind=[(asks, "embedder")])
             assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
-    def test_a_store_that_is_searched_by_others_is_refused(self, models: EnginePool, embeddings: Any) -> None:
+    @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
+    def test_a_store_that_searches_in_its_own_way_is_served_too(
+        self, models: EnginePool, embeddings: Any, way: str
+    ) -> None:
         class Other(InMemoryVectorStore):
             def similarity_search_with_score(self, *args: Any, **kwargs: Any) -> Any:
-                return []
+                return super().similarity_search_with_score(*args, **kwargs)
 
-        sparse = qdrant(embeddings)
-        sparse.retrieval_mode = RetrievalMode.SPARSE  # type: ignore[attr-defined]
-        with pytest.raises(RegistrationError, match=r"of type 'similarity' in a QdrantVectorStore"):
-            accelerate(RunnablePassthrough() | sparse.as_retriever(), pool=models, bind=[(embeddings, "embedder")])
-        with pytest.raises(RegistrationError, match=r"cannot be bound inside a search of type 'similarity' in a Other"):
-            chain = RunnablePassthrough() | Other(embeddings).as_retriever()
-            accelerate(chain, pool=models, bind=[(embeddings, "embedder")])
+        store = Other(embeddings)
+        store.add_texts(["a primitive is a unit", "an engine"])
+        chain = RunnableLambda(itemgetter("question")) | store.as_retriever(search_kwargs={"k": 1})
+        fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder")])
+
+        assert asked(fast, way, {"question": QUESTION}) == asked(chain, way, {"question": QUESTION})
+        assert "embedder" in {span.engine for span in fast.last_trace().spans}
 
 
 @pytest.fixture(scope="module")

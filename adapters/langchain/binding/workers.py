@@ -15,10 +15,11 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel, BaseLLM
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
 from pydantic import BaseModel
 
-from teola_plugin.adapters.calls import carries_openai, check_engine, to_list
+from teola_plugin.adapters.calls import carries_openai, check_engine, joined, to_list
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.huggingface import (
     cross_encoder_on,
@@ -28,7 +29,7 @@ from teola_plugin.adapters.langchain.binding.huggingface import (
 )
 from teola_plugin.adapters.langchain.binding.openai import CarriedModel, carried_model, is_openai_chat
 from teola_plugin.adapters.langchain.chat import ChatTeola, json_schema_of
-from teola_plugin.adapters.langchain.current_query import ConfigScopedModel
+from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.llm import TeolaLLM, abatch_by_query, batch_by_query
 from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langchain.tools import without_tools
@@ -37,6 +38,7 @@ from teola_plugin.adapters.routing import (
     ROUTE,
     WORKER,
     EngineRoute,
+    RoutingRules,
     WorkerTable,
     class_route,
     current_rules,
@@ -46,11 +48,13 @@ from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import LeftToPlain
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.langchain_interceptors import (
     RoutedCall,
     add_routed_methods,
     follow_configured_objects,
     route_calls,
+    run_manager_in,
 )
 from teola_plugin.shims.pydantic import sharing
 from teola_plugin.tracer.langchain.classes import find_override, find_workers_with, store_resource
@@ -140,7 +144,7 @@ def route_call(target: Any, method: str, original: Any) -> RoutedCall | None:
         rules = current_rules.get()
         route = None if rules is None else rules.route(target)
         if route is None:
-            return None
+            return None if rules is None else _joining_call(target, method, original, rules)
     if route is WORKER:
         return RoutedCall(original, False)
     try:
@@ -160,6 +164,31 @@ def route_call(target: Any, method: str, original: Any) -> RoutedCall | None:
 def _first_argument_alone(method: Callable[[Any], Any], target: Any, *args: Any, **kwargs: Any) -> Any:
     """Leave out providers' own arguments, which say how many texts a request holds: that is the engine's affair."""
     return method(next(iter((*args, *kwargs.values()))))
+
+
+def _joining_call(target: Any, method: str, original: Any, rules: RoutingRules) -> RoutedCall | None:
+    """Return the call of a retriever or a compressor in its query: embeddings below have no callbacks to find it by.
+
+    None where the query is the ambient one, as everywhere but in batches.
+    """
+    if not isinstance(target, BaseRetriever | BaseDocumentCompressor) or current_run.get() is not None:
+        return None
+    pool = next(iter(rules.pools), None)
+    if pool is None:
+        return None
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> Any:
+        with joined(*call_context(pool, run_manager_in(args, kwargs))):
+            return original(target, *args, **kwargs)
+
+    async def acall(target: Any, *args: Any, **kwargs: Any) -> Any:
+        with joined(*call_context(pool, run_manager_in(args, kwargs))):
+            return await original(target, *args, **kwargs)
+
+    return RoutedCall(acall if method in _ASYNC_METHODS else call, True)
+
+
+_ASYNC_METHODS = ("_aget_relevant_documents", "acompress_documents")
 
 
 def _generate(worker: Any, _: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
