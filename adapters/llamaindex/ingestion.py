@@ -74,7 +74,7 @@ class WritingSession(ServedObject):
 
     def _with_embedding_model(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by which an index makes a retriever or an engine that embeds as the index does here."""
-        model = self.original._embed_model
+        model = getattr(self.original, VectorStoreIndexParts.attribute("embed_model"))
         with self.routing():
             route = route_of(model)
         if route is None or "embed_model" in kwargs:

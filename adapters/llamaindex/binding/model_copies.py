@@ -18,7 +18,7 @@ from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 
 P = TypeVar("P", bound=Parts)
 Body = Callable[..., Any]
-_ROUTE = "_teola_route"
+_ROUTE = "__teola_copy_route__"
 """The private attribute of a copy with its route."""
 OWN_CLASS = "__teola_own_class__"
 """The attribute of a class of bound objects with the user's class."""
