@@ -26,6 +26,7 @@ from langchain_core.callbacks import (
     CallbackManager,
     CallbackManagerForLLMRun,
 )
+from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
@@ -68,8 +69,9 @@ def intercept() -> None:
 def find_scope(target: Any, run_manager: Any) -> CallScope | None:
     """Return on whose behalf a provider method of `target` is called here; None outside every query."""
     scope = prefetch_scope.get()
-    if executing.get() is target:
-        return None
+    executed = executing.get()
+    if executed is target or (executed is not None and isinstance(target, Embeddings)):
+        return None  # what embeds for a retriever is part of its call
     if scope is not None:
         return scope
     for run in _runs_here(run_manager):

@@ -101,7 +101,7 @@ class LangChainInvocation:
         self.target, self._method, self._original = target, method, original
         self._args, self._kwargs = args, kwargs
         self.streams = "stream" in method
-        kinds = ((BaseRetriever, "SEARCHING"), (BaseDocumentCompressor, "RERANKING"))
+        kinds = ((BaseRetriever, "SEARCHING"), (BaseDocumentCompressor, "RERANKING"), (Embeddings, "EMBEDDING"))
         self.kind = next((kind for base, kind in kinds if isinstance(target, base)), "GENERATION")
 
     @property
@@ -515,19 +515,21 @@ METHODS = {
     "acompress_documents": _aresult,
 }
 """The provider methods of models and retrievers, and how each is wrapped."""
-ROUTED_METHODS = {
-    "embed_documents": _only_routed,
-    "aembed_documents": _aonly_routed,
-    "embed_query": _only_routed,
-    "aembed_query": _aonly_routed,
-    "score": _only_routed,
+EMBEDDING_METHODS = {
+    "embed_documents": _result,
+    "aembed_documents": _aresult,
+    "embed_query": _result,
+    "aembed_query": _aresult,
 }
-"""Those of embeddings and cross encoders."""
+"""Those of embeddings."""
+ROUTED_METHODS = {"score": _only_routed}
+"""Those of cross encoders."""
 TOOL_METHODS = {"_run": _tool_result, "_arun": _tool_aresult}
 """Those of tools."""
 _METHODS_BY_BASE: tuple[tuple[tuple[type, ...], Mapping[str, Wrap]], ...] = (
     ((BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor), METHODS),
-    ((Embeddings, BaseCrossEncoder), ROUTED_METHODS),
+    ((Embeddings,), EMBEDDING_METHODS),
+    ((BaseCrossEncoder,), ROUTED_METHODS),
     ((BaseTool,), TOOL_METHODS),
 )
 

@@ -16,6 +16,7 @@ from differential.recording import WAYS, Outcome, observe
 from langchain.chat_models import init_chat_model
 from langchain_core.documents import Document
 from langchain_core.documents.compressor import BaseDocumentCompressor
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import LLM
 from langchain_core.outputs import ChatResult
 from langchain_core.retrievers import BaseRetriever
@@ -247,6 +248,40 @@ class FirstDocument(BaseDocumentCompressor):
         return documents[:1]
 
 
+class CountedEmbeddings(Embeddings):
+    """Embeds a text as its length."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.server.calls["embed_documents", str(texts)] += 1
+        return [[float(len(text))] for text in texts]
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.server.calls["aembed_documents", str(texts)] += 1
+        return [[float(len(text))] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        self.server.calls["embed_query", text] += 1
+        return [float(len(text))]
+
+    async def aembed_query(self, text: str) -> list[float]:
+        self.server.calls["aembed_query", text] += 1
+        return [float(len(text))]
+
+
+def embedding(model: Embeddings) -> Runnable[Any, Any]:
+    return RunnableLambda(model.embed_query, model.aembed_query)
+
+
+def embedding_documents(model: Embeddings) -> Runnable[Any, Any]:
+    async def aembed(question: str) -> Any:
+        return await model.aembed_documents([question, "more"])
+
+    return RunnableLambda(lambda question: model.embed_documents([question, "more"]), aembed)
+
+
 def compressing(compressor: BaseDocumentCompressor) -> Runnable[Any, Any]:
     documents = [Document("one"), Document("two")]
 
@@ -297,6 +332,15 @@ def _rows() -> Iterator[tuple[str, CallForm]]:
         "a compressor",
         CallForm(lambda server: compressing(FirstDocument(server=server)), "invoke", "compress_documents"),
     )
+    for entry, prefix in (("invoke", ""), ("ainvoke", "a")):
+        yield (
+            f"a query's embedding, {entry}",
+            CallForm(lambda server: embedding(CountedEmbeddings(server)), entry, f"{prefix}embed_query"),
+        )
+        yield (
+            f"documents' embeddings, {entry}",
+            CallForm(lambda server: embedding_documents(CountedEmbeddings(server)), entry, f"{prefix}embed_documents"),
+        )
     yield (
         "a compressor on a loop",
         CallForm(lambda server: compressing(FirstDocument(server=server)), "ainvoke", "acompress_documents"),
