@@ -306,7 +306,7 @@ def test_the_same_where_answers_begin_on_a_guess(kit: Kit, always_ahead: None, n
 @pytest.fixture
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of these start nothing early by themselves: let the graph run nevertheless, as it does in larger chains."""
-    monkeypatch.setattr(runnable, "runs_ahead", lambda source, graph: True)
+    monkeypatch.setattr(runnable, "can_start_early", lambda source, graph: True)
 
 
 @pytest.mark.parametrize("name", MAPPED)
