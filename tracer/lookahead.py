@@ -61,7 +61,14 @@ def _early_components(draft: Draft, late: Iterable[str] = (), *, with_generation
 
 def _never_starts_early(c: Component) -> bool:
     is_choice_in_choice = c.attributes.lookahead is not None
-    return c.role in _NEVER_EARLY or is_choice_in_choice or any(effect.writes for effect in c.effects)
+    has_side_effects = c.role in _NEVER_EARLY or any(effect.writes for effect in c.effects)
+    return has_side_effects or is_choice_in_choice or _calls_provider(c)
+
+
+def _calls_provider(c: Component) -> bool:
+    """Return True if a model or retriever of the user's own is called, which speculation may not do."""
+    inner = [inner for body in (c.body, c.otherwise) if body is not None for inner in body.components]
+    return bool(c.attributes.wrapped) or any(map(_calls_provider, inner))
 
 
 def _producers(c: Component) -> list[str]:

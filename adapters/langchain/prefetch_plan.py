@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -108,6 +108,36 @@ class _SiteCollector:
     def _limit(self, node: Node) -> ConcurrencyLimit | None:
         is_named_safe = self._threads.is_named(node) or self._threads.is_named(getattr(node, "vectorstore", None))
         return None if is_named_safe or concurrent(node) else limit_of(node)
+
+
+class CodeSites:
+    """The calls of the user's own models and retrievers that functions make, as far as their source shows them."""
+
+    def __init__(self, threads: ThreadSafety = NOBODY) -> None:
+        """`threads`: what the user said to take several calls at once."""
+        self.sites: dict[str, CallSite] = {}
+        """By key. It grows as sources are read, on any thread."""
+        self._threads = threads
+
+    def find_leaves(
+        self, runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], is_async: bool
+    ) -> Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]:
+        """Record the call sites in a Runnable that a function calls. See `FindLeaves`."""
+        collector = _SiteCollector(True, self._threads)
+        sites_by_path: dict[str, CallSite] = {}
+        for path, site in collector.sites(runnable, location, kwargs, {}):
+            sites_by_path[path] = self._add(replace(site, in_code="async" if is_async else "sync"))
+        return lambda node, bound, path: _leaf(sites_by_path, node, bound, path, True)
+
+    def _add(self, site: CallSite) -> CallSite:
+        """Return the site with a key of its own, or an equal one that was recorded before."""
+        key, number = site.key, 1
+        while (known := self.sites.get(key)) is not None:
+            if known.target is site.target and known.kwargs == site.kwargs and known.in_code == site.in_code:
+                return known
+            number += 1
+            key = f"{site.key}#{number}"
+        return self.sites.setdefault(key, replace(site, key=key))
 
 
 def eligible(node: Any) -> bool:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from langchain_core.callbacks import (
@@ -117,6 +117,8 @@ class CallSite:
     """Called once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
+    in_code: Literal["", "sync", "async"] = ""
+    """Whether a function of the user's makes the call, any number of times, and by which kind of method."""
     keeps_its_place: threading.Event = field(default_factory=threading.Event)
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""
@@ -217,6 +219,13 @@ class QueryCalls:
         open_calls[query_id] = prefetchers[query_id] = self
         live_scopes.add(id(self))
 
+    def add_sites(self, sites: Mapping[str, CallSite]) -> None:
+        """Prefetch calls at these sites, too, from now on."""
+        with self._lock:
+            self.sites = {**self.sites, **sites}
+            self._prefetched |= sites.keys()
+            self.classes |= {type(site.target) for site in sites.values()}
+
     def begin(self, run: QueryRun | PartRun) -> None:
         """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
         self._context.run(_silence, run.whole)
@@ -281,8 +290,11 @@ class QueryCalls:
             self._start(prefetch)
 
     def _start(self, prefetch: Prefetch) -> None:
-        if self._loop is None:
-            threads().start(partial(self._context.copy().run, self._run_here, prefetch))
+        if self._loop is None or prefetch.site.in_code == "sync":
+            if prefetch.site.in_code == "async":
+                prefetch.end(Outcome(error=asyncio.InvalidStateError("the caller has no loop")))
+            else:
+                threads().start(partial(self._context.copy().run, self._run_here, prefetch))
             return
         with self._lock:
             is_woken = bool(self._to_launch)
@@ -344,7 +356,7 @@ class QueryCalls:
         error.call.when_over(go_on)
 
     def _streams(self, site: CallSite) -> bool:
-        return self._form.streams and not site.mapped
+        return self._form.streams and not site.mapped and not site.in_code
 
     def _silent(self, prefetch: Prefetch, manager: Any) -> RunnableConfig:
         """Return the config of a prefetch, and let provider calls here find it."""
@@ -366,7 +378,7 @@ class QueryCalls:
         """Note a call of the original. If it makes the call itself, drop what was prefetched of this object for other
         arguments: the planner was wrong about them."""
         sites = [site for site in self.sites.values() if site.target is target]
-        if any(site.mapped for site in sites):
+        if any(site.mapped or site.in_code for site in sites):
             return
         with self._lock:
             self._calls_made[id(target)] += 1

@@ -10,6 +10,7 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
+from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
@@ -18,6 +19,7 @@ from teola_plugin.adapters.langgraph.graph_call import WatchedNode
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pool_of_graph
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.provider_executor import ensure_engine, shared_pool
 from teola_plugin.adapters.routing import under_routing
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError
@@ -51,7 +53,7 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
 
 def _accelerated(acceleration: Acceleration, options: Options, like: Acceleration | None) -> Any:
     graph, pool, passes, speculate = acceleration.original, options.pool, options.passes, options.speculate
-    like = like if like is not None and like.pool is pool else None
+    like = like if like is not None and like.pool in (pool, shared_pool()) else None
     if pool is not None:
         acceleration.tools = agent_tools(graph, ToolPlanner(pool, passes, speculate))
     runnables = [node.bound for node in graph.nodes.values()]
@@ -59,11 +61,26 @@ def _accelerated(acceleration: Acceleration, options: Options, like: Acceleratio
         intercept_composite_methods()
         acceleration.composites = CompositeRules(runnables, Threads(options.threads))
     fast = accelerated_graph(acceleration, _watched_nodes(graph, acceleration, like))
-    if pool is not None:
-        plans = None if like is None else like.plans
-        fits = plans is not None and plans.fit(graph)
-        acceleration.plans = plans if fits else Plans(acceleration.runner, graph, pool, passes, speculate)
+    plans = None if like is None else like.plans
+    if plans is None or not plans.fit(graph):
+        plans = _new_plans(acceleration, options)
+    acceleration.plans = plans
+    if plans is not None:
+        acceleration.pool = plans.pool
     return fast
+
+
+def _new_plans(acceleration: Acceleration, options: Options) -> Plans | None:
+    """Return the plans of a graph; None without a pool if they prefetch nothing of the user's own models."""
+    pool = options.pool
+    if pool is None and options.speculate == "off":
+        return None
+    graphs = acceleration.runner, acceleration.original
+    plans = Plans(*graphs, pool or shared_pool(), options.passes, options.speculate, options.threads)
+    if plans.code_sites.sites:
+        intercept()
+        ensure_engine(plans.pool)
+    return None if pool is None and plans.are_empty else plans
 
 
 def _watched_nodes(graph: Any, acceleration: Acceleration, like: Acceleration | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
-NOTHING_PREFETCHED = "no pool-backed object was found and none was bound: the graph runs as it always did"
+NOTHING_PREFETCHED = "no call in it can start before its place: the graph runs as it always did"
 FIRST = "nothing stands before it"
 PREFILLED = "its next prompts are prefilled while tools run"
 CACHE_BLOCK = 16

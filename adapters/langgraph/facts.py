@@ -34,7 +34,7 @@ from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
 from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_node_parts
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, TraceResult
-from teola_plugin.tracer.functions import Fields, Symbol
+from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
@@ -47,6 +47,7 @@ _MAX_OBJECTS = 2_000
 """Objects of one node that are searched for functions that write prompts."""
 _YOUR_CODE = "your code: runs once, in its place"
 _JOINS = "pool-backed objects that it calls join the query"
+_NOT_ALL_UNDERSTOOD = "not all of its code is understood"
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,15 @@ class GraphFacts:
             fields: Symbol = state.at(ROOT)
             if node.reads is not None:
                 fields = Fields({field: state.at(field) for field in node.reads}, attributes=True)
-            visited[name] = draft, EMPTY_NODE if node.bound is None else lower_node(draft, node.bound, fields, name)
+            lowered = EMPTY_NODE
+            if node.bound is not None:
+                lowered = lower_node(draft, node.bound, fields, name, find_leaves=self._find_leaves)
+            visited[name] = draft, lowered
         return visited
+
+    @property
+    def _find_leaves(self) -> FindLeaves | None:
+        return None if self.plans is None else self.plans.code_sites.find_leaves
 
     @cached_property
     def _varying_channels(self) -> dict[str, list[tuple[str, VaryingValue]]]:
@@ -170,6 +178,9 @@ class GraphFacts:
     def _start(self, node: NodeShape, call: str, is_first: bool) -> str:
         """Say with which node a call starts, the one for whose plan it waits least; "" if it starts in its place."""
         starts: list[tuple[int, str]] = []
+        component = self._visited[node.name][0].components[call]
+        if is_first and component.attributes.beside and self.plans is not None:  # a loop
+            starts.append((len(self._visited), "all items at once, when its node begins"))
         for name in self._visited:
             if self.plans is None or (name == node.name and is_first):
                 continue
@@ -223,7 +234,7 @@ class GraphFacts:
         """Return what a call would wait for that started with a node; nothing if that would be of no use."""
         assert self._shape is not None
         try:
-            plan = lookahead(self._shape, name, pushed=False)
+            plan = lookahead(self._shape, name, pushed=False, find_leaves=self._find_leaves)
         except Exception:  # nothing is known of the nodes from there on
             return []
         is_planned = any(component.name == call for component in plan.template.components)
@@ -250,7 +261,7 @@ def _level(node: NodeShape, draft: Draft, visited: LoweredNode, has_pool: bool) 
     if visited.updates is not None and not any(isinstance(value, Unknown) for value in visited.updates.values()):
         return "lowered", ""
     if any(map(uses_engine, draft.components.values())):
-        return "joined", f"not all of its code is understood; {_JOINS}"
+        return "joined", f"{_NOT_ALL_UNDERSTOOD}; {_JOINS}" if has_pool else _NOT_ALL_UNDERSTOOD
     return _opaque_level(node.bound, has_pool)
 
 

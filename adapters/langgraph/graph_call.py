@@ -36,12 +36,16 @@ class GraphCall:
         """`graph`: stands for the accelerated graph. `parts`: the parts of the query that run before their nodes."""
         self.graph, self.run, self.parts, self.agent = graph, run, parts, agent
         self.steps = Steps(run)
+        self.succeeded = False
+        """Set once all items of the call were read."""
 
     def close(self) -> None:
         """End the call: give up what nobody has claimed."""
-        for one in (self.agent, self.parts, self.steps):
-            if one is not None:
-                one.close()
+        if self.agent is not None:
+            self.agent.close()
+        if self.parts is not None:
+            self.parts.close(succeeded=self.succeeded)
+        self.steps.close()
 
 
 class Steps:
@@ -126,6 +130,7 @@ def in_call(call: GraphCall, items: Iterator[T]) -> Iterator[T]:
     """Yield the items, each made inside the call. The call ends with them, and is not current for their reader."""
     with closing(call):
         yield from items_inside(partial(during, current_call, call), items)
+        call.succeeded = True
 
 
 async def ain_call(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
@@ -134,6 +139,7 @@ async def ain_call(call: GraphCall, items: AsyncIterator[T]) -> AsyncGenerator[T
         async with aclosing(aitems_inside(partial(during, current_call, call), items)) as items_in_call:
             async for item in items_in_call:
                 yield item
+        call.succeeded = True
 
 
 # ------------------------------------------------------------ nodes

@@ -8,6 +8,7 @@ query goes on with the plan that assumes no outcome.
 
 from __future__ import annotations
 
+import asyncio
 import dis
 import threading
 from collections import Counter
@@ -18,12 +19,18 @@ from types import FunctionType
 from typing import Any
 
 from teola_plugin.adapters.early_work import can_start_early, log_fallback
+from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, form_of_entry
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, open_calls
+from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.part import HeldPart
+from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
@@ -45,10 +52,19 @@ class Plans:
     """The plans of one graph. Used from any thread."""
 
     def __init__(
-        self, graph: Any, original: Any, pool: EnginePool, passes: tuple[Pass, ...] | None, speculate: str
+        self,
+        graph: Any,
+        original: Any,
+        pool: EnginePool,
+        passes: tuple[Pass, ...] | None,
+        speculate: str,
+        threads: ThreadSafety = NOBODY,
     ) -> None:
-        """`original`: the graph that was accelerated. Copies of it have the same plans."""
+        """`original`: the graph that was accelerated. Copies of it have the same plans. `threads`: what the user said
+        to take several calls at once."""
         self.pool, self._passes, self._speculate = pool, passes, speculate
+        self.code_sites = CodeSites(threads)
+        """Calls of the user's own models that the plans prefetch."""
         self._shaping = shaping_of(original)
         self.shape: GraphShape | None = shape_of(graph)
         self.distances: Mapping[str, int] = {} if self.shape is None else distances(self.shape)
@@ -70,6 +86,11 @@ class Plans:
     def fit(self, original: Any) -> bool:
         """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
         return is_same_shape(self._shaping, shaping_of(original))
+
+    @property
+    def are_empty(self) -> bool:
+        """Return True if it is known that no node has a plan."""
+        return self.shape is None or not any(self.may_have(node, pushed=False) for node in self.shape.nodes)
 
     def may_have(self, node: str, *, pushed: bool) -> bool:
         """Return False for a node that is known to have no plan. `pushed`: it is the target of a `Send`."""
@@ -114,7 +135,8 @@ class Plans:
             return None
         try:
             with self._guards.setdefault((node, pushed), DataGuards()).recording():
-                traced = lookahead(self.shape, node, pushed=pushed, decide=decide)
+                find_leaves = self.code_sites.find_leaves
+                traced = lookahead(self.shape, node, pushed=pushed, decide=decide, find_leaves=find_leaves)
             plan = self._optimise(traced)
         except Exception as error:
             log_fallback(error, None, f"the node {node!r}")
@@ -191,6 +213,8 @@ class Parts:
     def __init__(self, plans: Plans, run: QueryRun) -> None:
         self._plans, self._run = plans, run
         self._live: list[_NodePart] = []
+        self._provider_calls: QueryCalls | None = None
+        """Calls of the user's own models in this query, from the first plan on that prefetches any."""
         self._lock = threading.Lock()
 
     def place_of(self, name: str, config: Mapping[str, Any]) -> CallPlace:
@@ -212,6 +236,7 @@ class Parts:
             if planned is None:
                 self._run.turn(over=finished)
             else:
+                self._open_provider_calls(planned[0], config)
                 part = self._start_part(name, *planned, node_place, step, finished, pushed=is_sent_task(config))
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
@@ -228,6 +253,30 @@ class Parts:
         value = {STATE: state, ARGUMENT: input if pushed else None}
         plan = plans.available(node, value, pushed=pushed)
         return None if plan is None else (plan, value)
+
+    def _open_provider_calls(self, plan: TraceResult, config: Any) -> None:
+        """Let calls of the user's own models be prefetched that a plan asks for, if nobody would hear of it."""
+        if not calls_provider(self._plans.graph(plan)):
+            return
+        sites = self._plans.code_sites.sites
+        with self._lock:
+            calls = self._provider_calls or open_calls.get(self._run.id)
+            if calls is None:
+                calls = self._new_provider_calls(config)
+        if calls is not None:
+            calls.add_sites(sites)
+
+    def _new_provider_calls(self, config: Any) -> QueryCalls | None:
+        form = form_of_entry(config, EntryPoint(on_loop=is_on_loop()), models=True)
+        max_concurrency = config.get("max_concurrency")
+        if form is None or max_concurrency == 1 or not wrap_new_classes():
+            return None
+        limit = ConcurrencyLimit(max_concurrency) if max_concurrency else None
+        calls = QueryCalls(config, {}, frozenset(), {}, frozenset(), limit, form, on_loop=is_on_loop(), learns=True)
+        calls.open(self._run.id)
+        calls.begin(self._run)
+        self._provider_calls = calls
+        return calls
 
     def _start_part(
         self,
@@ -282,12 +331,15 @@ class Parts:
             self._live = [one for one in self._live if one.last_step >= latest]
             return finished
 
-    def close(self) -> None:
-        """End all parts with the call."""
+    def close(self, *, succeeded: bool = False) -> None:
+        """End all parts with the call, which `succeeded` or not."""
         with self._lock:
             live, self._live = self._live, []
+            calls, self._provider_calls = self._provider_calls, None
         for one in live:
             one.part.close()
+        if calls is not None:
+            calls.close(succeeded=succeeded)
 
 
 # ------------------------------------------------------------ graphs whose requests are those of another one
@@ -311,6 +363,22 @@ def _covers(earlier: Graph, graph: Graph) -> bool:
         any(engine == p.engine and prompt[: len(_prompt(p))] == _prompt(p) for engine, prompt in prompts)
         for p in warm_ups
     )
+
+
+@lru_cache(maxsize=256)
+def calls_provider(graph: Graph) -> bool:
+    """Return True if a graph calls models or retrievers of the user's own."""
+    fragments = [f.graph for p in graph for f in (p.fragment, p.otherwise) if f is not None]
+    return any(p.engine == PROVIDER for p in graph) or any(map(calls_provider, fragments))
+
+
+def is_on_loop() -> bool:
+    """Return True in code that a loop runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

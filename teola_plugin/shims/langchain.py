@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -456,6 +456,16 @@ def stuffing(function: Any) -> Stuffing | None:
     private_name = f"create_stuff_documents_chain({', '.join(variables)})"
     report_missing("langchain-classic", private_name, "its chain is not planned")
     return None
+
+
+def is_structured_output_parser(function: Any) -> bool:
+    """Return True for the function with which `ChatOpenAI.with_structured_output` ends a chain.
+
+    It returns the object that the client has parsed, from the message. Private: `_oai_structured_outputs_parser` of
+    `langchain_openai.chat_models.base`. Without it: False, and the chain's value is not known before its place.
+    """
+    inner = function.func if type(function) is partial else None
+    return _is_from(inner, "langchain_openai.chat_models.base", "_oai_structured_outputs_parser")
 
 
 def keeps_documents_as_bytes(store: Any) -> bool:

@@ -5,6 +5,7 @@ components of a template; a request that turns out wrong is claimed by nobody. `
 the symbols, `interpreter` the state of a function that is being read; the rules are in `expressions` and `statements`.
 """
 
+from teola_plugin.tracer.functions.interpreter import FindLeaves
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     Fields,
@@ -27,6 +28,7 @@ from teola_plugin.tracer.functions.trace import (
 __all__ = [
     "UNKNOWN_VALUE",
     "Fields",
+    "FindLeaves",
     "FunctionSummary",
     "Instance",
     "ItemList",

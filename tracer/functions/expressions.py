@@ -12,6 +12,7 @@ from teola_plugin.tracer.functions.bodies import map_items
 from teola_plugin.tracer.functions.calls import evaluate_call
 from teola_plugin.tracer.functions.framework_calls import pipe
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.mutations import assigned_names
 from teola_plugin.tracer.functions.operations import (
     assign_names,
     compose,
@@ -274,6 +275,8 @@ def _evaluate_comprehension(
         if expression is not None:
             return expression
     if isinstance(node, _ListComprehension) and not inner_generators:
+        if any(map(_may_use_engine, first.ifs)):
+            return _evaluate_as_loop(interpreter, node, first)
         return _evaluate_each(interpreter, first, items, node.elt)
     if isinstance(node, _ListComprehension) and not _may_use_engine(node.elt):
         return _evaluate_nested(interpreter, node, first, items, inner_generators)
@@ -286,9 +289,7 @@ def _evaluate_each(
 ) -> Symbol:
     """Evaluate `[element for target in items if test]`, with a MAP unless the items are known."""
     if generator.ifs:
-        selected: Symbol | None = None
-        if not any(map(_may_use_engine, generator.ifs)):
-            selected = _to_pure_expression(interpreter, ast.ListComp(copy_code(generator.target), [generator]))
+        selected = _to_pure_expression(interpreter, ast.ListComp(copy_code(generator.target), [generator]))
         if selected is None:  # a condition that is not certain to be pure
             interpreter.add_user_code()
             return UNKNOWN_VALUE
@@ -299,6 +300,22 @@ def _evaluate_each(
         return body.evaluate(element)
 
     return map_items(interpreter, items, evaluate_element)
+
+
+def _evaluate_as_loop(
+    interpreter: FunctionInterpreter, node: _ListComprehension, generator: ast.comprehension
+) -> Symbol:
+    """Evaluate `[element for target in items if test]` as the loop that appends to a list, whose tests use engines."""
+    result = f"<list {node.lineno}:{node.col_offset}>"
+    append = ast.Attribute(ast.Name(result, ast.Load()), "append", ast.Load())
+    test = generator.ifs[0] if len(generator.ifs) == 1 else ast.BoolOp(ast.And(), generator.ifs)
+    body = ast.If(test, [ast.Expr(ast.Call(append, [node.elt], []))], [])
+    loop = ast.For(generator.target, generator.iter, [body], [])
+    names_outside = {name: interpreter.frame.read(name) for name in assigned_names([loop])}
+    interpreter.frame.names[result] = ItemList(())
+    interpreter.run_block([ast.fix_missing_locations(ast.copy_location(loop, node))])
+    interpreter.frame.names |= names_outside  # a comprehension has variables of its own
+    return interpreter.frame.names.pop(result, UNKNOWN_VALUE)
 
 
 def _evaluate_nested(

@@ -153,7 +153,7 @@ def _call_runnable(interpreter: FunctionInterpreter, runnable: Any, method: str,
     kwargs = {key: value for key, (_, value) in bound.items()}
 
     def run_one(body: FunctionInterpreter, argument: Symbol) -> Symbol:
-        return body.run_runnable(runnable, argument, kwargs, streamed=streamed)
+        return body.run_runnable(runnable, argument, kwargs, streamed=streamed, is_async=method.startswith("a"))
 
     if method in ("batch", "abatch"):
         result = map_items(interpreter, first, run_one, one_by_one=False)

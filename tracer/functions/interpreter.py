@@ -54,7 +54,7 @@ from teola_plugin.tracer.functions.symbols import (
 )
 from teola_plugin.tracer.langchain.classes import unwrap_accelerated
 from teola_plugin.tracer.langchain.leaves import lower_leaf
-from teola_plugin.tracer.langchain.trace import trace_into
+from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import is_plain, plain_size
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
@@ -67,6 +67,11 @@ MAX_EXPRESSIONS = 5_000
 """Expressions that are evaluated for one function, with all that it calls."""
 _name_numbers = itertools.count()
 """Refs have other names in every function: expressions of one function may be put together with those of another."""
+
+
+FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool], FindLeaf]
+"""(Runnable, location of its call, bound arguments, True for a coroutine method) -> finds the leaves in it that are
+models and retrievers of the user's own."""
 
 
 class OutOfFuel(Exception):
@@ -195,6 +200,8 @@ class SharedContext:
     rules: Rules
     decide: Decide | None = None
     """Decides conditions on the template's input."""
+    find_leaves: FindLeaves | None = None
+    """Finds the models and retrievers of the user's own whose calls are components; without it none are."""
     fuel: int = MAX_EXPRESSIONS
     """Expressions that may still be evaluated."""
     ref_names: dict[Ref, str] = field(default_factory=dict)
@@ -437,21 +444,34 @@ class FunctionInterpreter:
     # ------------------------------------------------------------ engines
 
     def run_runnable(
-        self, runnable: Runnable[Any, Any], argument: Symbol, kwargs: Mapping[str, Any], *, streamed: bool = False
+        self,
+        runnable: Runnable[Any, Any],
+        argument: Symbol,
+        kwargs: Mapping[str, Any],
+        *,
+        streamed: bool = False,
+        is_async: bool = False,
     ) -> Symbol:
-        """Return what a Runnable returns for an input. `streamed`: the call may make its models stream."""
+        """Return what a Runnable returns for an input.
+
+        `streamed`: the call may make its models stream. `is_async`: it is a call of a coroutine method.
+        """
         runnable = unwrap_accelerated(runnable)
         first_new = len(self.draft.components)
+        location = f"{self.name}:{self.line}"
+        find_leaves = None if streamed else self.shared.find_leaves  # own models are called in one form only
+        find_leaf = None if find_leaves is None else find_leaves(runnable, location, kwargs, is_async)
         try:
             value = self._runnable_input(runnable, argument)
         except NotUnderstood:
             trial = Draft()  # is there user code in it, whatever it is called with?
-            trace_into(trial, runnable, Ref(INPUT), "", "", {})
+            trace_into(trial, runnable, Ref(INPUT), "", location, {}, find_leaf=find_leaf)
             if _has_user_code(trial.components.values()):
                 self.add_user_code()
             return UNKNOWN_VALUE
-        location = f"{self.name}:{self.line}"
-        result, span = trace_into(self.draft, runnable, value, self.name, location, kwargs, may_stream=streamed)
+        result, span = trace_into(
+            self.draft, runnable, value, self.name, location, kwargs, may_stream=streamed, find_leaf=find_leaf
+        )
         self.append_span(span)
         if _has_user_code(list(self.draft.components.values())[first_new:]):
             self.runs_user_code = True

@@ -15,6 +15,7 @@ from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.interpreter import (
     BlockExit,
     CallFrame,
+    FindLeaves,
     FunctionInterpreter,
     OutOfFuel,
     Rules,
@@ -82,6 +83,7 @@ def summarize_function(
     *,
     state: str = "",
     decide: Decide | None = None,
+    find_leaves: FindLeaves | None = None,
 ) -> FunctionSummary:
     """Read the source of a function as called with these arguments by name, and add its components to `draft`.
 
@@ -96,9 +98,10 @@ def summarize_function(
         name: The beginning of the components' names.
         state: The argument whose keys are read as attributes, too (a pydantic model, a dataclass).
         decide: Decides conditions on the template's input.
+        find_leaves: Finds the models and retrievers of the user's own whose calls are components, too.
     """
     try:
-        return _summarize(func, arguments, draft, name, state, decide)
+        return _summarize(func, arguments, draft, name, state, SharedContext(_RULES, decide, find_leaves))
     except Exception as error:
         _warn(func, error)
         return FunctionSummary()
@@ -123,7 +126,7 @@ def _warn(func: Any, error: Exception) -> None:
 
 
 def _summarize(
-    func: Any, arguments: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str, decide: Decide | None
+    func: Any, arguments: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str, shared: SharedContext
 ) -> FunctionSummary:
     keywords: dict[str, Symbol] = {key: to_symbol(value) for key, value in arguments.items()}
     if state in keywords:
@@ -139,7 +142,7 @@ def _summarize(
         return FunctionSummary()
     definition, frame = entry
     name = name or plain_function.__name__.strip("<>")
-    interpreter = FunctionInterpreter(Draft(names=draft.names), frame, name, SharedContext(_RULES, decide))
+    interpreter = FunctionInterpreter(Draft(names=draft.names), frame, name, shared)
     try:
         block_exit = interpreter.run_function(definition)
     except Exception as error:  # what was read before still holds

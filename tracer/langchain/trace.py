@@ -29,7 +29,7 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import INPUT, ITEM, Attributes, Component, Ref, Role, named, on_loop, simple
-from teola_plugin.shims.langchain import handlers_in, streams
+from teola_plugin.shims.langchain import handlers_in, is_structured_output_parser, streams
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult, mark_fallible
 from teola_plugin.tracer.langchain.classes import (
     check_runnable,
@@ -107,14 +107,15 @@ def trace_into(
     kwargs: Mapping[str, Any],
     *,
     may_stream: bool = False,
+    find_leaf: FindLeaf | None = None,
 ) -> tuple[Value, Span]:
     """Add the components of a call of `node` by user code to `draft`. Return the symbolic result, and their span.
 
     `prefix` begins their names; `path` is the call's location in the report. `may_stream`: the call may make models
-    stream. No run is watched. Raise `TraceError` for an object that is no Runnable.
+    stream. `find_leaf`: see `trace`. No run is watched. Raise `TraceError` for an object that is no Runnable.
     """
     location = _Location(path, prefix=prefix, owns_prefix=False, is_watched=False, kwargs=kwargs, may_stream=may_stream)
-    return _ChainTracer(draft).lower(node, value, location)
+    return _ChainTracer(draft, find_leaf).lower(node, value, location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,8 @@ class _ChainTracer:
     def _lower_lambda(self, node: RunnableLambda[Any, Any], value: Value, location: _Location) -> Lowered:
         if isinstance(node, InputAsDict) and isinstance(value, Record):
             return self._without_component(node, location, value)
+        if is_structured_output_parser(vars(node).get("func")):
+            return self._lower_structured_output(node, value, location)
         reads = Purity(None) if isinstance(node, PureStep) else analyze_callable(vars(node).get("func"))
         if reads is None or "afunc" in vars(node):
             raise NotUnderstood(reason_not_lowered(node))
@@ -378,6 +381,17 @@ class _ChainTracer:
         marked = simple(plain_size)(call) if reads.degree == 1 else call
         component = Component(name, Role.CALL, tuple(inputs.items()), scope=location.run_path)
         return self._draft.add(component, marked if isinstance(node, PureStep) else mark_fallible(marked))
+
+    def _lower_structured_output(self, node: RunnableLambda[Any, Any], value: Value, location: _Location) -> Lowered:
+        """Add a CALL of the framework's function that reads the parsed object from a message."""
+        value = simplify(value)
+        if not isinstance(value, Ref):
+            raise NotUnderstood("parses a dictionary or a prompt, which it does not take")
+        before, func = len(self._draft.components), node.func
+        name = self._draft.name(location.name("parse"))
+        self._draft.list_spellings[name] = ""
+        result = self._draft.call(name, mark_fallible(lambda value: func(value)), location.run_path, value=value)
+        return self._finish_leaf(node, location, result, before)
 
     def _pack_tuple(self, items: list[Value], location: _Location) -> Ref:
         name = self._draft.name(location.part_name("items"))

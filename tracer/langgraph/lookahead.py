@@ -21,6 +21,7 @@ from teola_plugin.tracer.draft import DERIVED, Draft, Span, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
+    FindLeaves,
     Instance,
     ItemList,
     SendPerItem,
@@ -47,13 +48,21 @@ _UNKNOWN = "unknown"
 """The component that stands for what is not known before the original comes to it."""
 
 
-def lookahead(shape: GraphShape, node: str, *, pushed: bool, decide: Decide | None = None) -> TraceResult:
+def lookahead(
+    shape: GraphShape,
+    node: str,
+    *,
+    pushed: bool,
+    decide: Decide | None = None,
+    find_leaves: FindLeaves | None = None,
+) -> TraceResult:
     """Return the template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
 
     `pushed`: the node was started by a `Send`, with an argument of its own. `decide` is asked for conditions on the
-    input; without it, or if it returns None, both paths stay open.
+    input; without it, or if it returns None, both paths stay open. `find_leaves` finds the models and retrievers of the
+    user's own whose calls are components, too.
     """
-    return _LookaheadTracer(shape, back_edges(shape), decide).trace(shape.nodes[node], pushed)
+    return _LookaheadTracer(shape, back_edges(shape), decide, find_leaves).trace(shape.nodes[node], pushed)
 
 
 # ------------------------------------------------------------ one node
@@ -80,7 +89,12 @@ EMPTY_NODE = LoweredNode()
 
 
 def lower_node(
-    draft: Draft, bound: Runnable[Any, Any], argument: Symbol, name: str, decide: Decide | None = None
+    draft: Draft,
+    bound: Runnable[Any, Any],
+    argument: Symbol,
+    name: str,
+    decide: Decide | None = None,
+    find_leaves: FindLeaves | None = None,
 ) -> LoweredNode:
     """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out."""
     functions = functions_of(bound)
@@ -92,7 +106,9 @@ def lower_node(
     parameter = _first_parameter(func)
     if not parameter:
         return LoweredNode(is_opaque=True)
-    summary = summarize_function(func, {parameter: argument}, draft, name, state=parameter, decide=decide)
+    summary = summarize_function(
+        func, {parameter: argument}, draft, name, state=parameter, decide=decide, find_leaves=find_leaves
+    )
     sends = (summary.value,) if isinstance(summary.value, SendPerItem) else ()
     is_opaque = summary.runs_user_code and not summary.uses_engines
     return LoweredNode(summary.span, summary.updates, summary.goto, sends, is_opaque, summary.mutations)
@@ -148,6 +164,7 @@ class _LookaheadTracer:
     back_edges: Mapping[str, frozenset[str]]
     """Arms that go round a loop once more: they are not started early, as the last round may have been enough."""
     decide: Decide | None = None
+    find_leaves: FindLeaves | None = None
     names: set[str] = field(default_factory=set)
 
     def trace(self, start: NodeShape, pushed: bool) -> TraceResult:
@@ -171,7 +188,7 @@ class _LookaheadTracer:
         if node.bound is None:
             lowered, next_state = EMPTY_NODE, state
         else:
-            lowered = lower_node(draft, node.bound, argument, node.name, self.decide)
+            lowered = lower_node(draft, node.bound, argument, node.name, self.decide, self.find_leaves)
             next_state = self._state_after(state, lowered, runs_alone=not pushed)
             if state.is_late:
                 _mark_slow(draft)
@@ -218,7 +235,12 @@ class _LookaheadTracer:
     ) -> None:
         if branch.path is not None:
             chooser = lower_node(
-                draft, branch.path, state.read(self.shape.update_rules), f"{node.name}.next", self.decide
+                draft,
+                branch.path,
+                state.read(self.shape.update_rules),
+                f"{node.name}.next",
+                self.decide,
+                self.find_leaves,
             )
             _add_order(draft, span, chooser.span)
             last_span = chooser.span if chooser.span.heads else span
@@ -254,7 +276,8 @@ class _LookaheadTracer:
         if node is None or items is None:
             return
         body = draft.body()
-        lowered = lower_node(body, node.bound, send.send.fields.get("arg", UNKNOWN_VALUE), node.name)
+        argument = send.send.fields.get("arg", UNKNOWN_VALUE)
+        lowered = lower_node(body, node.bound, argument, node.name, find_leaves=self.find_leaves)
         updates = lowered.updates or {}
         appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}
         output = prune_body(body, materialize(body, Fields(appended), node.name) if appended else None, set())

@@ -319,7 +319,7 @@ def test_an_agent(pool: EnginePool) -> None:
 
 
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
-    note = "no pool-backed object was found and none was bound: the graph runs as it always did"
+    note = "no call in it can start before its place: the graph runs as it always did"
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain(details=True)
     assert plain.endswith(note) and "unchanged  model  model_node" in plain and "start -> model" in plain
     assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain(details=True)

@@ -496,3 +496,19 @@ def test_keeps_documents_as_bytes() -> None:
     assert not shims.keeps_documents_as_bytes(create_kv_docstore(InMemoryByteStore(), key_encoder=str.upper))
     own = EncoderBackedStore(InMemoryByteStore(), str, bytes, store.value_deserializer)
     assert not shims.keeps_documents_as_bytes(own)
+
+
+def test_is_structured_output_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    from langchain_openai import ChatOpenAI
+    from langchain_openai.chat_models import base
+    from pydantic import BaseModel
+
+    class Answer(BaseModel):
+        text: str
+
+    chain: Any = ChatOpenAI(model="gpt-4o-mini", api_key="sk-test").with_structured_output(Answer)  # type: ignore[arg-type]
+    parser = chain.last.bound.func
+    assert shims.is_structured_output_parser(parser)
+    assert not shims.is_structured_output_parser(parser.func)
+    monkeypatch.setattr(base._oai_structured_outputs_parser, "__qualname__", "of_another_release")
+    assert not shims.is_structured_output_parser(parser)

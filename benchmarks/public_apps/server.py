@@ -1,0 +1,183 @@
+"""A fake OpenAI-compatible server in a process of its own: hosted latencies, no limit of concurrency, a log."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from benchmarks.public_apps.replies import prompt_tokens, reply, token_count
+
+FIRST_TOKEN_S, PROMPT_TOKEN_S, OUTPUT_TOKEN_S, EMBEDDING_S = 0.100, 0.0001, 0.010, 0.080
+DIMENSIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """A request that the server received, and how long it took to answer it.
+
+    Attributes:
+        path: The path below the host.
+        body: The JSON body.
+        duration_s: Seconds from the first to the last byte of the answer, by the latencies of this module.
+    """
+
+    path: str
+    body: dict[str, Any]
+    duration_s: float
+
+
+class FakeServer:
+    """The client side of the server: where it is, and what it received."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self._root = base_url.removesuffix("/v1")
+
+    def take_log(self) -> list[LoggedRequest]:
+        """Return the requests since the last time, in order of arrival."""
+        return [LoggedRequest(**entry) for entry in httpx.post(f"{self._root}/take_log").json()]
+
+
+@contextmanager
+def fake_server(scale: float = 1.0) -> Iterator[FakeServer]:
+    """Run the server until the body ends. All latencies are multiplied by `scale`."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(256)
+        command = [sys.executable, "-m", __name__, str(listening.fileno()), str(scale)]
+        process = subprocess.Popen(command, pass_fds=[listening.fileno()])
+        port = listening.getsockname()[1]
+    try:
+        with httpx.Client(timeout=30) as client:  # connections wait in the socket until the server accepts them
+            client.post(f"http://127.0.0.1:{port}/take_log").raise_for_status()
+        yield FakeServer(f"http://127.0.0.1:{port}/v1")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# ------------------------------------------------------------ the process
+
+
+class _Server:
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+        self._log: list[dict[str, Any]] = []
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/embeddings", self._embed, methods=["POST"]),
+            Route("/take_log", self._take_log, methods=["POST"]),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def _take_log(self, request: Request) -> Response:
+        log, self._log = self._log, []
+        return JSONResponse(log)
+
+    def _received(self, request: Request, body: dict[str, Any], duration_s: float) -> None:
+        self._log.append({"path": request.url.path, "body": body, "duration_s": duration_s * self._scale})
+
+    async def _embed(self, request: Request) -> Response:
+        body = await request.json()
+        self._received(request, body, EMBEDDING_S)
+        await asyncio.sleep(EMBEDDING_S * self._scale)
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        data = [{"object": "embedding", "index": n, "embedding": _vector(text)} for n, text in enumerate(texts)]
+        usage = {"prompt_tokens": sum(map(token_count, map(str, texts))), "total_tokens": 1}
+        return JSONResponse({"object": "list", "data": data, "model": body["model"], "usage": usage})
+
+    async def _chat(self, request: Request) -> Response:
+        began = time.monotonic()
+        body = await request.json()
+        message = reply(body)
+        pieces = _pieces(message)
+        first_s = FIRST_TOKEN_S + PROMPT_TOKEN_S * prompt_tokens(body)
+        self._received(request, body, first_s + OUTPUT_TOKEN_S * len(pieces))
+        dues = [began + self._scale * (first_s + OUTPUT_TOKEN_S * (number + 1)) for number in range(len(pieces))]
+        usage = {"prompt_tokens": prompt_tokens(body), "completion_tokens": len(pieces)}
+        usage["total_tokens"] = sum(usage.values())
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        base = {"id": f"chatcmpl-{_digest(body)}", "created": 1_700_000_000, "model": body["model"]}
+        if body.get("stream"):
+            stream = _stream(base, pieces, dues, reason, usage if body.get("stream_options") else None)
+            return StreamingResponse(stream, media_type="text/event-stream")
+        await asyncio.sleep(max(0.0, dues[-1] - time.monotonic()))
+        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
+        return JSONResponse({**base, "object": "chat.completion", "choices": [choice], "usage": usage})
+
+
+async def _stream(
+    base: dict[str, Any], pieces: list[dict[str, Any]], dues: list[float], reason: str, usage: dict[str, int] | None
+) -> AsyncIterator[str]:
+    base = {**base, "object": "chat.completion.chunk"}
+    for delta, due in zip(pieces, dues, strict=True):
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        yield _event({**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield _event({**base, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+    if usage is not None:
+        yield _event({**base, "choices": [], "usage": usage})
+    yield "data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def _pieces(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the deltas in which a message is streamed, one a token."""
+    if message.get("tool_calls"):
+        (call,) = message["tool_calls"]
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        head = {"index": 0, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}
+        parts = [{"index": 0, "function": {"arguments": part}} for part in _tokens(arguments)]
+        return [
+            {"role": "assistant", "content": None, "tool_calls": [head]},
+            *({"tool_calls": [part]} for part in parts),
+        ]
+    return [{"role": "assistant", "content": part} for part in _tokens(message["content"])]
+
+
+def _tokens(text: str) -> list[str]:
+    return [text[start : start + 4] for start in range(0, len(text), 4)]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _vector(text: Any) -> list[float]:
+    """Return a vector of length 1 that depends on the text alone, float[DIMENSIONS]."""
+    digest = hashlib.blake2b(str(text).encode(), digest_size=DIMENSIONS).digest()
+    values = [byte / 255 - 0.5 for byte in digest]
+    norm = sum(value * value for value in values) ** 0.5
+    return [value / norm for value in values]
+
+
+def main() -> None:
+    """Serve on the socket whose file descriptor is given, until the process is ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("fd", type=int)
+    parser.add_argument("scale", type=float)
+    options = parser.parse_args()
+    uvicorn.run(_Server(options.scale).app, fd=options.fd, log_level="error", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

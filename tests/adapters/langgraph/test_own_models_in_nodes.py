@@ -1,0 +1,439 @@
+"""Models of the user's own that nodes of a graph call: certain calls are prefetched, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.globals import set_llm_cache
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.rate_limiters import InMemoryRateLimiter
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, RetryPolicy, interrupt
+from pydantic import PrivateAttr
+
+from teola_plugin import accelerate
+
+LATENCY_S = 0.05
+
+
+class HostedModel(BaseChatModel):
+    """A chat model with a latency, which notes the prompts that it gets and how many calls are under way at most."""
+
+    fails_on: str = ""
+    _prompts: list[str] = PrivateAttr(default_factory=list)
+    _running: int = PrivateAttr(default=0)
+    _most: int = PrivateAttr(default=0)
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+
+    @property
+    def _llm_type(self) -> str:
+        return "hosted"
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts so far, sorted."""
+        return sorted(self._prompts)
+
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of calls that were under way at the same time."""
+        return self._most
+
+    def _begin(self, messages: list[BaseMessage]) -> str:
+        prompt = "\n".join(str(message.content) for message in messages)
+        with self._lock:
+            self._prompts.append(prompt)
+            self._running += 1
+            self._most = max(self._most, self._running)
+        return prompt
+
+    def _end(self, prompt: str) -> ChatResult:
+        with self._lock:
+            self._running -= 1
+        if self.fails_on and self.fails_on in prompt:
+            raise ValueError(f"refused: {prompt}")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"answer to {prompt}"))])
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        prompt = self._begin(messages)
+        time.sleep(LATENCY_S)
+        return self._end(prompt)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        prompt = self._begin(messages)
+        try:
+            await asyncio.sleep(LATENCY_S)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._running -= 1
+            raise
+        return self._end(prompt)
+
+
+class State(TypedDict, total=False):
+    """The state of the graphs."""
+
+    topic: str
+    items: list[str]
+    notes: list[str]
+    plan: str
+    log: Annotated[list[str], operator.add]
+    answer: str
+
+
+Build = Callable[[HostedModel], Any]
+INPUT: State = {"topic": "oats", "items": ["a", "b", "c"]}
+
+
+def compiled(*nodes: Any, **options: Any) -> Any:
+    """Compile a graph of these functions, one after the other."""
+    builder = StateGraph(State)
+    previous = START
+    for node in nodes:
+        builder.add_node(node.__name__, node)
+        builder.add_edge(previous, node.__name__)
+        previous = node.__name__
+    builder.add_edge(previous, END)
+    return builder.compile(**options)
+
+
+def loop_in_a_node(model: HostedModel) -> Any:
+    def take_notes(state: State) -> State:
+        notes = []
+        for item in state["items"]:
+            print("taking notes on", item)
+            notes.append(str(model.invoke(f"note {item}").content))
+        return {"notes": notes}
+
+    def write(state: State) -> State:
+        return {"answer": str(model.invoke("write from " + ", ".join(state["notes"])).content)}
+
+    return compiled(take_notes, write)
+
+
+def loop_with_a_filter(model: HostedModel) -> Any:
+    chain = ChatPromptTemplate.from_template("note {item} of {topic}") | model
+
+    def take_notes(state: State) -> State:
+        notes = []
+        for item in state["items"]:
+            if item == "b":
+                continue
+            notes.append(str(chain.invoke({"item": item, "topic": state["topic"]}).content))
+        return {"notes": notes}
+
+    return compiled(take_notes)
+
+
+def comprehension(model: HostedModel) -> Any:
+    def take_notes(state: State) -> State:
+        return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
+
+    return compiled(take_notes)
+
+
+def independent_nodes(model: HostedModel) -> Any:
+    def plan(state: State) -> State:
+        return {"plan": str(model.invoke(f"plan {state['topic']}").content)}
+
+    def note(state: State) -> State:
+        return {"notes": [str(model.invoke(f"note {state['topic']}").content)]}
+
+    def write(state: State) -> State:
+        return {"answer": str(model.invoke(f"write {state['plan']} {state['notes']}").content)}
+
+    return compiled(plan, note, write)
+
+
+def helper_function(model: HostedModel) -> Any:
+    def ask(kind: str, topic: str) -> str:
+        return str(model.invoke(f"{kind} {topic}").content)
+
+    def both(state: State) -> State:
+        first = ask("plan", state["topic"])
+        second = ask("note", state["topic"])
+        return {"answer": f"{first} {second}"}
+
+    return compiled(both)
+
+
+GAINING: dict[str, Build] = {
+    build.__name__: build
+    for build in (loop_in_a_node, loop_with_a_filter, comprehension, independent_nodes, helper_function)
+}
+
+
+def called(graph: Any, way: str, input: Any = None) -> Any:
+    """Return what a graph returns in one way of calling, with the ids of runs left out."""
+    input = INPUT if input is None else input
+    if way == "invoke":
+        return graph.invoke(input)
+    if way == "stream":
+        return list(graph.stream(input, stream_mode="values"))
+    if way == "ainvoke":
+        return asyncio.run(graph.ainvoke(input))
+
+    async def read() -> list[Any]:
+        pieces = []
+        async for message, _ in graph.astream(input, stream_mode="messages"):
+            pieces.append((type(message).__name__, message.content))
+        return pieces
+
+    return asyncio.run(read())
+
+
+WAYS = ("invoke", "stream", "ainvoke", "messages")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", GAINING.values(), ids=GAINING)
+def test_certain_calls_run_at_once_and_are_the_originals(build: Build, way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(build(plain), way)
+    accelerated = accelerate(build(fast))
+
+    result = called(accelerated, way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert plain.most_at_once == 1
+    assert fast.most_at_once > 1
+    assert "faster" in accelerated.explain()
+
+
+def async_loop(model: HostedModel) -> Any:
+    async def take_notes(state: State) -> State:
+        notes = []
+        for item in state["items"]:
+            reply = await model.ainvoke(f"note {item}")
+            notes.append(str(reply.content))
+        return {"notes": notes}
+
+    return compiled(take_notes)
+
+
+@pytest.mark.parametrize("way", ["ainvoke", "messages"])
+def test_coroutine_nodes_gain_too(way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(async_loop(plain), way)
+
+    result = called(accelerate(async_loop(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once == 3
+
+
+# ------------------------------------------------------------ calls that are not certain
+
+
+def decided_by_an_answer(model: HostedModel) -> Any:
+    def choose(state: State) -> State:
+        verdict = str(model.invoke(f"judge {state['topic']}").content)
+        if "oats" in verdict:
+            return {"answer": verdict}
+        return {"answer": str(model.invoke(f"rewrite {state['topic']}").content)}
+
+    return compiled(choose)
+
+
+def behind_code_of_its_own(model: HostedModel) -> Any:
+    written: list[str] = []
+
+    def write_down(state: State) -> State:
+        written.append(state["topic"])
+        return {"answer": str(model.invoke(f"seen {len(written)} times").content)}
+
+    return compiled(write_down)
+
+
+def left_early(model: HostedModel) -> Any:
+    def find(state: State) -> State:
+        for item in state["items"]:
+            answer = str(model.invoke(f"try {item}").content)
+            if "a" in answer:
+                return {"answer": answer}
+        return {"answer": ""}
+
+    return compiled(find)
+
+
+def routed(model: HostedModel) -> Any:
+    def judge(state: State) -> State:
+        return {"plan": str(model.invoke(f"judge {state['topic']}").content)}
+
+    def accept(state: State) -> State:
+        return {"answer": str(model.invoke(f"accept {state['topic']}").content)}
+
+    def reject(state: State) -> State:
+        return {"answer": str(model.invoke(f"reject {state['topic']}").content)}
+
+    builder = StateGraph(State)
+    for node in (judge, accept, reject):
+        builder.add_node(node.__name__, node)
+    builder.add_edge(START, "judge")
+    builder.add_conditional_edges("judge", lambda state: "accept" if "oats" in state["plan"] else "reject")
+    return builder.compile()
+
+
+UNCERTAIN: dict[str, Build] = {
+    build.__name__: build for build in (decided_by_an_answer, behind_code_of_its_own, left_early, routed)
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", UNCERTAIN.values(), ids=UNCERTAIN)
+def test_no_call_is_made_that_the_original_does_not_make(build: Build, way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(build(plain), way)
+
+    result = called(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+
+
+# ------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_error_of_a_prefetched_call_is_the_originals(way: str) -> None:
+    accelerated = accelerate(loop_in_a_node(HostedModel(fails_on="note b")))
+
+    with pytest.raises(ValueError, match="refused: note b"):
+        called(accelerated, way)
+
+
+def test_failed_node_is_tried_again_with_a_call_of_its_own() -> None:
+    def build(model: HostedModel) -> Any:
+        def take_notes(state: State) -> State:
+            return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
+
+        builder = StateGraph(State)
+        policy = RetryPolicy(max_attempts=2, initial_interval=0.01, jitter=False, retry_on=ValueError)
+        builder.add_node("take_notes", take_notes, retry_policy=policy)
+        builder.add_edge(START, "take_notes")
+        return builder.compile()
+
+    model = HostedModel(fails_on="note c")
+
+    with pytest.raises(ValueError, match="refused: note c"):
+        accelerate(build(model)).invoke(INPUT)
+    assert model.prompts.count("note c") == 2
+
+
+def test_cancelled_call_leaves_no_call_running() -> None:
+    model = HostedModel()
+    graph = accelerate(async_loop(model))
+
+    async def cancel() -> None:
+        task = asyncio.create_task(graph.ainvoke(INPUT))
+        await asyncio.sleep(LATENCY_S / 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.02)
+
+    asyncio.run(cancel())
+    assert model._running == 0
+
+
+# ------------------------------------------------------------ what stands above the provider methods
+
+
+@pytest.fixture
+def response_cache() -> Iterator[InMemoryCache]:
+    cache = InMemoryCache()
+    set_llm_cache(cache)
+    try:
+        yield cache
+    finally:
+        set_llm_cache(None)
+
+
+def test_nothing_is_prefetched_with_a_response_cache(response_cache: InMemoryCache) -> None:
+    model = HostedModel()
+
+    called(accelerate(comprehension(model)), "invoke", {"items": ["a", "a", "a"]})
+
+    assert model.prompts == ["note a"]
+
+
+def test_rate_limiter_of_a_model_is_respected() -> None:
+    model = HostedModel(rate_limiter=InMemoryRateLimiter(requests_per_second=1_000, check_every_n_seconds=0.001))
+
+    called(accelerate(comprehension(model)), "invoke")
+
+    assert model.most_at_once == 1
+
+
+def test_max_concurrency_of_one_keeps_calls_in_their_places() -> None:
+    model = HostedModel()
+
+    accelerate(comprehension(model)).invoke(INPUT, {"max_concurrency": 1})
+
+    assert model.most_at_once == 1
+
+
+def test_interrupted_graph_goes_on_as_the_original_does() -> None:
+    def build(model: HostedModel) -> Any:
+        def ask(state: State) -> State:
+            plan = str(model.invoke(f"plan {state['topic']}").content)
+            approved = interrupt(plan)
+            return {"plan": f"{plan} {approved}"}
+
+        def write(state: State) -> State:
+            return {"answer": str(model.invoke(f"write {state['topic']}").content)}
+
+        return compiled(ask, write, checkpointer=InMemorySaver())
+
+    plain, fast = HostedModel(), HostedModel()
+    results = []
+    for model, graph in ((plain, build(plain)), (fast, accelerate(build(fast)))):
+        config = {"configurable": {"thread_id": "1"}}
+        first = graph.invoke(INPUT, config)
+        last = graph.invoke(Command(resume="yes"), config)
+        results.append(([one.value for one in first["__interrupt__"]], last, model.prompts))
+
+    assert results[0] == results[1]
+
+
+def test_state_is_read_as_the_first_node_sees_it() -> None:
+    def build(model: HostedModel) -> Any:
+        def take_notes(state: State) -> State:
+            return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
+
+        return compiled(take_notes, checkpointer=InMemorySaver())
+
+    plain, fast = HostedModel(), HostedModel()
+    for graph in (build(plain), accelerate(build(fast))):
+        config = {"configurable": {"thread_id": "1"}}
+        graph.invoke(INPUT, config)
+        graph.invoke({"topic": "rye"}, config)
+
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once == 3
