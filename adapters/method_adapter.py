@@ -394,7 +394,7 @@ class MethodQuery:
             task.cancel()
         self._run.close()
 
-    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
+    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
         """Return what the model at a call site gives. See `provider_executor.Prefetcher`."""
         result: Future[Outcome] = Future()
         scope = CallScope(self._table, Caller.PLANNER, self._adapter.snapshot, request_id=request_id)

@@ -42,8 +42,11 @@ class Outcome:
 class Prefetcher(Protocol):
     """Makes the provider calls that the graph of one query asks for."""
 
-    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
-        """Return what the object at a call site gives for an input: from a prefetch, or from the original's call."""
+    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
+        """Return what the object at a call site gives for an input: from a prefetch, or from the original's call.
+
+        `part`: the name of the part of the query whose graph asks; empty for the query's own graph.
+        """
         ...
 
 
@@ -137,7 +140,8 @@ class ProviderPort:
             if self._is_closed or calls is None:
                 self._end(entry, error=self._failure("its query is over"))
                 continue
-            outcome = calls.prefetch(request.payload.site, request.payload.input, request.id)
+            part = next(iter(entry.claims.graphs), "")
+            outcome = calls.prefetch(request.payload.site, request.payload.input, request.id, part)
             outcome.add_done_callback(partial(self._arrived, asyncio.get_running_loop(), entry))
 
     def _arrived(self, loop: asyncio.AbstractEventLoop, entry: EngineRequest, outcome: Future[Outcome]) -> None:

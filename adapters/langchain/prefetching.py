@@ -34,7 +34,7 @@ from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
-from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.claims import Caller, PlannerGraph
 from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.daemon_threads import threads
 from teola_plugin.runtime.forks import in_child
@@ -206,6 +206,10 @@ class QueryCalls:
         """Sites that the original has come to: what the planner wants there now, it was wrong about."""
         self._calls_made: Counter[int] = Counter()
         """Calls of the original, by the identity of the object."""
+        self._part_begins: dict[str, int] = {}
+        """By part of the query: the number of the original's calls before it."""
+        self._begun = 0
+        """That number for a part whose name is not known yet."""
         self._waiting: list[Prefetch] = []
         self._to_launch: list[Prefetch] = []
         """For the caller's loop, which has been woken for them."""
@@ -225,6 +229,17 @@ class QueryCalls:
             self.sites = {**self.sites, **sites}
             self._prefetched |= sites.keys()
             self.classes |= {type(site.target) for site in sites.values()}
+
+    def part_begins(self) -> int:
+        """Note that a part of the query begins now. Return the number of the original's calls before it."""
+        with self._lock:
+            self._begun = self.table.original_calls
+            return self._begun
+
+    def part_has_begun(self, name: str, calls_before: int) -> None:
+        """Note the name of a part, and the number of the original's calls before it."""
+        with self._lock:
+            self._part_begins[name] = calls_before
 
     def begin(self, run: QueryRun | PartRun) -> None:
         """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
@@ -252,13 +267,15 @@ class QueryCalls:
 
     # ------------------------------------------------------------ the graph's side
 
-    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
+    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
         """Return what the object at a site gives for an input: from a prefetch, or from the original's own call."""
         site = self.sites[key]
         scope = CallScope(self.table, Caller.PLANNER, copied, request_id=request_id, on_change=site.keeps_its_place.set)
         prefetch = Prefetch(site, None, scope)
         scope.stop = lambda: prefetch.cancel()
         with self._lock:
+            if part:
+                scope.graph = PlannerGraph(part, part, lookahead=True, since=self._part_begins.get(part, self._begun))
             self._reached.add(key)
             scope.may_make = key in self._prefetched - self._passed and not site.keeps_its_place.is_set()
             scope.is_dropped = self.table.is_closed

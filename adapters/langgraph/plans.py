@@ -296,6 +296,8 @@ class Parts:
         is_held = is_covered or _only_warms_up(graph)
         if not is_held:
             self._run.turn(over=finished, soon=False)
+        calls = self._provider_calls
+        calls_before = 0 if calls is None else calls.part_begins()
         part = self._run.part(
             graph,
             plan.calls,
@@ -309,6 +311,8 @@ class Parts:
             covered=is_covered,
             form=node_place.form,
         )
+        if calls is not None:
+            calls.part_has_begun(part.name, calls_before)
         if is_held:
             self._run.turn(part.held, finished)
         with self._lock:

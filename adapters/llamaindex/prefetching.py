@@ -305,7 +305,7 @@ class QueryPrefetcher:
 
     # ------------------------------------------------------------ the graph's side
 
-    def prefetch(self, key: str, input: ProviderArguments, request_id: str) -> Future[Outcome]:
+    def prefetch(self, key: str, input: ProviderArguments, request_id: str, part: str) -> Future[Outcome]:
         """Return the result of a call at a site, as the graph reads it. See `Prefetcher`."""
         result: Future[Outcome] = Future()
         site = self._plan.sites[key]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from teola_plugin.observe.waits import OwnCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
-from teola_plugin.runtime.claims import Caller, ClaimRule, Claims, ClaimTable
+from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
 from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Item, Parked, ProviderCall
 from teola_plugin.shims.interception import STREAM_OPENED
@@ -48,6 +48,8 @@ class ProviderCallTable:
         self.is_closed = False
         self._limits, self._on_call, self._asks_for = limits, on_call, asks_for
         self._run: QueryRun | None = None
+        self.original_calls = 0
+        """Number of calls that the original has made so far."""
         self._claims = ClaimTable[ProviderCall]()
 
     def begin(self, run: QueryRun) -> None:
@@ -55,12 +57,20 @@ class ProviderCallTable:
         self._run = run
 
     def join(
-        self, key: Hashable, caller: Caller, invocation: Invocation, *, may_make: bool = True, is_offer: bool = False
+        self,
+        key: Hashable,
+        caller: Caller,
+        invocation: Invocation,
+        *,
+        may_make: bool = True,
+        is_offer: bool = False,
+        graph: PlannerGraph = OWN_GRAPH,
     ) -> tuple[ProviderCall, bool]:
         """Return the call that `caller` gets for this key, and whether it has to make that call itself.
 
         `may_make`: False for a planner that waits for the original's call. `is_offer`: the call is made for whoever
-        asks for it, unless the object was called so before; raises `CallNotShared` then.
+        asks for it, unless the object was called so before; raises `CallNotShared` then. `graph`: the one that the
+        planner makes the call for.
         """
         new = list[ProviderCall]()
 
@@ -74,7 +84,7 @@ class ProviderCallTable:
             return call
 
         if not is_offer:
-            call = self._claims.claim_or_add(key, caller, make)
+            call = self._claims.claim_or_add(key, caller, make, graph)
         else:
             call = make()
             if not self._claims.offer(key, call, unless=lambda other: other.target is invocation.target):
@@ -87,7 +97,11 @@ class ProviderCallTable:
             if is_maker:
                 call.report.began = self._now()
         if caller is Caller.ORIGINAL:
+            self.original_calls += 1
+            call.claims.last_claim = self.original_calls
             self._on_call(invocation.target, is_maker)
+        elif graph is not OWN_GRAPH:
+            call.claims.add_graph(graph, lookahead=graph.lookahead, is_new=bool(new))
         return call, is_maker
 
     def has_call(self, key: Hashable) -> bool:
@@ -188,6 +202,8 @@ class CallScope:
     """Of the request that the prefetch serves."""
     stop: Callable[[], object] = bool
     """Cancels the prefetch."""
+    graph: PlannerGraph = OWN_GRAPH
+    """The graph that asks for the prefetch."""
     expected: ProviderCall | None = None
     """The call that a prefetch which was parked for it gets now."""
     on_change: Callable[[], object] = bool
@@ -435,7 +451,7 @@ class CallScope:
             return ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED), True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
-        call, is_maker = self.table.join(key, self.caller, invocation, may_make=self.may_make, is_offer=self.is_offer)
+        call, is_maker = self.table.join(key, self.caller, invocation, may_make=self.may_make, is_offer=self.is_offer, graph=self.graph)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
         if is_early and not is_maker and not self.may_make:
