@@ -451,7 +451,8 @@ class CallScope:
             return ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED), True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
-        call, is_maker = self.table.join(key, self.caller, invocation, may_make=self.may_make, is_offer=self.is_offer, graph=self.graph)
+        terms: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "graph": self.graph}
+        call, is_maker = self.table.join(key, self.caller, invocation, **terms)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
         if is_early and not is_maker and not self.may_make:
