@@ -32,7 +32,6 @@ from teola_plugin.adapters.langchain.prefetching import (
     intercept,
 )
 from teola_plugin.adapters.provider_executor import ProviderRequest, shared_pool
-from teola_plugin.adapters.routing import route_of
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
@@ -146,8 +145,7 @@ def eligible(node: Any) -> bool:
 
     What stands above the provider methods is the framework's code, and no rate limiter, which would count a call twice.
     """
-    is_served = is_pool_backed(node) or route_of(node) is not None
-    if is_served or getattr(node, "rate_limiter", None) is not None:
+    if is_pool_backed(node) or getattr(node, "rate_limiter", None) is not None:
         return False
     cls: Any = type(node)
     return may_be_prefetched(node) and is_the_frameworks_above(cls)
