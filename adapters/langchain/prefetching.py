@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
     AsyncCallbackManagerForLLMRun,
-    BaseCallbackHandler,
     CallbackManager,
     CallbackManagerForLLMRun,
 )
@@ -31,6 +30,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
 from teola_plugin.adapters.langchain.current_query import runs_in
+from teola_plugin.adapters.langchain.prefetch_listener import listener_class
 from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
@@ -451,7 +451,7 @@ def heard_by_nobody(
     `listeners`: kinds of handlers that models stream to, as they would to those of the original. `manager`: the class
     of the callback manager.
     """
-    listener = _listener_class((*listeners, *added_to_every_manager(manager)))(scope)
+    listener = listener_class((*listeners, *added_to_every_manager(manager)))(scope)
     silent = config.copy()
     silent["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
     prefetch_scope.set(scope)
@@ -470,7 +470,7 @@ def added_to_every_manager(manager: Any) -> tuple[type, ...]:
 def can_be_silenced(listeners: tuple[type, ...]) -> bool:
     """Return True if a listener can be made that is of all these kinds, and of those that instrumentation adds."""
     try:
-        _listener_class((*listeners, *added_to_every_manager(CallbackManager)))
+        listener_class((*listeners, *added_to_every_manager(CallbackManager)))
     except TypeError:  # classes that have no common subclass
         return False
     return True
@@ -523,64 +523,6 @@ def _run_manager(manager_class: Any, site: CallSite, config: RunnableConfig) -> 
         metadata={**inheritable_metadata, **shims.tracing_metadata(model, site.kwargs), **(model.metadata or {})},
         inheritable_metadata=inheritable_metadata,
     )
-
-
-# ------------------------------------------------------------ nobody hears of a prefetch
-
-
-class PrefetchListener(BaseCallbackHandler):
-    """The only handler of a prefetch. Notices when the object calls other objects of the framework.
-
-    The original has to hear of those: the call is not shared then, and the original makes it itself.
-    """
-
-    def __init__(self, scope: CallScope) -> None:
-        self._scope = scope
-
-    def started(self, *args: Any, parent_run_id: Any = None, **kwargs: Any) -> None:
-        """Withdraw the call in whose run, or inside whose method, another run starts."""
-        if self._scope.calls:
-            self._scope.withdraw(parent_run_id)
-
-
-def _ignore_event(self: PrefetchListener, *args: Any, **kwargs: Any) -> None:
-    """Handle an event of no interest, where it occurs."""
-
-
-_STARTS = ("on_chat_model_start", "on_llm_start", "on_retriever_start", "on_chain_start", "on_tool_start")
-_OTHERS = (
-    *(f"on_{kind}_{end}" for kind in ("llm", "retriever", "chain", "tool") for end in ("end", "error")),
-    "on_llm_new_token",
-    "on_stream_event",
-    "on_text",
-    "on_retry",
-    "on_custom_event",
-    "on_agent_action",
-    "on_agent_finish",
-)
-for _name in _STARTS:
-    setattr(PrefetchListener, _name, shims.inline_callback(PrefetchListener.started))
-for _name in _OTHERS:
-    setattr(PrefetchListener, _name, shims.inline_callback(_ignore_event))
-
-
-@lru_cache(maxsize=4)
-def _listener_class(kinds: tuple[type, ...]) -> type[PrefetchListener]:
-    """Return the class of listeners that are taken for handlers of these kinds, and hear nothing.
-
-    Models stream to them as they do to the handlers; instrumentation that looks for a handler of its own finds them.
-    """
-    if not kinds:
-        return PrefetchListener
-    taps = {"tap_output_iter": _output, "tap_output_aiter": _output}
-    is_tapped = any(hasattr(kind, name) for kind in kinds for name in taps)  # models know these handlers by the methods
-    cls: Any = type("PrefetchListener", (PrefetchListener, *kinds), taps if is_tapped else {})
-    cls.__abstractmethods__ = frozenset()
-    return cls  # type: ignore[no-any-return]
-
-
-def _output(self: PrefetchListener, run_id: Any, output: Any) -> Any:
-    return output
 
 
 @contextlib.contextmanager

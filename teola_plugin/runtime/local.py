@@ -24,7 +24,7 @@ from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.engine_requests.engine_request import placed
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
-from teola_plugin.runtime.original_calls import OriginalCall, OriginalCalls
+from teola_plugin.runtime.original_calls import OriginalCalls, RequestedCall
 from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
@@ -336,7 +336,7 @@ class LocalRuntime:
         if tally is not None:
             tally.watch(future)
         given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
-        call = OriginalCall(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
+        call = RequestedCall(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:
             place = current_place.get()
             call.step, call.held = run.steps.id_of(place.step), place.held

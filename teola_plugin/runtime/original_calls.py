@@ -45,7 +45,7 @@ _warned = Once()
 
 
 @dataclass(slots=True, eq=False)
-class OriginalCall:
+class RequestedCall:
     """A call of the original, or of code outside every query, with a request per payload."""
 
     kind: PrimitiveKind
@@ -83,7 +83,7 @@ class OriginalCalls:
         self._driver, self._version, self._deliver = driver, version, deliver
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def join(self, run: QueryRun | None, call: OriginalCall) -> None:
+    def join(self, run: QueryRun | None, call: RequestedCall) -> None:
         """Claim or make the requests of a call. It always ends.
 
         A call that cannot join its query is made outside it. One that comes after the deadline fails.
@@ -113,12 +113,12 @@ class OriginalCalls:
             self.join(None, call)
 
     @staticmethod
-    def _refuse(call: OriginalCall, error: BaseException) -> None:
+    def _refuse(call: RequestedCall, error: BaseException) -> None:
         call.future.set_exception(error)
         if call.log is not None:
             call.log.close()
 
-    def _run_for(self, call: OriginalCall) -> QueryRun:
+    def _run_for(self, call: RequestedCall) -> QueryRun:
         """Create a run for a call that is made outside any live query. Its terms hold all the same."""
         terms, name = call.terms, f"call{next(_calls)}"
         query = Query(id=name, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
@@ -126,7 +126,7 @@ class OriginalCalls:
             raise _too_late(name)
         return QueryRun(None, query, None, {}, True, QueryStore({}))  # type: ignore[arg-type]
 
-    def _set_timer(self, call: OriginalCall, name: str, deadline: float) -> bool:
+    def _set_timer(self, call: RequestedCall, name: str, deadline: float) -> bool:
         """End the call at its deadline. Return False if that has passed."""
         loop = asyncio.get_running_loop()
         if loop.time() >= deadline:
@@ -137,12 +137,12 @@ class OriginalCalls:
         call.future.add_done_callback(lambda _: timer.cancel())
         return True
 
-    def _time_out(self, call: OriginalCall, name: str) -> None:
+    def _time_out(self, call: RequestedCall, name: str) -> None:
         if not call.future.done():
             self._refuse(call, _too_late(name))
             self.give_up(call)
 
-    def _make(self, run: QueryRun, call: OriginalCall, *, is_live: bool) -> None:
+    def _make(self, run: QueryRun, call: RequestedCall, *, is_live: bool) -> None:
         run.calls_made += 1
         if is_live and call.wait is not None:
             self._trace_answer(run, call, call.wait)
@@ -162,7 +162,7 @@ class OriginalCalls:
             self._wait(run, call, name)
         self._send(run, call, name, is_live=is_live)
 
-    def _claim(self, run: QueryRun, call: OriginalCall, number: int, name: str) -> EngineRequest:
+    def _claim(self, run: QueryRun, call: RequestedCall, number: int, name: str) -> EngineRequest:
         """Return a request of a live query: one that is claimed, or one that has yet to be sent."""
         payload, engines = call.payloads[number], self._driver.engines
         key = None
@@ -181,7 +181,7 @@ class OriginalCalls:
             engines.read(entry, call.log)
         return entry
 
-    def _trace_answer(self, run: QueryRun, call: OriginalCall, wait: OpenWait) -> None:
+    def _trace_answer(self, run: QueryRun, call: RequestedCall, wait: OpenWait) -> None:
         """Tell the trace when the call ends.
 
         The future keeps its callbacks, which must not keep the call's values until Python's collector comes.
@@ -190,7 +190,7 @@ class OriginalCalls:
         call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, open_calls.pop().entries))
 
     @staticmethod
-    def _request(run: QueryRun, call: OriginalCall, payload: Any, name: str) -> EngineRequest:
+    def _request(run: QueryRun, call: RequestedCall, payload: Any, name: str) -> EngineRequest:
         """Create the request for a call that is made outside any live query."""
         terms, is_streamed = call.terms, call.log is not None
         request = Request(
@@ -209,7 +209,7 @@ class OriginalCalls:
             entry.read_into(call.log)
         return entry
 
-    def _send(self, run: QueryRun, call: OriginalCall, name: str, *, is_live: bool) -> None:
+    def _send(self, run: QueryRun, call: RequestedCall, name: str, *, is_live: bool) -> None:
         """Queue the requests that nobody has sent yet."""
         new = list({id(entry): entry for entry in call.entries if entry.is_expected}.values())
         if new:
@@ -220,7 +220,7 @@ class OriginalCalls:
             asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
 
     def _enqueue(
-        self, run: QueryRun, call: OriginalCall, name: str, new: list[EngineRequest], *, is_live: bool
+        self, run: QueryRun, call: RequestedCall, name: str, new: list[EngineRequest], *, is_live: bool
     ) -> None:
         driver = self._driver
         for entry in new:
@@ -242,12 +242,12 @@ class OriginalCalls:
             call.port.depths(change)
         call.port.enqueue(new, event)
 
-    def _wait(self, run: QueryRun, call: OriginalCall, name: str) -> None:
+    def _wait(self, run: QueryRun, call: RequestedCall, name: str) -> None:
         deliver = Future.set_result if call.keep_remote else self._deliver
         PendingCall(call.entries, call.future, deliver, again=lambda entry: self._request_again(run, call, entry, name))
 
     def _request_again(
-        self, run: QueryRun, call: OriginalCall, failed: EngineRequest, name: str
+        self, run: QueryRun, call: RequestedCall, failed: EngineRequest, name: str
     ) -> EngineRequest | None:
         """Return the original's own request in place of a prefetched one that has failed after it was claimed.
 
@@ -288,7 +288,7 @@ class OriginalCalls:
             ),
         )
 
-    def give_up(self, call: OriginalCall) -> None:
+    def give_up(self, call: RequestedCall) -> None:
         """Give up a call whose caller does not want it any more."""
         call.is_given_up = True
         for entry in call.entries:
@@ -296,7 +296,7 @@ class OriginalCalls:
 
     # ------------------------------------------------------------ searches that were made before
 
-    async def _check_searches(self, run: QueryRun, call: OriginalCall, numbers: list[int], name: str) -> None:
+    async def _check_searches(self, run: QueryRun, call: RequestedCall, numbers: list[int], name: str) -> None:
         """Request claimed searches again whose collection is not what it was any more, and go on with the call."""
         claimed = [call.entries[number] for number in numbers]
         try:
@@ -320,7 +320,7 @@ class OriginalCalls:
             for entry in claimed:
                 entry.checked()
 
-    def _search_again(self, run: QueryRun, call: OriginalCall, number: int, name: str) -> None:
+    def _search_again(self, run: QueryRun, call: RequestedCall, number: int, name: str) -> None:
         entry = call.entries[number]
         entry.search.is_outdated = True
         self._driver.engines.give_up(entry, Caller.ORIGINAL)
@@ -329,7 +329,7 @@ class OriginalCalls:
         else:
             call.entries[number] = self._request(run, call, call.payloads[number], name)
 
-    async def _is_still_true(self, run: QueryRun, call: OriginalCall, entry: EngineRequest, collection: str) -> bool:
+    async def _is_still_true(self, run: QueryRun, call: RequestedCall, entry: EngineRequest, collection: str) -> bool:
         try:
             current = await self._version(call.port, collection)
         except Exception:  # the search itself will tell
