@@ -195,7 +195,7 @@ def _every_plan_runs() -> Any:
     from teola_plugin.engines.fake import FakeEmbedder
     from teola_plugin.pool import EnginePool
 
-    _module("runnable").runs_ahead = lambda source, graph: True
+    _module("runnable").can_start_early = lambda source, graph: True
     return EnginePool.local(embedder=FakeEmbedder()).start()
 
 

@@ -37,7 +37,7 @@ class Routing:
         if self.mode != "default":
             self._pool = fake_pool()
             self._terms = {"pool": self._pool, "speculate": "all"}
-            _adapter("plans").runs_ahead = lambda source, graph: True
+            _adapter("plans").can_start_early = lambda source, graph: True
         if self.mode == "models":
             importlib.import_module("upstream_models").Backed(self._pool, self._note).start()
         compiled = StateGraph.compile

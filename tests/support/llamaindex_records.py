@@ -248,7 +248,12 @@ MADE: dict[Kind, Callable[[Library], Made]] = {
     engines.RelevancyEvaluatorParts: judge,
     engines.SettingsParts: lambda x: (
         Settings,
-        {"llm": x.llm, "node_parser": Settings._node_parser, "transformations": Settings._transformations},
+        {
+            "llm": x.llm,
+            "embed_model": Settings._embed_model,
+            "node_parser": Settings._node_parser,
+            "transformations": Settings._transformations,
+        },
     ),
     engines.VectorStoreIndexParts: index,
     workflows.QueryEngineToolParts: query_engine_tool,
