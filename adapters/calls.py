@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from functools import partial
@@ -93,6 +94,14 @@ def to_list(vector: Vector) -> list[float]:
     """Return plain floats, whatever sequence an engine gives."""
     tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
     return tolist() if tolist else [float(x) for x in vector]
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs the code here; None outside of every loop."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 hide_from_stack_levels(globals())

@@ -132,9 +132,10 @@ class CodeSites:
     def _add(self, site: CallSite) -> CallSite:
         """Return the site with a key of its own, or an equal one that was recorded before."""
         key, number = site.key, 1
-        while (known := self.sites.get(key)) is not None:
-            if known.target is site.target and known.kwargs == site.kwargs and known.in_code == site.in_code:
-                return known
+        while (recorded := self.sites.get(key)) is not None:
+            is_same_form = recorded.in_code == site.in_code and recorded.kwargs == site.kwargs
+            if recorded.target is site.target and is_same_form:
+                return recorded
             number += 1
             key = f"{site.key}#{number}"
         return self.sites.setdefault(key, replace(site, key=key))
@@ -396,12 +397,12 @@ class PrefetchPlan:
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
     ) -> QueryCalls | None:
         """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
-        max_concurrency = config.get("max_concurrency")
         models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in self.prefetched_sites)
-        form = form_of_entry(config, entry, models=models)
-        if max_concurrency == 1 or form is None or not self.reads.are_in(input) or not wrap_new_classes():
+        terms = prefetch_terms(config, entry, models=models) if self.reads.are_in(input) else None
+        if terms is None:
             return None
-        limit = limit or (ConcurrencyLimit(max_concurrency) if max_concurrency else None)
+        form, config_limit = terms
+        limit = limit or config_limit
         return QueryCalls(
             config,
             self.sites,
@@ -413,6 +414,17 @@ class PrefetchPlan:
             on_loop=entry.on_loop,
             learns=self.careful,
         )
+
+
+def prefetch_terms(
+    config: RunnableConfig, entry: EntryPoint, *, models: bool
+) -> tuple[EntryForm, ConcurrencyLimit | None] | None:
+    """Return the form of prefetched calls, and the limit that a config sets; None where nothing may be prefetched."""
+    max_concurrency = config.get("max_concurrency")
+    form = form_of_entry(config, entry, models=models)
+    if max_concurrency == 1 or form is None or not wrap_new_classes():
+        return None
+    return form, ConcurrencyLimit(max_concurrency) if max_concurrency else None
 
 
 def form_of_entry(config: RunnableConfig, entry: EntryPoint, *, models: bool) -> EntryForm | None:

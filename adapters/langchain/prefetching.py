@@ -118,7 +118,7 @@ class CallSite:
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
     in_code: Literal["", "sync", "async"] = ""
-    """Whether a function of the user's makes the call, any number of times, and by which kind of method."""
+    """The kind of method by which a function of the user's makes the call, any number of times; empty in chains."""
     keeps_its_place: threading.Event = field(default_factory=threading.Event)
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""
@@ -206,9 +206,9 @@ class QueryCalls:
         """Sites that the original has come to: what the planner wants there now, it was wrong about."""
         self._calls_made: Counter[int] = Counter()
         """Calls of the original, by the identity of the object."""
-        self._part_begins: dict[str, int] = {}
+        self._calls_before_part: dict[str, int] = {}
         """By part of the query: the number of the original's calls before it."""
-        self._begun = 0
+        self._calls_before_new_part = 0
         """That number for a part whose name is not known yet."""
         self._waiting: list[Prefetch] = []
         self._to_launch: list[Prefetch] = []
@@ -224,22 +224,24 @@ class QueryCalls:
         live_scopes.add(id(self))
 
     def add_sites(self, sites: Mapping[str, CallSite]) -> None:
-        """Prefetch calls at these sites, too, from now on."""
+        """Prefetch calls at these sites, too, from now on. Other threads may add to the mapping meanwhile."""
         with self._lock:
-            self.sites = {**self.sites, **sites}
-            self._prefetched |= sites.keys()
-            self.classes |= {type(site.target) for site in sites.values()}
+            new = {key: site for key, site in list(sites.items()) if key not in self.sites}
+            if new:
+                self.sites = {**self.sites, **new}
+                self._prefetched |= new.keys()
+                self.classes |= {type(site.target) for site in new.values()}
 
-    def part_begins(self) -> int:
+    def note_new_part(self) -> int:
         """Note that a part of the query begins now. Return the number of the original's calls before it."""
         with self._lock:
-            self._begun = self.table.original_calls
-            return self._begun
+            self._calls_before_new_part = self.table.original_calls
+            return self._calls_before_new_part
 
-    def part_has_begun(self, name: str, calls_before: int) -> None:
-        """Note the name of a part, and the number of the original's calls before it."""
+    def name_new_part(self, name: str, calls_before: int) -> None:
+        """Note the name of a part that was noted before, and the number of the original's calls before it."""
         with self._lock:
-            self._part_begins[name] = calls_before
+            self._calls_before_part[name] = calls_before
 
     def begin(self, run: QueryRun | PartRun) -> None:
         """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
@@ -275,7 +277,8 @@ class QueryCalls:
         scope.stop = lambda: prefetch.cancel()
         with self._lock:
             if part:
-                scope.graph = PlannerGraph(part, part, lookahead=True, since=self._part_begins.get(part, self._begun))
+                calls_before = self._calls_before_part.get(part, self._calls_before_new_part)
+                scope.graph = PlannerGraph(part, part, lookahead=True, since=calls_before)
             self._reached.add(key)
             scope.may_make = key in self._prefetched - self._passed and not site.keeps_its_place.is_set()
             scope.is_dropped = self.table.is_closed

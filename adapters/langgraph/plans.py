@@ -8,7 +8,6 @@ query goes on with the plan that assumes no outcome.
 
 from __future__ import annotations
 
-import asyncio
 import dis
 import threading
 from collections import Counter
@@ -18,19 +17,18 @@ from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
+from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import can_start_early, log_fallback
-from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, form_of_entry
+from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, prefetch_terms
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, open_calls
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
@@ -267,12 +265,12 @@ class Parts:
             calls.add_sites(sites)
 
     def _new_provider_calls(self, config: Any) -> QueryCalls | None:
-        form = form_of_entry(config, EntryPoint(on_loop=is_on_loop()), models=True)
-        max_concurrency = config.get("max_concurrency")
-        if form is None or max_concurrency == 1 or not wrap_new_classes():
+        on_loop = running_loop() is not None
+        terms = prefetch_terms(config, EntryPoint(on_loop), models=True)
+        if terms is None:
             return None
-        limit = ConcurrencyLimit(max_concurrency) if max_concurrency else None
-        calls = QueryCalls(config, {}, frozenset(), {}, frozenset(), limit, form, on_loop=is_on_loop(), learns=True)
+        form, limit = terms
+        calls = QueryCalls(config, {}, frozenset(), {}, frozenset(), limit, form, on_loop=on_loop, learns=True)
         calls.open(self._run.id)
         calls.begin(self._run)
         self._provider_calls = calls
@@ -297,7 +295,7 @@ class Parts:
         if not is_held:
             self._run.turn(over=finished, soon=False)
         calls = self._provider_calls
-        calls_before = 0 if calls is None else calls.part_begins()
+        calls_before = 0 if calls is None else calls.note_new_part()
         part = self._run.part(
             graph,
             plan.calls,
@@ -312,7 +310,7 @@ class Parts:
             form=node_place.form,
         )
         if calls is not None:
-            calls.part_has_begun(part.name, calls_before)
+            calls.name_new_part(part.name, calls_before)
         if is_held:
             self._run.turn(part.held, finished)
         with self._lock:
@@ -374,15 +372,6 @@ def calls_provider(graph: Graph) -> bool:
     """Return True if a graph calls models or retrievers of the user's own."""
     fragments = [f.graph for p in graph for f in (p.fragment, p.otherwise) if f is not None]
     return any(p.engine == PROVIDER for p in graph) or any(map(calls_provider, fragments))
-
-
-def is_on_loop() -> bool:
-    """Return True in code that a loop runs."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 @lru_cache(maxsize=256)

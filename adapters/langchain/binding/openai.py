@@ -71,7 +71,7 @@ class CarriedModel:
 
     @property
     def planned(self) -> PlannedRequests | None:
-        """What tracers know of its requests; None if its server is not declared to cache prefixes."""
+        """The requests of the model as tracers see them; None if its server is not declared to cache prefixes."""
         server: Any = self._route.pool.engine(self._route.engine)
         return PlannedRequests(self._copy, self._route) if server.prefix_caching else None
 

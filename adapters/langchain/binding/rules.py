@@ -54,10 +54,10 @@ def routing_of(root: Any, options: Options) -> tuple[Options, RoutingRules | Non
     classes = {obj: route for obj, route in routes if isinstance(obj, type)}
     servers = None
     if serving is not None:
-        assert serving.bound == () or serving.pool is not None
-        served = [(one.obj, EngineRoute(serving.pool, one.engine)) for one in serving.bound if serving.pool is not None]
-        servers = _server_routes(served, options)
-        objects += served
+        pool = serving.pool
+        served_models = [] if pool is None else [(one.obj, EngineRoute(pool, one.engine)) for one in serving.bound]
+        servers = _server_routes(served_models, options)
+        objects += served_models
     for cls in {*classes, *(type(obj) for obj, _ in objects)}:
         intercept_routed_class(cls)
     if servers is not None:
@@ -71,7 +71,7 @@ def models_in(root: Any) -> list[Any]:
 
 
 def _parts(node: Any) -> Iterable[Any]:
-    """What an object is made of, as far as its models are concerned: a store has its embeddings alone."""
+    """Return the parts of an object in which models are looked for: of a store, its embeddings alone."""
     cls: Any = type(node)
     if issubclass(cls, VectorStore):
         return (node.embeddings,)
@@ -161,33 +161,33 @@ def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
 
 
 def _server_routes(
-    served: Iterable[tuple[Any, EngineRoute]], options: Options
+    served_models: Iterable[tuple[Any, EngineRoute]], options: Options
 ) -> Callable[[ServerModel], EngineRoute | None]:
     """Return the rule for models that are created while the app runs: by the server and the model that they name.
 
     A server that no model named before gets an engine when it is first called, unless that would send it requests.
     """
     routes: dict[ServerModel, EngineRoute | None] = {}
-    for obj, route in served:
+    for obj, route in served_models:
         if (address := server_model_of(obj)) is not None:
             routes[address] = route
     pool = options.pool
 
     def route_of_server(address: ServerModel) -> EngineRoute | None:
         if address not in routes:
-            wanted = server_spec(address.base_url, address.model, None, dedicated=False)
-            routes[address] = _engine_of(wanted, address) if isinstance(wanted, EngineSpec) else None
+            spec = server_spec(address.base_url, address.model, None, dedicated=False)
+            routes[address] = _engine_of(spec, address) if isinstance(spec, EngineSpec) else None
         return routes[address]
 
-    def _engine_of(wanted: EngineSpec, address: ServerModel) -> EngineRoute | None:
+    def _engine_of(spec: EngineSpec, address: ServerModel) -> EngineRoute | None:
         if pool is not None and pool is not PROCESS.pool:
-            fitting = (name for name in pool.engine_names if wanted.is_kind_of(pool.engine(name)))
+            fitting = (name for name in pool.engine_names if spec.is_kind_of(pool.engine(name)))
             name = next((name for name in fitting if _is_for(pool.engine(name), address.model)), None)
             return None if name is None else EngineRoute(pool, name)
         if options.engines == "dedicated":
             return None
         try:
-            return EngineRoute(*PROCESS.engine_for(wanted))
+            return EngineRoute(*PROCESS.engine_for(spec))
         except TeolaError:  # the object goes its own way
             return None
 

@@ -23,6 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
+from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.langchain.listening import AgentListener, AnswerListener, ModelCall, current_agent
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTool, AgentTools
 from teola_plugin.adapters.langgraph.agents.tool_inputs import function_arguments
@@ -52,7 +53,7 @@ class AgentCall:
 
     def __init__(self, tools: AgentTools, run: QueryRun) -> None:
         self.tools, self.run = tools, run
-        self.loop = _running_loop()
+        self.loop = running_loop()
         """The loop on which coroutines of tools run; None where the graph is called without one."""
         self.calls = ProviderCallTable()
         """The calls of tools, for prefetches and claims."""
@@ -143,7 +144,7 @@ class AgentCall:
             task.add_done_callback(_tasks.discard)
             prefetch.cancel = lambda: _call_on(loop, task.cancel)
 
-        if _running_loop() is loop:
+        if running_loop() is loop:
             launch()
         else:
             _call_on(loop, launch)
@@ -152,13 +153,6 @@ class AgentCall:
     def _count_down(self) -> None:
         with self._lock:
             self._prefetch_count -= 1
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> None:
