@@ -23,7 +23,7 @@ from llama_index.core.extractors import TitleExtractor
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, announce_nodes
 from teola_plugin.adapters.llamaindex.pipelined_write import current_write
-from teola_plugin.adapters.llamaindex.prefetching import original_scope
+from teola_plugin.adapters.llamaindex.prefetching import original_scope, takes_threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.context import during
@@ -167,7 +167,7 @@ def _same(value: Any) -> Any:
 def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
     """Return the calls by which a model embeds texts; None where nothing may be prefetched."""
     threads = composite_threads.get()
-    if threads is None or is_pool_object(model) or is_paced(model) or not threads.allows(model):
+    if threads is None or is_pool_object(model) or is_paced(model) or not takes_threads(model, threads):
         return None
     try:
         method = embedding_method(type(model))

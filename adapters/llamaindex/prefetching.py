@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakSet
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore
@@ -62,12 +63,19 @@ logger = logging.getLogger("teola_plugin")
 MAX_THREADS = 32
 """Prefetched calls of one query that are under way at once."""
 
-HTTP_CLIENTS = frozenset({"llama_index.llms.openai.base.OpenAI", "llama_index.llms.openai_like.base.OpenAILike"})
-"""Models behind an API, whose client takes calls of several threads."""
 STORES = frozenset({"llama_index.core.vector_stores.simple.SimpleVectorStore"})
 """May be searched by several threads."""
-ONE_AT_A_TIME = frozenset({"llama_index.embeddings.huggingface.base.HuggingFaceEmbedding"})
-"""May be called from any thread, one call at a time."""
+_INTEGRATIONS = ("llama_index.llms.", "llama_index.embeddings.")
+"""Packages of models, which are clients of an API unless they are among `_IN_PROCESS`."""
+_IN_PROCESS = frozenset(
+    {
+        *("adapter", "autoembeddings", "clip", "fastembed", "gaudi", "huggingface", "huggingface_optimum"),
+        *("huggingface_optimum_intel", "instructor", "ipex_llm", "itrex", "kjarni", "langchain", "llama_cpp"),
+        *("mistral_rs", "mlx", "modelscope", "nomic", "nvidia_tensorrt", "openvino", "openvino_genai", "optimum_intel"),
+        *("oracleai", "sglang", "unionllm", "vllm"),
+    }
+)
+"""Packages whose models run in this process, or call objects of other frameworks."""
 
 _nested_events: WeakSet[type] = WeakSet()
 """Classes whose provider methods were seen to emit events of other public methods: their calls keep their place."""
@@ -86,6 +94,17 @@ def find_scope(target: Any) -> CallScope | None:
 # ------------------------------------------------------------ which calls may be prefetched
 
 
+def takes_threads(target: Any, threads: ThreadSafety) -> bool:
+    """Return True if several threads may call an object at once: a client of an API, or what the user has named."""
+    return _is_http_client(type(target)) or threads.allows(target, STORES)
+
+
+def _is_http_client(kind: type) -> bool:
+    """Return True for a class of one of LlamaIndex's packages for models behind an API. Not for its subclasses."""
+    module = kind.__module__
+    return module.startswith(_INTEGRATIONS) and module.split(".")[2] not in _IN_PROCESS
+
+
 class AllowedModels:
     """Says which of the user's own objects may be called on threads, and collects the call sites of one graph."""
 
@@ -99,7 +118,7 @@ class AllowedModels:
         if worker is not None and not getattr(worker, "is_carried", False):
             raise NotUnderstood(f"an engine answers for its LLM, a {type(llm).__name__}")
         self.require_leaf(llm)
-        if not self._threads.allows(llm, HTTP_CLIENTS | STORES):
+        if not takes_threads(llm, self._threads):
             raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")
         if has_own_prompt_code(llm):
             raise NotUnderstood("functions of the user's own write its prompts")
@@ -121,15 +140,12 @@ class AllowedModels:
 
     def _is_allowed(self, target: Any) -> bool:
         """Return False if a rate limiter or a cache decides when calls are made, or threads may not call it."""
-        return not is_paced(target) and (
-            self._threads.allows(target, HTTP_CLIENTS | STORES) or self._limit(target) is not None
-        )
+        return not is_paced(target) and (takes_threads(target, self._threads) or self._limit(target) is not None)
 
     def _limit(self, target: Any) -> ConcurrencyLimit | None:
-        """Return the limit of an object that takes one call at a time, on any thread."""
-        if self._threads.is_named(target) or not self._threads.allows(target, ONE_AT_A_TIME):
-            return None
-        return limit_of(target)
+        """Return the limit of an embedding model that takes one call at a time: an unknown class, or in-process."""
+        is_limited = isinstance(target, BaseEmbedding) and not takes_threads(target, self._threads)
+        return limit_of(target) if is_limited else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,7 +325,8 @@ class QueryPrefetcher:
         """Return the result of a call at a site, as the graph reads it. See `Prefetcher`."""
         result: Future[Outcome] = Future()
         site = self._plan.sites[key]
-        scope = CallScope(self._table, Caller.PLANNER, result_for_graph)
+        # A class that takes one call at a time may not bear other threads: then the original's own call tells.
+        scope = CallScope(self._table, Caller.PLANNER, result_for_graph, shares_errors=site.limit is None)
         try:
             args, kwargs = _copied_arguments(input)
         except NotCopied as error:

@@ -208,6 +208,8 @@ class CallScope:
     """The call that a prefetch which was parked for it gets now."""
     on_change: Callable[[], object] = bool
     """Called when the method of a prefetched call was seen to change what it was called with."""
+    shares_errors: bool = True
+    """False for a prefetch on a thread that its object may not bear: after a failure the original makes the call."""
     is_user_code: bool = False
     """True for tools: their code calls other objects as any code of the user's does, not as a part of the call."""
     has_changed: bool = False
@@ -511,7 +513,10 @@ class CallScope:
 
     def _fail(self, call: ProviderCall, error: BaseException) -> None:
         self.table.note_end(call)
-        call.end(error)
+        if self.shares_errors:
+            call.end(error)
+        else:
+            call.withdraw()
 
     def _end(self, call: ProviderCall) -> None:
         self.table.note_end(call)

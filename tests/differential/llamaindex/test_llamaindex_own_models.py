@@ -27,7 +27,6 @@ from llama_index.core.utilities.token_counting import TokenCounter
 from benchmarks.llamaindex.engines import ASKED, accumulate, naive_rag, router_multi, shown
 from benchmarks.llamaindex.kits import Kit
 from teola_plugin import accelerate, uninstall
-from teola_plugin.adapters.llamaindex import prefetching
 from tests.support.llamaindex_own import ChattyLLM, Diary, DiaryHandler, Watched, diary_of, watched
 
 Make = Callable[[Kit], BaseQueryEngine]
@@ -220,9 +219,10 @@ def test_events_within_events_stay_where_they_were() -> None:
     assert found[0] == found[1] == found[2] and found[0][2] == 4
 
 
-def test_one_call_at_a_time_on_whichever_thread(own: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_embedding_takes_one_call_at_a_time_on_any_thread(
+    own: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = type(own.kit.embedding)
-    monkeypatch.setattr(prefetching, "ONE_AT_A_TIME", frozenset({f"{kind.__module__}.{kind.__qualname__}"}))
     under_way, most = [0], [0]
     embed = kind._now
 

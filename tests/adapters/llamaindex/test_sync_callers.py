@@ -1,0 +1,75 @@
+"""Which of the user's own models a sync caller has called on threads, and what becomes of one that cannot bear it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from differential.llamaindex.compare import settled
+from differential.llamaindex.composed import sub_questions_sync
+from llama_index.core.embeddings import MockEmbedding
+
+from benchmarks.llamaindex.engines import ASKED, shown
+from teola_plugin import accelerate
+from teola_plugin.adapters.llamaindex.prefetching import takes_threads
+from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
+from tests.support.llamaindex_own import Watched, watched
+
+
+class RemoteEmbedding(MockEmbedding):
+    """Stands for a class of one of LlamaIndex's packages, by the name of its module."""
+
+
+class LocalEmbedding(MockEmbedding):
+    """Stands for a class that runs in this process."""
+
+
+RemoteEmbedding.__module__ = "llama_index.embeddings.mistralai.base"
+LocalEmbedding.__module__ = "llama_index.embeddings.fastembed.base"
+
+
+class OwnEmbedding(RemoteEmbedding):
+    """A subclass, which may add anything."""
+
+
+@pytest.fixture
+def own() -> Iterator[Watched]:
+    made = watched()
+    with made.kit.in_force():
+        yield made
+    settled()
+
+
+def test_clients_of_an_api_take_calls_on_several_threads() -> None:
+    assert takes_threads(RemoteEmbedding(embed_dim=3), NOBODY)
+
+
+@pytest.mark.parametrize("kind", [LocalEmbedding, OwnEmbedding, MockEmbedding])
+def test_other_models_take_calls_on_several_threads_only_if_they_are_named(kind: type[MockEmbedding]) -> None:
+    model = kind(embed_dim=3)
+    assert not takes_threads(model, NOBODY)
+    assert takes_threads(model, ThreadSafety((model,)))
+
+
+def test_an_embedding_that_raises_on_other_threads_is_called_again_in_its_place(
+    own: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sub_questions_sync(own.kit)
+    own.fresh()
+    expected = shown(engine.query(ASKED))
+    here, kind, refused = threading.current_thread(), type(own.kit.embedding), []
+    embed = kind._now
+
+    def embed_here(self: Any, role: str, texts: list[str]) -> Any:
+        if threading.current_thread() is not here:
+            refused.append(texts)
+            raise RuntimeError("created in another thread")
+        return embed(self, role, texts)
+
+    monkeypatch.setattr(kind, "_now", embed_here)
+    fast = accelerate(engine, concurrent=[own.kit.llm, type(own.kit.reports.vector_store)])
+    own.fresh()
+    assert shown(fast.query(ASKED)) == expected
+    assert refused
