@@ -56,12 +56,16 @@ class FakeServer:
 
 
 @contextmanager
-def fake_server(scale: float = 1.0) -> Iterator[FakeServer]:
-    """Run the server until the body ends. All latencies are multiplied by `scale`."""
+def fake_server(scale: float = 1.0, *, keeps_connections: bool = True) -> Iterator[FakeServer]:
+    """Run the server until the body ends. All latencies are multiplied by `scale`.
+
+    With `keeps_connections=False` it closes a connection behind each answer, so that clients leave none open.
+    """
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(256)
         command = [sys.executable, "-m", __name__, str(listening.fileno()), str(scale)]
+        command += [] if keeps_connections else ["--close-connections"]
         process = subprocess.Popen(command, pass_fds=[listening.fileno()])
         port = listening.getsockname()[1]
     try:
@@ -175,8 +179,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("fd", type=int)
     parser.add_argument("scale", type=float)
+    parser.add_argument("--close-connections", action="store_true")
     options = parser.parse_args()
-    uvicorn.run(_Server(options.scale).app, fd=options.fd, log_level="error", access_log=False)
+    headers = [("connection", "close")] if options.close_connections else []
+    app = _Server(options.scale).app
+    uvicorn.run(app, fd=options.fd, log_level="error", access_log=False, headers=headers)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Asked:
     def __init__(self) -> None:
         self.outcomes: list[Future[Outcome]] = []
 
-    def prefetch(self, key: str, input: Any, request_id: str) -> Future[Outcome]:
+    def prefetch(self, site: str, input: Any, request_id: str, graph: str) -> Future[Outcome]:
         self.outcomes.append(Future())
         return self.outcomes[-1]
 

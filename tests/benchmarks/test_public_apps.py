@@ -19,7 +19,7 @@ SCALE = 0.02
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FakeServer]:
-    with fake_server(SCALE) as running:
+    with fake_server(SCALE, keeps_connections=False) as running:
         yield running
 
 

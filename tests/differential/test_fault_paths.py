@@ -134,6 +134,9 @@ async def test_cancellation_reaches_the_engines(entry: str, after: float) -> Non
         await asyncio.to_thread(settled, pool)
 
 
+@pytest.mark.filterwarnings(  # the original, too: LangChain closes a stream that one of its threads still reads
+    "ignore:Exception ignored in. <generator object RunnableSequence._transform:pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_reader_that_leaves_a_stream_early() -> None:
     some = replace(SLOW, curves={**SLOW.curves, K.DECODING: Curve.linear(0.0, 0.02)})  # what is left is waited for
     with pool_of(llm=some) as pool:
