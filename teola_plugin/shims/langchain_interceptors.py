@@ -14,6 +14,7 @@ import datetime
 import decimal
 import functools
 import inspect
+import re
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
@@ -82,8 +83,8 @@ _UNWRAPPED_MODULES = tuple(
 """Where the framework defines the defaults of these methods, which call each other."""
 _COMPOSITES = "langchain_classic.retrievers."
 """Retrievers and compressors that call other objects. The provider methods of those objects are wrapped instead."""
-_PREFIX_OF_RUN_IDS = ("lc_run-", "run-")
-"""How ids of messages begin that the framework makes of the run's id."""
+_DRAWN_ID = re.compile(r"(lc_)?run-|[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
+"""The ids of messages that LangChain makes of the run's id, and those that LangGraph draws for messages of a state."""
 
 interceptors = MethodInterceptors()
 
@@ -232,12 +233,11 @@ def _argument_key(value: Any) -> Hashable | None:
 
 
 def message_key(value: Any) -> Hashable | None:
-    """Return the key of a message without the id that the framework gave it; None for any other value."""
+    """Return the key of a message without an id that the framework drew for it; None for any other value."""
     if not isinstance(value, BaseMessage):
         return None
-    given_id = value.id is not None and not value.id.startswith(_PREFIX_OF_RUN_IDS)
     fields, extra = value.__dict__, value.__pydantic_extra__
-    if not given_id:
+    if value.id is not None and _DRAWN_ID.match(value.id):
         fields = {**fields, "id": None}
     return type(value), freeze_fields(fields), freeze_fields(extra) if extra else None
 

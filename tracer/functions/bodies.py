@@ -16,9 +16,9 @@ from teola_plugin.tracer.functions.symbols import (
     Expression,
     Fields,
     Instance,
+    InstancePerItem,
     ItemList,
     LocalFunction,
-    SendPerItem,
     Spread,
     Symbol,
     Text,
@@ -120,8 +120,8 @@ def map_items(
         return ItemList(tuple(transform(interpreter, item) for item in item_list if not isinstance(item, Spread)))
     loop = MapLoop(interpreter, items)
     result = transform(loop.body, Ref(ITEM))
-    if isinstance(result, Instance) and result.kind.__name__ == "Send":
-        return SendPerItem(items, result, loop.captures.inputs)
+    if isinstance(result, Instance) and result.kind.__name__ in ("Send", "RemoveMessage"):
+        return InstancePerItem(items, result, loop.captures.inputs)
     if isinstance(result, AwaitableValue):
         return AwaitableValue(loop.finish(result.value, one_by_one=False))
     return loop.finish(result, one_by_one=one_by_one)

@@ -144,7 +144,10 @@ class Renderer:
         return render
 
     def _instance(self, symbol: Instance) -> Render:
-        fields = {key: self.value(item) for key, item in symbol.fields.items()}
+        message_id = symbol.fields.get("id")  # no part of a prompt's text
+        fields = {key: self.value(item) for key, item in symbol.fields.items() if item is not message_id}
+        if message_id is not None:
+            fields["id"] = Renderer(self.to_ref, self.inputs).value(message_id)
 
         def render(values: Mapping[str, Any]) -> Rendered:
             rendered = {key: item(values) for key, item in fields.items()}

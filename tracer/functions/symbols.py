@@ -86,12 +86,12 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SendPerItem:
-    """A list with one `Send` for each of some items, as routers of a graph return it."""
+class InstancePerItem:
+    """A list with one `Send` or `RemoveMessage` for each of some items, as routers and nodes of a graph return it."""
 
     items: Symbol
-    send: Instance
-    """The `Send` for one item. It reads the item, and the values in `captures`."""
+    instance: Instance
+    """The object for one item. It reads the item, and the values in `captures`."""
     captures: Mapping[str, Ref]
 
 
@@ -123,7 +123,7 @@ Symbol = (
     | ItemList
     | Fields
     | Instance
-    | SendPerItem
+    | InstancePerItem
     | AwaitableValue
     | LocalFunction
 )
@@ -247,7 +247,7 @@ def producers(symbol: Symbol) -> set[str]:
                 collect(to_symbol(value))
         elif isinstance(part, Fields) and part.base is not None:
             names.add(part.base.producer)
-        elif isinstance(part, SendPerItem):
+        elif isinstance(part, InstancePerItem):
             collect(part.items)
             names.update(ref.producer for ref in part.captures.values())
         return collect(part.value) if isinstance(part, AwaitableValue) else map_parts(part, collect)
@@ -277,7 +277,7 @@ def move_to_draft(symbol: Symbol, removed: set[str], source: Draft, target: Draf
         return UNKNOWN_VALUE if is_unknown else symbol
     if isinstance(symbol, Fields) and symbol.base is not None and symbol.base.producer in removed:
         return UNKNOWN_VALUE
-    if isinstance(symbol, SendPerItem):
+    if isinstance(symbol, InstancePerItem):
         items = move(symbol.items)
         is_unknown = isinstance(items, Unknown) or any(ref.producer in removed for ref in symbol.captures.values())
         return UNKNOWN_VALUE if is_unknown else replace(symbol, items=items)

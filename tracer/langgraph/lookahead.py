@@ -22,10 +22,7 @@ from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
     FindLeaves,
-    Instance,
-    ItemList,
-    SendPerItem,
-    Spread,
+    InstancePerItem,
     Symbol,
     materialize,
     summarize_function,
@@ -36,14 +33,17 @@ from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, UpdateRule, back_edges
+from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, back_edges
+from teola_plugin.tracer.langgraph.updates import updated_value
 from teola_plugin.tracer.lookahead import lookahead_of_arms
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 STATE, ARGUMENT = "state", "argument"
 """Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
 MAX_DEPTH = 6
-"""Length of the longest path of nodes that is traced."""
+"""Length of the longest path of nodes that is traced after a choice that is not known yet, or round a loop."""
+MAX_CERTAIN_DEPTH = 24
+"""Length of the longest path of nodes, one after the other, that is traced."""
 _UNKNOWN = "unknown"
 """The component that stands for what is not known before the original comes to it."""
 
@@ -77,7 +77,7 @@ class LoweredNode:
     """The values that it writes, by channel; None if these are not known."""
     goto: tuple[str, ...] = ()
     """The nodes to which it goes, as far as it names them itself."""
-    sends: tuple[SendPerItem, ...] = ()
+    sends: tuple[InstancePerItem, ...] = ()
     """Tasks that it sends to nodes, one for each item of a list."""
     is_opaque: bool = False
     """True if it runs unknown code, which may take long."""
@@ -109,7 +109,8 @@ def lower_node(
     summary = summarize_function(
         func, {parameter: argument}, draft, name, state=parameter, decide=decide, find_leaves=find_leaves
     )
-    sends = (summary.value,) if isinstance(summary.value, SendPerItem) else ()
+    sent = summary.value
+    sends = (sent,) if isinstance(sent, InstancePerItem) and sent.instance.kind.__name__ == "Send" else ()
     is_opaque = summary.runs_user_code and not summary.uses_engines
     return LoweredNode(summary.span, summary.updates, summary.goto, sends, is_opaque, summary.mutations)
 
@@ -148,6 +149,13 @@ class _SymbolicState:
     values: Mapping[str, Symbol]
     is_late: bool = False
     """True if code that may take long runs before the state is there."""
+    is_chosen: bool = False
+    """True if a conditional edge on the way here may lead elsewhere."""
+
+    @property
+    def max_depth(self) -> int:
+        """The length of the longest path of nodes that is traced to this state."""
+        return MAX_DEPTH if self.is_chosen else MAX_CERTAIN_DEPTH
 
     def read(self, names: Iterable[str] | None) -> Symbol:
         """Return the input of a node that reads these channels, or the whole state."""
@@ -182,9 +190,13 @@ class _LookaheadTracer:
         state: _SymbolicState,
         path: tuple[str, ...],
         *,
+        previous: Span = EMPTY_SPAN,
         pushed: bool = False,
-    ) -> Span:
-        """Add a node and those after it. `path` is the path of nodes to it. Return the span of the node itself."""
+    ) -> None:
+        """Add a node and those after it.
+
+        `path` is the path of nodes to it. `previous`: the last components before it.
+        """
         if node.bound is None:
             lowered, next_state = EMPTY_NODE, state
         else:
@@ -192,18 +204,19 @@ class _LookaheadTracer:
             next_state = self._state_after(state, lowered, runs_alone=not pushed)
             if state.is_late:
                 _mark_slow(draft)
+        _add_order(draft, previous, lowered.span)
+        span = lowered.span if lowered.span.heads else previous
         if node.pauses or pushed:  # pushed: what comes next waits for the other tasks that were sent, too
-            return lowered.span
+            return
         next_path = (*path, node.name)
         for name in (*node.successors, *lowered.goto):
-            self._add_successor(draft, lowered.span, name, next_state, next_path)
+            self._add_successor(draft, span, name, next_state, next_path)
         for branch in node.branches:
             if branch.path is None and lowered.goto:
                 continue  # its command says where it goes
-            self._add_branch(draft, lowered.span, node, branch, next_state, next_path)
+            self._add_branch(draft, span, node, branch, next_state, next_path)
         if not path and _UNKNOWN in draft.components:  # at least the requests of this node come before it is known
             draft.order += [(tail, _UNKNOWN) for tail in lowered.span.tails]
-        return lowered.span
 
     def _add_successor(
         self,
@@ -216,13 +229,14 @@ class _LookaheadTracer:
         allow_repeat: bool = False,
     ) -> None:
         """Add the node that certainly comes next; one that is on the path already only if `allow_repeat`."""
-        successor = self._successor(name, () if allow_repeat and len(path) < MAX_DEPTH else path)
+        is_repeated = allow_repeat and len(path) < MAX_DEPTH
+        successor = self._successor(name, () if is_repeated else path, state.max_depth)
         if successor is not None:
-            _add_order(draft, span, self._add_node(draft, successor, state.read(successor.reads), state, path))
+            self._add_node(draft, successor, state.read(successor.reads), state, path, previous=span)
 
-    def _successor(self, name: str, path: tuple[str, ...]) -> NodeShape | None:
+    def _successor(self, name: str, path: tuple[str, ...], max_depth: int = MAX_DEPTH) -> NodeShape | None:
         node = self.shape.nodes.get(name)
-        return None if node is None or node.skippable or name in path or len(path) >= MAX_DEPTH else node
+        return None if node is None or node.skippable or name in path or len(path) >= max_depth else node
 
     def _add_branch(
         self,
@@ -259,6 +273,7 @@ class _LookaheadTracer:
         """Add what may start early of the nodes that may be chosen."""
         arms = [node for name in names if (node := self._successor(name, path)) is not None]
         arm_drafts = [draft.body() for _ in arms]
+        state = replace(state, is_chosen=True)
         for arm, arm_draft in zip(arms, arm_drafts, strict=True):
             self._add_node(arm_draft, arm, state.read(arm.reads), state, path)
         for component in lookahead_of_arms(arm_drafts, partial(_add_unknown, draft), draft):
@@ -267,16 +282,16 @@ class _LookaheadTracer:
             draft.adopt_calls(arm_draft)
 
     def _add_sent_tasks(
-        self, draft: Draft, span: Span, send: SendPerItem, state: _SymbolicState, path: tuple[str, ...]
+        self, draft: Draft, span: Span, send: InstancePerItem, state: _SymbolicState, path: tuple[str, ...]
     ) -> None:
         """Add a MAP of what the node asks for, with one task for each item, and then what comes after all tasks."""
-        target = known_value(send.send.fields.get("node", UNKNOWN_VALUE))[1]
+        target = known_value(send.instance.fields.get("node", UNKNOWN_VALUE))[1]
         node = self._successor(target, path) if isinstance(target, str) else None
         items = materialize(draft, send.items, f"{target}.items")
         if node is None or items is None:
             return
         body = draft.body()
-        argument = send.send.fields.get("arg", UNKNOWN_VALUE)
+        argument = send.instance.fields.get("arg", UNKNOWN_VALUE)
         lowered = lower_node(body, node.bound, argument, node.name, find_leaves=self.find_leaves)
         updates = lowered.updates or {}
         appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}
@@ -292,7 +307,7 @@ class _LookaheadTracer:
             _add_order(draft, previous, span)
             for key in appended if is_complete else ():  # lists grow in the order of the items, whichever ends first
                 old = state.values.get(key, UNKNOWN_VALUE)
-                values[key] = _updated_value("append", old, flatten_field(tasks, key))
+                values[key] = updated_value("append", old, flatten_field(tasks, key))
         if lowered.updates is not None and not node.pauses:
             for name in node.successors:
                 self._add_successor(draft, span, name, _SymbolicState(values), (*path, node.name))
@@ -301,7 +316,7 @@ class _LookaheadTracer:
         """Return the state after a node. Unless it runs alone, others may update the same channels."""
         is_late = state.is_late or lowered.is_opaque
         if lowered.updates is None:
-            return _SymbolicState({}, is_late)
+            return _SymbolicState({}, is_late, state.is_chosen)
         values = {
             name: UNKNOWN_VALUE if lowered.mutations.has_inside(value) else value
             for name, value in state.values.items()
@@ -310,20 +325,8 @@ class _LookaheadTracer:
             rule = self.shape.update_rules.get(name)
             if rule is not None:
                 old = values.get(name, UNKNOWN_VALUE)
-                values[name] = _updated_value(rule, old, new) if runs_alone else UNKNOWN_VALUE
-        return _SymbolicState(values, is_late)
-
-
-def _updated_value(rule: UpdateRule, old: Symbol, new: Symbol) -> Symbol:
-    """Return the value of a channel after an update. In the original, messages have ids, which no prompt shows."""
-    if rule == "replace":
-        return new
-    if rule == "unknown" or old is UNKNOWN_VALUE:
-        return UNKNOWN_VALUE
-    old_items = old.items if isinstance(old, ItemList) else (Spread(old),)
-    if isinstance(new, ItemList):
-        return ItemList((*old_items, *new.items))
-    return ItemList((*old_items, new if isinstance(new, Instance) else Spread(new)))
+                values[name] = updated_value(rule, old, new) if runs_alone else UNKNOWN_VALUE
+        return _SymbolicState(values, is_late, state.is_chosen)
 
 
 def _add_order(draft: Draft, first: Span, second: Span) -> None:

@@ -20,9 +20,9 @@ from teola_plugin.tracer.functions import (
     Fields,
     FunctionSummary,
     Instance,
+    InstancePerItem,
     ItemList,
     KnownValue,
-    SendPerItem,
     Spread,
     Symbol,
     materialize,
@@ -112,7 +112,7 @@ def test_a_function_that_returns_nothing_updates_nothing() -> None:
 def test_a_send_for_each_item_keeps_the_values_that_it_reads() -> None:
     draft = Draft()
     summary = summarized(sends, draft)
-    assert isinstance(summary.value, SendPerItem)
+    assert isinstance(summary.value, InstancePerItem)
     assert materialize(draft, summary.value.items, "items") is not None
     assert {ref.producer for ref in summary.value.captures.values()} <= {INPUT, *draft.components}
     draft.template(Ref(INPUT), "whole")

@@ -1,0 +1,124 @@
+"""The values of a graph's channels after an update, as symbols."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from uuid import uuid4
+
+from langchain_core.messages import BaseMessage, RemoveMessage
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+from teola_plugin.graph import ITEM, Ref
+from teola_plugin.tracer.functions import (
+    UNKNOWN_VALUE,
+    Instance,
+    InstancePerItem,
+    ItemList,
+    KnownValue,
+    Spread,
+    Symbol,
+)
+from teola_plugin.tracer.functions.lookup import is_framework_code, is_instance
+from teola_plugin.tracer.functions.operations import items_of
+from teola_plugin.tracer.functions.symbols import Expression, Item
+from teola_plugin.tracer.langgraph.shape import UpdateRule
+
+
+def updated_value(rule: UpdateRule, old: Symbol, new: Symbol) -> Symbol:
+    """Return the value of a channel after an update."""
+    if rule == "replace":
+        return new
+    if rule == "unknown" or old is UNKNOWN_VALUE:
+        return UNKNOWN_VALUE
+    old_items: list[Item] = list(old.items) if isinstance(old, ItemList) else [Spread(old)]
+    new_items: list[Item] = [new] if isinstance(new, Instance) or _known_message(new) is not None else items_of(new)
+    return _add_messages(old_items, new_items) if rule == "messages" else ItemList((*old_items, *new_items))
+
+
+def _add_messages(items: list[Item], new_items: Iterable[Item]) -> Symbol:
+    """Return the messages after `add_messages`, which draws the ids that are missing, and removes by id.
+
+    No prompt shows ids that were drawn, so those of the symbols differ from the original's.
+    """
+    for item in new_items:
+        removed_id = _removed_id(item)
+        if isinstance(item, Spread) and isinstance(item.iterable, InstancePerItem):
+            if not _removes_all(item.iterable, items):
+                return UNKNOWN_VALUE
+            items = []
+        elif removed_id is None:
+            items = [*items, _with_id(item)]
+        elif isinstance(removed_id, KnownValue) and removed_id.value == REMOVE_ALL_MESSAGES:
+            items = []
+        else:
+            kept = [one for one in items if not _is_id_of(removed_id, one)]
+            if len(kept) != len(items) - 1:
+                return UNKNOWN_VALUE
+            items = kept
+    return ItemList(tuple(items))
+
+
+def _known_message(item: Item) -> BaseMessage | None:
+    return item.value if isinstance(item, KnownValue) and is_instance(item.value, BaseMessage) else None
+
+
+def _removed_id(item: Item) -> Symbol | None:
+    """Return the id of the message that is removed; None for an item that removes none."""
+    message = _known_message(item)
+    if message is not None:
+        return KnownValue(message.id) if type(message) is RemoveMessage else None
+    if isinstance(item, Instance) and item.kind is RemoveMessage:
+        return item.fields.get("id", UNKNOWN_VALUE)
+    return None
+
+
+def _with_id(item: Item) -> Item:
+    """Return a message with an id of the form that `add_messages` draws, unless it has one."""
+    message = _known_message(item)
+    if message is not None and message.id is None and is_framework_code(type(message)):
+        return KnownValue(message.model_copy(update={"id": str(uuid4())}))
+    if isinstance(item, Instance) and "id" not in item.fields:
+        return Instance(item.kind, {**item.fields, "id": KnownValue(str(uuid4()))})
+    return item
+
+
+def _is_id_of(message_id: Symbol, item: Item) -> bool:
+    """Return True if a symbol is `message.id`, or `str(message.id)`, of a message that stands alone in a list."""
+    if isinstance(message_id, KnownValue):
+        message = _known_message(item)
+        known_id = item.fields.get("id") if isinstance(item, Instance) else None
+        own_id = known_id.value if isinstance(known_id, KnownValue) else None if message is None else message.id
+        return own_id is not None and own_id == message_id.value
+    code = message_id.code if isinstance(message_id, Expression) else None
+    if isinstance(code, ast.Call) and isinstance(code.func, ast.Name) and code.func.id == "str" and len(code.args) == 1:
+        code = code.args[0]
+    if not isinstance(code, ast.Attribute) or code.attr != "id" or not isinstance(code.value, ast.Name):
+        return False
+    assert isinstance(message_id, Expression)
+    return isinstance(item, Ref) and message_id.refs.get(code.value.id) == item
+
+
+def _removes_all(removals: InstancePerItem, items: list[Item]) -> bool:
+    """Return True if there is one removal for each of these messages."""
+    read_items = items_of(removals.items)
+    return (
+        _is_id_of(removals.instance.fields.get("id", UNKNOWN_VALUE), Ref(ITEM))
+        and len(read_items) == len(items)
+        and all(map(_is_same, read_items, items))
+    )
+
+
+def _is_same(one: Item, other: Item) -> bool:
+    """Return True if two symbols are certain to be the same message, or the same messages."""
+    if isinstance(one, Spread) and isinstance(other, Spread):
+        return _is_same(one.iterable, other.iterable)
+    if isinstance(one, Instance) and isinstance(other, Instance):
+        return _is_id_of(one.fields.get("id", UNKNOWN_VALUE), other)
+    if isinstance(one, Expression) and isinstance(other, Expression):
+        return one.code is other.code
+    return one == other if isinstance(one, Ref) else one is other or _is_same_value(one, other)
+
+
+def _is_same_value(one: Item, other: Item) -> bool:
+    return isinstance(one, KnownValue) and isinstance(other, KnownValue) and one.value is other.value
