@@ -12,7 +12,6 @@ from teola_plugin.adapters.early_work import dropped_waits, forms_matter, has_un
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import held
-from teola_plugin.passes.question_hits import QUESTION
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import DERIVED
 
@@ -27,7 +26,7 @@ _NOUNS = (
 """The words for a component, singular and plural, by the kind of its last primitive."""
 _MOST = 3
 """The most names that are written out."""
-_ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown|provisional))?(#\d+)?$")
+_ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown))?(#\d+)?$")
 
 
 def component_of(id_: str) -> str:
@@ -97,7 +96,6 @@ def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
         *_in_stages(source, graph),
         *_beginnings(graph),
         *_drafted(graph),
-        *(f"the answer of {names}, provisionally, on {_on(guess, graph)}" for guess, names in _answers(graph, forms)),
     )
 
 
@@ -146,8 +144,7 @@ def _groups(
     """Return groups of calls that no longer wait for each other or for user code; within a group, none waits."""
     ids_by_name: dict[str, set[str]] = {}
     for p in graph:
-        if not p.attributes.provisional:
-            ids_by_name.setdefault(component_of(p.id), set()).add(p.id)
+        ids_by_name.setdefault(component_of(p.id), set()).add(p.id)
     above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in ids_by_name.items()}
     groups: list[list[str]] = []
     for name, dropped in _freed(source, graph, sites).items():
@@ -218,7 +215,7 @@ def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
     inside: dict[str, set[str]] = {}
     for p in graph:
         names = {component_of(one.id) for one in held(p)}
-        if p.attributes.provisional or names & forms.unknown:
+        if names & forms.unknown:
             continue
         inside.setdefault(InstancePath(p.id).outermost.partition("[")[0], set()).update(names)
         if p.tentative and "[" in p.id and asks(p):
@@ -242,50 +239,9 @@ def _beginnings(graph: Graph) -> Iterator[str]:
     """Yield a phrase for the longest beginning of each prompt that is prefilled early."""
     tokens: dict[str, int] = {}
     for p in graph:
-        if p.kind is _K.PARTIAL_PREFILLING and not p.attributes.provisional:
+        if p.kind is _K.PARTIAL_PREFILLING:
             name = component_of(p.id)
             tokens[name] = max(tokens.get(name, 0), sum(part.tokens for part in p.prompt))
     if tokens:
         prompts = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
         yield f"the beginning of the prompt {listed(prompts)}"
-
-
-# ------------------------------------------------------------ answers on a guess
-
-
-def _answers(graph: Graph, forms: AnswerForms = NO_FORMS) -> Iterator[tuple[str, str]]:
-    """Yield the id of each guess (an order, or a query) and the names of the answers that begin on it."""
-    names_by_guess: dict[str, list[str]] = {}
-    left = forms.whole_only | forms.unknown  # no guess is sent where it could be sent twice
-    for p in graph:
-        for one in held(p) if p.attributes.provisional else ():
-            if one.prefills and component_of(one.id) not in left:
-                names_by_guess.setdefault(p.attributes.provisional, []).append(component_of(one.id))
-    yield from ((guess, listed(list(dict.fromkeys(names)))) for guess, names in names_by_guess.items())
-
-
-def _on(guess: str, graph: Graph) -> str:
-    name = component_of(guess)
-    if not _of_questions(guess, graph):
-        return f"the order before {name}"
-    return f"what the question itself finds, before {name} is there"
-
-
-def _of_questions(guess: str, graph: Graph) -> bool:
-    return graph[InstancePath(guess).provisional()].call == QUESTION
-
-
-def provisional(graph: Graph) -> Iterator[str]:
-    """Yield a line for each guess that answers begin on."""
-    for guess, names in _answers(graph):
-        name = component_of(guess)
-        on = f"while {name} runs and the engine is idle: on the documents in the order in which {name} gets them"
-        if _of_questions(guess, graph):
-            on = (
-                f"once {name} is there and the engine is idle: on what the question itself finds, which is searched "
-                "for and reranked before and, where the LLM that writes the other questions is another one, read"
-            )
-        yield (
-            f"{names}, {on}. The same prompt in the end: it goes on; another one: its text is the draft of the answer, "
-            "where the engine takes drafts"
-        )

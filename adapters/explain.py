@@ -14,10 +14,9 @@ from teola_plugin.adapters.early_words import (
     begins_early,
     component_of,
     listed,
-    provisional,
 )
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
-from teola_plugin.observe.spans import PROVISIONAL, QueryTrace, Span
+from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.text import duration
 from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.passes.decoding_pipelining import held
@@ -28,7 +27,7 @@ from teola_plugin.tracer.report import WORDS, TraceReport
 _K = PrimitiveKind
 _TRACE_TIMEOUT_S = 5.0
 """Timeout, in seconds, for the trace of an ended call to become complete."""
-_LLM = frozenset({PROVISIONAL, *(kind.name for kind in LLM_KINDS)})
+_LLM = frozenset(kind.name for kind in LLM_KINDS)
 NO_POOL = "no part of it can start before its place, and none is served by an engine"
 COMPARE = "`teola compare` measures it"
 _OWN = "not estimated, as your own models are not measured"
@@ -146,7 +145,7 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     """
     if any(is_impure(one) for p in source for one in held(p)):
         return None
-    done = [s for s in spans if s.engine and s.done is not None and not (s.kind == PROVISIONAL and s.unused)]
+    done = [s for s in spans if s.engine and s.done is not None]
     components = {component_of(one.id) for p in source for one in held(p) if one.on_engine}
     if any(component_of(s.primitive) not in components for s in done):
         return None
@@ -166,7 +165,7 @@ def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
     arms = InstancePath(p.id).arm(True), InstancePath(p.id).arm(False)
     inside: dict[str, list[Span]] = {}
     for span in spans:
-        path = InstancePath(InstancePath(span.primitive).settled)
+        path = InstancePath(span.primitive)
         outer = path.outermost
         if path.in_instance_of(p.id) or outer in arms:
             inside.setdefault(outer, []).append(span)
@@ -258,7 +257,6 @@ def explain(
         ("p-graph (the workflow as written)", str(optimised.source)),
         ("e-graph (what runs)", str(optimised.graph)),
         ("Passes", _passes(optimised)),
-        ("Provisional answers", "\n".join(provisional(optimised.graph))),
         ("Drafts", "\n".join(_drafts(optimised.graph, context))),
     )
     return Explanation(
@@ -296,7 +294,7 @@ def _drafts(graph: Graph, context: PassContext) -> Iterator[str]:
     """Yield a line on where the drafts of each answer come from, likeliest first."""
     for p in graph:
         profile = context.profile(p.engine)
-        answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING) and not p.attributes.provisional
+        answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING)
         if not answers or profile is None or not profile.drafts:
             continue
         drafts = p.attributes.drafts
@@ -311,7 +309,7 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
     ready = ready_times(graph, context)
     for p in graph:
         profile = context.profile(p.engine)
-        answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING) and not p.attributes.provisional
+        answers = p.kind in (_K.PREFILLING, _K.FULL_PREFILLING)
         if not answers or not p.prompt or profile is None:
             continue
         producers = [getattr(p.input(part.variable), "producer", "") if part.variable else "" for part in p.prompt]

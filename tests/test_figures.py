@@ -47,7 +47,6 @@ SENTENCES = {
         "that misleads (load {drafts[environment][load_1m]:.1f})",
         "the least of all is {drafts[worst_at_load]:.3f} ({drafts[worst_is]})",
         "the control, is {drafts[control_at_load][0]:.2f} to {drafts[control_at_load][1]:.2f} times as fast",
-        "(the median has {likeliest[chunks][upload]:.0f} chunks) or all of it ({likeliest[chunks][reference]})",
         "(load {apps[environment][load_1m]:.1f} of other work beside it)",
         "the worst of all is {apps[worst_ratio]:.2f}:",
         "There are {apps_simulated[queries_per_rate]} queries at each rate",

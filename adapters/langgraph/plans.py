@@ -391,9 +391,7 @@ def _requests(graph: Graph) -> Counter[Hashable]:
     return Counter(
         _looks(p)
         for p in _reachable(graph)
-        if (p.holds_fragment or (p.on_engine and not p.decodes))
-        and not p.attributes.provisional
-        and p.kind is not PrimitiveKind.PARTIAL_PREFILLING
+        if (p.holds_fragment or (p.on_engine and not p.decodes)) and p.kind is not PrimitiveKind.PARTIAL_PREFILLING
     )
 
 

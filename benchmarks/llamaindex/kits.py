@@ -24,12 +24,9 @@ from benchmarks.llamaindex.own import OwnEmbedding, OwnLLM, OwnRerank, OwnStore,
 from benchmarks.rag.apps import WORDS
 from teola_plugin import EnginePool
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults
-from teola_plugin.engines.fake.base import Run
-from teola_plugin.engines.fake.timeline import Job
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import EmbedText, Generate, Prompt, Sampling, SearchVector
 from teola_plugin.requests.request import Request
-from teola_plugin.scheduling.objectives import Objective
 
 Machine = Mapping[str, EngineProfile]
 
@@ -170,22 +167,11 @@ def fakes(machine: Machine, sizes: Sizes, ledger: Ledger) -> list[Any]:
 
     faults = Faults(fail_on=lambda request: _breaks(ledger, request), retryable=False)
     return [
-        RecordingLLM(machine["llm"], said, ledger, faults),
+        FakeLLM("llm", machine["llm"], said, faults=faults),
         RecordingEmbedder(machine["embedder"], ledger, faults),
         FakeReranker("reranker", machine["reranker"]),
         FakeStore("store", machine["store"], faults=faults),
     ]
-
-
-class RecordingLLM(FakeLLM):
-    def __init__(self, profile: EngineProfile, said: Callable[..., str], ledger: Ledger, faults: Faults) -> None:
-        super().__init__("llm", profile, said, faults=faults)
-        self._ledger = ledger
-
-    def _job(self, request: Request, run: Run) -> Job:
-        if request.objective == Objective.PROVISIONAL.value:
-            self._ledger.guessed.append(request.payload.prompt.flat())
-        return super()._job(request, run)
 
 
 class RecordingEmbedder(FakeEmbedder):

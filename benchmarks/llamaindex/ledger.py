@@ -13,8 +13,6 @@ class Ledger:
     """All calls since `clear`; the faults stay until they are taken back."""
 
     prompts: list[str] = field(default_factory=list)
-    guessed: list[str] = field(default_factory=list)
-    """Those of them that a guess asked with, before the context was known."""
     texts: list[str] = field(default_factory=list)
     """With their role: that of a query, or of a document."""
     searches: int = 0
@@ -26,7 +24,7 @@ class Ledger:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clear(self) -> None:
-        self.prompts, self.guessed, self.texts, self.searches = [], [], [], 0
+        self.prompts, self.texts, self.searches = [], [], 0
 
     def mend(self) -> None:
         self.broken_prompt, self.broken_text, self.broken_store = None, None, False

@@ -10,7 +10,7 @@ from typing import Any
 
 from teola_plugin.adapters import app_frameworks
 from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
-from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
+from teola_plugin.observe.spans import GENERATION, QueryTrace
 from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.wire.answers import Answer, Usage
@@ -103,7 +103,7 @@ def usage_in(trace: QueryTrace) -> Usage:
     return Usage(sum(span.tokens for span in read), wrote, sum(span.cached for span in read))
 
 
-_READ = {*(kind.name for kind in LLM_PREFILLS - {PrimitiveKind.PARTIAL_PREFILLING}), GENERATION, PROVISIONAL}
+_READ = {*(kind.name for kind in LLM_PREFILLS - {PrimitiveKind.PARTIAL_PREFILLING}), GENERATION}
 _WROTE = {PrimitiveKind.DECODING.name, PrimitiveKind.PARTIAL_DECODING.name}
 
 

@@ -81,8 +81,6 @@ class Attributes:
     """Prefillings: the id of a MAP. While its list is being made, the prompt so far may be prefilled."""
     drafts: tuple[DraftText, ...] = ()
     """Prefillings: what the answer may repeat, likeliest first."""
-    provisional: str = ""
-    """The branch that begins an answer on a guess: the id of the primitive whose value is guessed."""
     when: Literal["", "idle"] = ""
     """PARTIAL_PREFILLING: `idle` for a warm-up that waits for a pause of its engine."""
 

@@ -7,7 +7,6 @@
     answer.prefilling.partial#0           the first partial prefilling of a prompt
     answer.prefilling.grown#0             a prefix of it that is not in the graph, prefilled as it grew
     found.verify                          compares what `found` was predicted to read
-    answer.prefilling.provisional         begins the answer on a guess at what its prompt will hold
 
 Names of components have no `/`, `#` and `[` in them. Ids stay plain strings, which are quick as keys.
 """
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 
 _GROWN = ".grown#"
 _ITEM = re.compile(r"\[\d+'?\]")
-_PROVISIONAL = ".provisional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +57,6 @@ class InstancePath:
         """What compares its predicted items with the real ones."""
         return f"{self.text}.verify"
 
-    def provisional(self) -> str:
-        """What does its work on a guess."""
-        return f"{self.text}{_PROVISIONAL}"
-
     # ------------------------------------------------------------ what it says
 
     @property
@@ -95,8 +89,3 @@ class InstancePath:
     def ungrown(self) -> str:
         """Of a grown prefix, the prefilling that it is a prefix of; itself otherwise."""
         return self.text.partition(_GROWN)[0]
-
-    @property
-    def settled(self) -> str:
-        """Of what works on a guess, or lies in it, what does the same on the real value; itself otherwise."""
-        return self.text.replace(_PROVISIONAL, "")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace, Span
+from teola_plugin.observe.spans import GENERATION, QueryTrace, Span
 from teola_plugin.observe.steps import Step
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _operation_attributes(span: Span, model_of: ModelOf | None) -> dict[str, str
 
 def _token_attributes(span: Span) -> dict[str, int]:
     """Tokens, cached ones among those of the prompt."""
-    if span.kind == PROVISIONAL or not (span.tokens or span.written):  # a call of nobody's is not to be billed as one
+    if not (span.tokens or span.written):
         return {}
     written = {"llm.token_count.completion": span.written, "gen_ai.usage.output_tokens": span.written}
     if span.kind == GENERATION or span.kind.endswith("PREFILLING"):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from teola_plugin.observe.open_spans import OpenQuery, OpenSpan, closed, told
-from teola_plugin.observe.spans import GENERATION, PROVISIONAL, Detail, GraphView, PassRun, QueryTrace
+from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace
 from teola_plugin.observe.steps import StepLog
 from teola_plugin.observe.waits import Wait
 
@@ -226,7 +226,7 @@ class TraceRecorder:
     def wrote(self, query_id: str, primitive: str, tokens: int) -> None:
         """How many tokens a generation has written, where no decoding tells, beside those of its prompt."""
         span = self._find(query_id, primitive)
-        if span is not None and span.kind in (GENERATION, PROVISIONAL):
+        if span is not None and span.kind == GENERATION:
             span.written = tokens
 
     def verified(self, query_id: str, primitive: str, drafted: int, accepted: int) -> None:

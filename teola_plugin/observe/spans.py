@@ -25,9 +25,6 @@ Detail = tuple[tuple[str, str], ...]
 
 GENERATION = "GENERATION"
 """The kind of a span that is a prefilling and its decoding."""
-PROVISIONAL = "PROVISIONAL"
-"""The kind of a span that is an answer begun on a guess: no call of the app. `claimed`, the call that it is goes on in
-spans of its own; else it is `wasted`."""
 UNUSED = frozenset({"wasted", "cancelled"})
 """Outcomes of work whose value nobody used."""
 
@@ -69,7 +66,7 @@ class Span:
     step: int = 0
     """Id of the step of the plain object that it belongs to, by a call or as planned; 0 where that is not known."""
     written: int = 0
-    """Tokens that a `GENERATION` wrote, or a `PROVISIONAL` before it was claimed or given up."""
+    """Tokens that a `GENERATION` wrote."""
     drafted: int = 0
     """Tokens of a decoding, or of a `GENERATION`, that were drafted for the model to verify."""
     accepted: int = 0
@@ -189,17 +186,6 @@ class QueryTrace:
         lost = [s for s in self.spans if s.unused and s.started is not None and s.engine]
         return len(lost), sum(s.tokens + s.written for s in lost)
 
-    def provisional(self) -> dict[str, int]:
-        """Answers that were begun on a guess, those of them that were claimed, the tokens that all of them had written
-        until then, and those of the ones that nobody claimed."""
-        begun = [s for s in self.spans if s.kind == PROVISIONAL and s.started is not None]
-        return {
-            "provisional_answers": len(begun),
-            "provisional_claimed": sum(s.outcome == "claimed" for s in begun),
-            "provisional_tokens": sum(s.written for s in begun),
-            "provisional_wasted_tokens": sum(s.written for s in begun if s.unused),
-        }
-
     def summary(self) -> dict[str, Any]:
         """The figures of the query as JSON-ready data; all times in seconds."""
         path, waited_for = self.critical_path(), self.waited_for()
@@ -211,11 +197,10 @@ class QueryTrace:
             "seconds": self.seconds,
             "primitives": len({s.primitive for s in self.spans}),
             "requests": sum(s.size for s in self.spans),
-            "tokens": sum(s.tokens + s.written for s in self.spans if s.unused or s.kind != PROVISIONAL),
+            "tokens": sum(s.tokens + s.written for s in self.spans),
             "cached_tokens": sum(s.cached for s in self.spans),
             "drafted_tokens": sum(s.drafted for s in self.spans),
             "accepted_tokens": sum(s.accepted for s in self.spans),
-            **self.provisional(),
             "work_seconds": sum(s.seconds for s in self.spans if s.engine),
             "critical_primitives": len({step.span.primitive for step in path if not step.is_code}),
             "critical_seconds": sum(step.seconds for step in path if not step.is_code),

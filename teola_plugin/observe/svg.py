@@ -24,7 +24,6 @@ _FAMILIES = {
     "DECODING": "decoding",
     "PARTIAL_DECODING": "decoding",
     "GENERATION": "generation",
-    "PROVISIONAL": "generation",
     "TOOL": "tool",
     "OPAQUE": "tool",
     "CODE": "tool",

@@ -6,7 +6,6 @@ from teola_plugin.passes.decoding_pipelining import DecodingPipelining
 from teola_plugin.passes.draft_decoding import DraftDecoding
 from teola_plugin.passes.estimate import ready_times
 from teola_plugin.passes.prefilling_split import PrefillingSplit
-from teola_plugin.passes.provisional_answers import ProvisionalAnswers
 from teola_plugin.passes.prune_dependencies import PruneDependencies
 from teola_plugin.passes.registry import DEFAULT_PASSES, default_pipeline, find_pass, known_passes, resolve_passes
 from teola_plugin.passes.stage_decomposition import StageDecomposition
@@ -22,7 +21,6 @@ __all__ = [
     "PassPipeline",
     "PassReport",
     "PrefillingSplit",
-    "ProvisionalAnswers",
     "PruneDependencies",
     "StageDecomposition",
     "default_pipeline",

@@ -126,7 +126,7 @@ class _Estimates:
 def _candidate(p: Primitive, context: PassContext) -> bool:
     """Whether a split is possible at all: the engine keeps prefixes, and some value is not there from the start."""
     profile = context.profile(p.engine)
-    if profile is None or not profile.prefix_caching or len(p.prompt) < 2 or p.attributes.provisional:
+    if profile is None or not profile.prefix_caching or len(p.prompt) < 2:
         return False
     return any(not ref.external or ref.producer in context.late for _, ref in p.inputs)
 

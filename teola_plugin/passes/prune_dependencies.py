@@ -74,8 +74,7 @@ class _Pruning:
             for name in p.after:
                 before |= self.walked[name][0]
             partial = PrimitiveKind.PARTIAL_PREFILLING
-            stays = impure or p.attributes.provisional  # a guess waits for its time: a pass said so, no template
-            always = p.after if stays else [name for name in p.after if self.graph[name].kind is partial]
+            always = p.after if impure else [name for name in p.after if self.graph[name].kind is partial]
             for name in always:
                 waits |= self.walked[name][1]
             needed, waits = self._needed(before, waits, None if impure else effects)

@@ -11,7 +11,6 @@ from teola_plugin.passes.base import Pass, PassPipeline, PassReport
 from teola_plugin.passes.decoding_pipelining import DecodingPipelining
 from teola_plugin.passes.draft_decoding import DraftDecoding
 from teola_plugin.passes.prefilling_split import PrefillingSplit
-from teola_plugin.passes.provisional_answers import ProvisionalAnswers
 from teola_plugin.passes.prune_dependencies import PruneDependencies
 from teola_plugin.passes.stage_decomposition import StageDecomposition
 
@@ -20,7 +19,6 @@ GROUP = "teola_plugin.passes"
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     PruneDependencies(),
-    ProvisionalAnswers(),
     StageDecomposition(),
     PrefillingSplit(),
     DecodingPipelining(),
@@ -29,7 +27,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
 
 
 def default_pipeline(observer: Callable[[PassReport], None] | None = None) -> PassPipeline:
-    """The four passes of the paper, in its order, provisional answers and drafts."""
+    """The four passes of the paper, in its order, and drafts."""
     return PassPipeline(DEFAULT_PASSES, observer)
 
 

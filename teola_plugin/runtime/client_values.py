@@ -6,8 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, is_impure
-from teola_plugin.passes.provisional_answers import IN_ORDER
-from teola_plugin.passes.question_hits import QUESTION
 from teola_plugin.runtime.query_run import QueryRun
 
 
@@ -19,11 +17,6 @@ def runs_user_code(graph: Graph) -> bool:
 
 def computed(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
     """Of a CALL, CHUNKING or AGGREGATE. Raises what the client's function raises."""
-    if p.call == IN_ORDER:
-        count = len(inputs["texts"])
-        return [1 - i / count for i in range(count)]
-    if p.call == QUESTION:
-        return list(inputs.values())
     if p.call == "concat":
         return [item for part in inputs.values() for item in part]
     function = run.calls_of(p.id).get(p.call)

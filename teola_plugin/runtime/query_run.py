@@ -89,24 +89,6 @@ class LivePrimitiveRun:
 
 
 @dataclass(slots=True, eq=False)
-class Guess:
-    """An answer that was begun on a guess at its prompt, and that nobody has claimed."""
-
-    primitive: str
-    """As it is traced."""
-    entry: EngineRequest
-    expected: int
-    """Tokens that the real answer is expected to have; 0 where only its prompt is read."""
-    places: set[str]
-    """Prefillings whose prompt was guessed; of alike parts, several."""
-    tokens: int = 0
-    """Written so far."""
-    text: str = ""
-    """What it has written, once it is over."""
-    over: bool = False
-
-
-@dataclass(slots=True, eq=False)
 class QueryRun:
     """A live query, as adapters hold it. `observe`, `call` and `close` may be used from any thread."""
 
@@ -171,14 +153,6 @@ class QueryRun:
     """The primitive whose value is wanted as it is written; see `output_stream`."""
     streamed_into: PieceLog | None = None
     """Where its text goes; None when nobody wants it, or it goes there already."""
-    guesses: dict[str, Guess] = field(default_factory=dict)
-    """Answers that were begun on a guess, by the id of the prefilling whose prompt was guessed."""
-    guessed: int = 0
-    """Tokens that they, and those that nobody came for, have written."""
-    wrote: int = 0
-    """Tokens of the query's own answers that have ended."""
-    expected: int = 0
-    """Tokens of the answers that `guesses` are of, as far as one can tell."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -286,7 +260,7 @@ class QueryRun:
         """Let everything go: the query has ended."""
         self.store.clear()
         held = (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts, self.causes, self.requests)
-        for one in (*held, self.warmups, self.guesses):
+        for one in (*held, self.warmups):
             one.clear()
 
     def observe(self, primitive: str, value: Any) -> None:

@@ -9,7 +9,6 @@ from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.engine_events import RunBatch
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest, waiting_number
 from teola_plugin.scheduling.events import Instructions
-from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
 from teola_plugin.scheduling.shared_slots import SharedSlots
@@ -145,8 +144,7 @@ class Batches:
         for queued, request in picked:
             last = max(last, queued.arrived)
             queued.requests.remove(request)
-            if queued.objective is not Objective.PROVISIONAL:
-                self.running.served.add(queued.app, queued.weight, request.size)
+            self.running.served.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
             priorities.append(self._number(queued, request.id, instance))
             urgencies.append((queued.depth, queued.objective))

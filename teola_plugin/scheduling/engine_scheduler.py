@@ -31,10 +31,8 @@ from teola_plugin.scheduling.engine_events import (
 )
 from teola_plugin.scheduling.engine_queue import QueryOrder, QueuedPrimitive
 from teola_plugin.scheduling.events import Instructions, Tick
-from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.placement import LeastOutstanding, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy
-from teola_plugin.scheduling.provisional import ProvisionalRequests
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engine_scheduler
 
 
@@ -50,7 +48,6 @@ class EngineScheduler(Batches):
         placement: LeastOutstanding | RequestPlacement | None = None,
     ) -> None:
         super().__init__(profile, instances, policy, placement)
-        self.provisional = ProvisionalRequests()
         self._arrivals = itertools.count()
         self._came = QueryOrder()
         self._check = StateCheck()
@@ -74,23 +71,11 @@ class EngineScheduler(Batches):
     def handle(self, event: EngineEvent) -> Instructions:
         """What to do about `event`: its own consequences first, then the batches that can run now."""
         self.running.now = event.at
-        self.provisional.passed(event.at, busy=bool(self.running.by_id))
         out = self._handlers[type(event)](event)
         if not isinstance(event, CacheEvent):  # those come in numbers, and free no slot
             out += self._offer(event.at) if self.queue else []
-            out += self._begin_guesses(event.at) if self.provisional.waiting else []
         if VALIDATE and self._check.due(len(self.queue) + len(self.running.by_id)):
             validate_engine_scheduler(self)
-        return out
-
-    def _begin_guesses(self, at: float) -> Instructions:
-        out: Instructions = []
-        while (guess := self.provisional.next(self.queue, self.running)) is not None:
-            bisect.insort(self.queue, guess, key=lambda q: q.arrived)
-            begun = self._offer(at)
-            if self.provisional.put_back(self.queue) or not begun:
-                return out + begun
-            out += begun
         return out
 
     # ------------------------------------------------------------ events
@@ -102,11 +87,7 @@ class EngineScheduler(Batches):
         for request in too_large:
             queued.requests.remove(request)
         out: Instructions = [Reject(r.id, math.ceil(r.size), limit or 0) for r in too_large]
-        if queued.objective is Objective.PROVISIONAL:
-            self.provisional.wait(queued)
-            return out
         if queued.requests:
-            out += self.provisional.make_room(queued, self.running)
             self.running.served.arrive(event.app, waiting=any(q.app == event.app for q in self.queue))
             self.queue.append(queued)
         return out
@@ -150,7 +131,7 @@ class EngineScheduler(Batches):
 
     def _cancel(self, event: CancelRequests) -> Instructions:
         unwanted = set(event.requests)
-        dropped = self.provisional.cancelled(unwanted)
+        dropped: list[str] = []
         for queued in self.queue:
             dropped += [r.id for r in queued.requests if r.id in unwanted]
             queued.requests = type(queued.requests)(r for r in queued.requests if r.id not in unwanted)
@@ -166,9 +147,6 @@ class EngineScheduler(Batches):
         for queued in self.queue:
             if queued.query == event.query:
                 self._stands(queued, event)
-        for queued in self.provisional.claimed(event):
-            self._stands(queued, event)
-            bisect.insort(self.queue, queued, key=lambda q: q.arrived)
         for running in self.running.by_id.values():
             if running.query == event.query:
                 running.depth = event.depths.get(running.primitive, running.depth)

@@ -28,8 +28,6 @@ class Objective(Enum):
     """Values of a gang are put together: only the last of them counts."""
     BACKGROUND = "background"
     """A warm-up: nobody waits for it."""
-    PROVISIONAL = "provisional"
-    """What is done on a guess at a prompt: it begins where nobody else runs; answers make room for whoever comes."""
 
     # Identity: members are unique, and the hash of the name is slow.
     __hash__ = object.__hash__
@@ -47,15 +45,12 @@ class Wanted:
         instance's name before theirs."""
         if self.objective is Objective.LATENCY:
             return sink
-        if self.objective is Objective.PROVISIONAL:
-            return self
         return Wanted(self.objective, InstancePath(instance).child(self.gang) if self.gang else sink.gang)
 
 
 SINK = Wanted()
 """Of what somebody waits for."""
 WARM_UP = Wanted(Objective.BACKGROUND)
-GUESS = Wanted(Objective.PROVISIONAL)
 
 _Way = tuple[tuple[str, str], ...]
 """The gangs on the way to the output, outermost first: (who puts together, which member leads there)."""
@@ -101,8 +96,6 @@ def _deduced(graph: Graph) -> dict[str, Wanted]:
         shape = shapes[p.id]
         found: _Way | None = () if p.id == graph.output.producer else None
         for child in graph.children(p.id):
-            if graph[child].attributes.provisional:  # nobody waits for what it does
-                continue
             way = ways[child]
             if shape and alike[child][shape] > 1 and p.id in together[child]:
                 way = (*way, (child, p.id))
@@ -112,8 +105,6 @@ def _deduced(graph: Graph) -> dict[str, Wanted]:
 
 
 def _wanted(p: Primitive, way: _Way) -> Wanted:
-    if p.on_engine and p.attributes.provisional:
-        return GUESS
     gang = way[-1][0] if way else ""
     if p.kind is _K.PARTIAL_PREFILLING:
         return Wanted(Objective.BACKGROUND, gang)

@@ -209,7 +209,7 @@ class _Turns(Mapping[str, Turn]):
         return sum(1 for _ in self)
 
 
-_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2, Objective.PROVISIONAL: 3}
+_URGENCY = {Objective.LATENCY: 0, Objective.THROUGHPUT: 1, Objective.BACKGROUND: 2}
 
 
 def urgency(level: Sequence[QueuedPrimitive]) -> int:

@@ -182,7 +182,7 @@ def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -
 
 
 def _reranker(name: str, profile: EngineProfile) -> FakeReranker:
-    """With a mind of its own, so that no guess at a context is right more often than on real engines."""
+    """A reranker with a mind of its own: it agrees with the embedder no more often than on real engines."""
     return FakeReranker(name, profile, own_score)
 
 

@@ -63,9 +63,6 @@ class FlowWork:
     given_up: tuple[After, ...] | None = None
     """It is not wanted any more when all of these have happened; None: it is wanted to the end of the query."""
     changes: tuple[FlowChange, ...] = ()
-    claimed: tuple[int, ...] = ()
-    """Of what is done on a guess: which of its requests somebody else asks for, too. Where it has not been asked for by
-    then, as its engines had no time for guesses, these alone are."""
 
     @property
     def warmup(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from teola_plugin.engines.fake.timeline import Job
 from teola_plugin.simulation.event_clock import EventClock
-from teola_plugin.simulation.flows import END, After, Flow, FlowChange, FlowWork
+from teola_plugin.simulation.flows import After, Flow, FlowChange, FlowWork
 from teola_plugin.simulation.meter import Served
 
 if TYPE_CHECKING:
@@ -42,12 +42,8 @@ class LiveWork:
     """A warm-up's end."""
     cached: int = 0
     """Of a warm-up's tokens, those that were in the cache before."""
-    lost: bool = False
-    """Whether it was begun on a guess, and stopped."""
     found: bool = False
     """Whether a prompt has found what a warm-up left in the cache."""
-    carried: list[LiveWork] = field(default_factory=list)
-    """Guesses that were not asked for in time: their requests that this one needs are among its own."""
 
 
 @dataclass(slots=True)
@@ -109,14 +105,8 @@ class LiveFlow:
                 act.missing.discard((live.number, token))
                 if not act.missing:
                     act.do()
-        for one in live.carried if token == END else ():
-            self.news(one, END)
 
     def _begin(self, live: LiveWork) -> None:
-        if live.asked_at < 0 and not live.ended:  # it may have been claimed before
-            self._ask(live)
-
-    def _ask(self, live: LiveWork) -> None:
         live.asked_at = self._clock.time()
         port = self._ports[live.work.engine]
         if live.work.early:
@@ -124,37 +114,9 @@ class LiveFlow:
         else:
             self._clock.call_soon(partial(port.enqueue, live))
 
-    def lost(self, live: LiveWork) -> None:
-        """What had begun on a guess was stopped, as others came."""
-        live.lost = True
-        now = self._clock.time()
-        self.served.work += now - live.started
-        self.served.wasted += now - live.started
-        self.served.wasted_tokens += sum(one.prompt for one in live.work.asks)
-
     def _change(self, live: LiveWork, change: FlowChange) -> None:
-        if live.lost and change.objective is not None:
-            live.lost, live.started = False, -1.0
-            live.work = _changed(live.work, change)
-            self._ask(live)
-        elif live.asked_at < 0 and not live.ended and live.work.claimed and change.objective is not None:
-            self._claim(live, change)
-        elif not live.ended:
+        if not live.ended:
             self._ports[live.work.engine].change(live, change)
-
-    def _claim(self, live: LiveWork, change: FlowChange) -> None:
-        """A guess had no time for it: who needs a part of it asks for that among the rest, if there is a rest."""
-        asks = tuple(live.work.asks[number] for number in live.work.claimed)
-        where = (live.work.engine, change.after)
-        others = (one for one in self._works if one is not live and one.asked_at < 0)
-        waiting = (one for one in others if (one.work.engine, one.work.after) == where)
-        if (one := next(waiting, None)) is not None:
-            one.work, one.left = replace(one.work, asks=(*one.work.asks, *asks)), one.left + len(asks)
-            one.carried.append(live)
-            live.ended = True
-            return
-        live.work, live.left = replace(_changed(live.work, change), asks=asks), len(asks)
-        self._ask(live)
 
     def _give_up(self, live: LiveWork) -> None:
         if not live.ended and live.asked_at >= 0:
@@ -194,7 +156,7 @@ class LiveFlow:
             return
         live.ended = True
         now = self._clock.time() if live.over_at < 0 else live.over_at
-        if live.started >= 0 and not live.lost:
+        if live.started >= 0:
             self.served.queued += live.started - live.asked_at
             self.served.work += now - live.started
             if live.number not in self._used and not live.found:

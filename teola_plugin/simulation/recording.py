@@ -5,8 +5,8 @@ holding up one work after the other, and nothing else: whatever then does not ha
 end, waits for that. Nothing is inferred from when things happen to follow each other. Nothing of the app is read; a
 plain object and an accelerated one are watched alike.
 
-What a flow cannot tell: that an app asks for other things at load than alone (what it begins early because an engine
-is idle), and that it goes on with whichever of several things is first. `run.simulate` runs the app itself; a test
+What a flow cannot tell: that an app asks for other things at load than alone, and that it goes on with whichever of
+several things is first. `run.simulate` runs the app itself; a test
 compares both.
 """
 
@@ -26,7 +26,7 @@ from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.simulation.cluster import Cluster
 from teola_plugin.simulation.flows import END, After, Flow, FlowChange, FlowRequest, FlowWork
 from teola_plugin.simulation.run import Make
-from teola_plugin.simulation.watching import Act, Asked, Key, Log, said, watched
+from teola_plugin.simulation.watching import Act, Asked, Key, Log, watched
 
 Waits = Mapping[Act, tuple[After, ...]]
 
@@ -44,17 +44,18 @@ def record(cluster: Cluster, app: str, make: Make, value: object, *, seed: int =
     if not alone.asked:
         raise TeolaError("the app asked no engine of the cluster for anything.", hint="make it of the pool's objects")
     runs = [run(asked.key) for asked in alone.asked]
-    waits, shared = _waits(alone, runs), _asked_by_others(alone, runs)
-    works = tuple(_work(asked, alone, waits, shared) for asked in alone.asked)
+    waits = _waits(alone, runs)
+    works = tuple(_work(asked, alone, waits) for asked in alone.asked)
     return Flow(works, waits[("answer",)])
 
 
 def _waits(alone: Log, runs: Sequence[Log]) -> Waits:
-    """What each act of the query waits for: (number of a work, its token)."""
+    """What each act of the query waits for: (number of a work, its token). What did not happen at all waits for its
+    end: by then, there was nothing left to change or to give up."""
     found: dict[Act, tuple[After, ...]] = {}
     for act in alone.acts:
         own = act[1] if act[0] == "ask" else None
-        each = ((number, _last(log, act, alone)) for number, log in enumerate(runs) if log.held != own)
+        each = ((number, log.acts.get(act, END)) for number, log in enumerate(runs) if log.held != own)
         found[act] = tuple((number, token) for number, token in each if token)
     asks = [found["ask", asked.key] for asked in alone.asked]
     found = {act: _reduced(after, asks) for act, after in found.items()}
@@ -78,24 +79,6 @@ def _order(token: int) -> float:
     return float("inf") if token == END else token
 
 
-def _last(log: Log, act: Act, alone: Log) -> int:
-    """The token of the work that was held up after which it came. What did not happen at all waits for its end: by
-    then, there was nothing left to change or to give up. But without the hits of a guess, others ask for all that they
-    need themselves: then it is a guess alone that has waited for them."""
-    if act in log.acts:
-        return log.acts[act]
-    if log.held not in {asked.key for asked in alone.asked if asked.finds}:
-        return END
-    return END if act[0] == "ask" and act[1] in {asked.key for asked in alone.asked if asked.guess} else 0
-
-
-def _asked_by_others(alone: Log, runs: Sequence[Log]) -> frozenset[int]:
-    """What is asked for without a guess, where the hits of one are not there in time: see `said`."""
-    finds = {asked.key for asked in alone.asked if asked.finds}
-    asked = [one for log in runs if log.held in finds for one in log.asked if not one.guess]
-    return frozenset(said(work.request.payload) for one in asked for work in one.works)
-
-
 def _overtaking(log: Log, leave: Act, alone: Log) -> Act | None:
     """A warm-up that takes too long is given up when the prompt itself comes, which does not happen alone."""
     if leave not in log.at or log.at[leave] == log.at["answer",]:
@@ -104,9 +87,8 @@ def _overtaking(log: Log, leave: Act, alone: Log) -> Act | None:
     return now[-1] if now else None
 
 
-def _work(asked: Asked, log: Log, waits: Waits, shared: frozenset[int]) -> FlowWork:
+def _work(asked: Asked, log: Log, waits: Waits) -> FlowWork:
     event = asked.event
-    claimed = [n for n, work in enumerate(asked.works) if asked.finds and said(work.request.payload) in shared]
     return FlowWork(
         asked.engine.name,
         event.kind,
@@ -121,7 +103,6 @@ def _work(asked: Asked, log: Log, waits: Waits, shared: frozenset[int]) -> FlowW
         event.remaining,
         waits.get(("leave", asked.key)),
         tuple(_change(asked, change, waits[act]) for act, change in log.changes.items() if act[1] == asked.key),
-        tuple(claimed),
     )
 
 

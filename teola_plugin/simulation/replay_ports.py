@@ -111,9 +111,6 @@ class ReplayPort:
             for name in order.requests:
                 if self._instances[order.instance].drop(name):
                     self._let_go(name)
-                    live, _ = self._requests[name]
-                    if not live.ended:  # a guess that makes room: it is asked for anew when somebody comes for it
-                        live.query.lost(live)
 
     # ------------------------------------------------------------ what instances say
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.graph import LLM_KINDS, Batching
+from teola_plugin.graph import Batching
 from teola_plugin.passes import DEFAULT_PASSES, resolve_passes
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, IngestRow, Warmup
@@ -22,7 +22,6 @@ from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
-from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.simulation.cluster import Cluster
 from teola_plugin.simulation.flows import END
 from teola_plugin.simulation.run import Make
@@ -47,15 +46,6 @@ class Asked:
     left: int
     tokens: int = 0
     values: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def guess(self) -> bool:
-        return self.event.objective is Objective.PROVISIONAL
-
-    @property
-    def finds(self) -> bool:
-        """Whether it finds the context of a guess: others may ask for the same, before it has ended or later."""
-        return self.guess and self.event.kind not in LLM_KINDS
 
 
 @dataclass(slots=True, repr=False)
@@ -101,7 +91,7 @@ class Log:
 
     def change(self, event: DepthChanged) -> None:
         for name in (*event.depths, *event.wanted):
-            if (found := self._named.get(name)) is not None and (found.left or found.finds):
+            if (found := self._named.get(name)) is not None and found.left:
                 number = sum(act[:2] == ("change", found.key) for act in self.acts)
                 what = ("change", found.key, number)
                 self.act(*what)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.fake import embed_words
-from teola_plugin.graph import Attributes, Effect, Graph, InstancePath, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.graph import Attributes, Effect, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.requests.payloads import (
     Chunk,
     EmbedText,
@@ -192,23 +192,7 @@ _READS, _WRITES = (Effect(f"collection:store/{COLLECTION}"),), (Effect(f"collect
 
 def _embedding(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
     made = Primitive(name, K.EMBEDDING, "embedder", named(texts=Ref("$input", (f"i{n}",))), after=after)
-    draw = random.Random(f"{op} {n}")  # its own, so that the cases stay what they were
-    if draw.random() < 0.5:
-        return [made]
-    inputs[f"g{n}"] = op.text if draw.random() < 0.6 else _text(draw, True)
-    return [*_guessed_search(name, Ref("$input", (f"g{n}",))), made]
-
-
-def _guessed_search(name: str, text: Ref) -> Made:
-    """What a guess at a prompt asks for: run where nobody else is, and claimed by whoever asks for the same."""
-    said = _SAID.with_(provisional=name)
-    embed = Primitive(
-        InstancePath(name).provisional(), K.EMBEDDING, "embedder", named(texts=text), tentative=True,
-        attributes=Attributes(provisional=name),
-    )  # fmt: skip
-    hits = InstancePath(f"{name}.hits").provisional()
-    needle = named(vectors=Ref(embed.id))
-    return [embed, Primitive(hits, K.SEARCHING, "store", needle, effects=_READS, tentative=True, attributes=said)]
+    return [made]
 
 
 def _searching(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:
@@ -223,14 +207,7 @@ def _generation(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[
     calls[name] = lambda given: question(given["text"])
     text = named(text=Ref("$input", (f"i{n}",)))
     lead = Primitive(f"{name}.p", K.PREFILLING, "llm", text, after=after, call=name)
-    made = [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
-    draw = random.Random(f"{op} {n}")  # its own, so that the cases stay what they were
-    if draw.random() < 0.5:
-        inputs[f"g{n}"] = op.text if draw.random() < 0.6 else _text(draw, True)
-        known, said = named(text=Ref("$input", (f"g{n}",))), Attributes(provisional=name)
-        guess = InstancePath(lead.id).provisional()
-        made.append(Primitive(guess, K.PREFILLING, "llm", known, call=name, tentative=True, attributes=said))
-    return made
+    return [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
 
 
 def _ingestion(name: str, n: int, op: Op, after: tuple[str, ...], inputs: dict[str, Any], calls: Calls) -> Made:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref, read_path
-from teola_plugin.passes.question_hits import QUESTION
 
 K = PrimitiveKind
 RESOURCES = ("a", "b")
@@ -95,8 +94,6 @@ class Interpreter:
         return items[p.item] if p.item < len(items) else None
 
     def call(self, p: Primitive, args: dict[str, Any], values: dict[str, Any]) -> Any:
-        if p.call == QUESTION:
-            return list(args.values())
         if p.call == "split":
             return args["x"].split("|")
         if p.call == "reverse":

@@ -75,9 +75,7 @@ def test_an_uploaded_document(
     assert accelerated.prompts == plain.prompts
     assert accelerated.events == plain.events
     paper = {"prune-dependencies", "stage-decomposition", "prefilling-split", "decoding-pipelining"}
-    assert set(fired) == paper | {"draft-decoding", "provisional-answers"}, (
-        "a refinement's draft is the answer before it"
-    )
+    assert set(fired) == paper | {"draft-decoding"}, "a refinement's draft is the answer before it"
     trace = fast.last_trace()
     assert trace is not None and cached_by_warmups(trace) > 0
     page = html_page([trace])

@@ -24,14 +24,12 @@ from support.documented_results import (
     example,
     fenced,
     five_apps,
-    likeliest,
     llamaindex_patterns,
     memory,
     neighbours,
     overhead,
     patterns,
     policies,
-    provisional,
     ray_overhead,
     real_engines,
     real_engines_table,
@@ -65,7 +63,6 @@ from teola_plugin.passes import (
     Pass,
     PassContext,
     PrefillingSplit,
-    ProvisionalAnswers,
     PruneDependencies,
     StageDecomposition,
 )
@@ -187,15 +184,6 @@ def answer() -> Graph:
     return Graph([vector, hits, Primitive("answer", K.PREFILLING, "llm", inputs, prompt=prompt)], Ref("answer"))
 
 
-def reranked() -> Graph:
-    texts = Primitive("texts", K.CALL, inputs=named(found=Ref(INPUT)))
-    scores = Primitive("scores", K.RERANKING, "reranker", named(texts=Ref("texts")), batchable=True)
-    best = Primitive("best", K.CALL, inputs=named(texts=Ref("texts"), scores=Ref("scores")))
-    prompt = (PromptPart("...", tokens=60), PromptPart.var("passages"))
-    made = Primitive("answer", K.PREFILLING, "llm", named(passages=Ref("best")), prompt=prompt)
-    return Graph([texts, scores, best, made], Ref("answer"))
-
-
 def questions() -> Graph:
     embedding = Primitive("vector", K.EMBEDDING, "embedder", named(texts=Ref(ITEM)), size=1)
     body = Fragment(Graph([embedding], Ref("vector")), Ref("vector"))
@@ -257,7 +245,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     },
     "prune-dependencies": lambda: fenced(rewrite(PruneDependencies(), titles())),
     "stage-decomposition": lambda: fenced(rewrite(StageDecomposition(), upload())),
-    "provisional-answers": lambda: fenced(rewrite(ProvisionalAnswers(), reranked())),
     "prefilling-split": lambda: fenced(rewrite(PrefillingSplit(), answer())),
     "decoding-pipelining": lambda: fenced(rewrite(DecodingPipelining(), questions())),
     "graph events": lambda: table(
@@ -308,9 +295,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "ray overhead": ray_overhead,
     "memory": memory,
     "neighbours": neighbours,
-    "provisional": provisional,
-    "provisional, questions": lambda: provisional("questions", "written_by", "questions written by"),
-    "likeliest": likeliest,
     "five apps": five_apps,
     "five apps, real": lambda: five_apps("apps_real"),
     **report_tables.TABLES,

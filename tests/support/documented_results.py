@@ -245,39 +245,6 @@ def memory() -> str:
     return "\n".join(rows)
 
 
-def provisional(cases: str = "cases", of: str = "passages", said: str = "passages reranked") -> str:
-    """A table of the committed run of benchmarks.provisional: without drafts, and with them."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "provisional.json").read_text())[cases]
-    rows = [
-        f"| the guess is | {said} | answer tokens | times faster | first token | with drafts | first token |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-
-    def case(one: dict[str, Any]) -> tuple[str, Any, int]:
-        return one["guess"], one[of], one["answer_tokens"]
-
-    drafted = {case(one): one for one in found if one["drafts"]}
-    for one in found:
-        if not one["drafts"]:
-            both = (one, drafted[case(one)])
-            figures = [f"{this[key]:.2f}" for this in both for key in ("speedup", "first_piece_sooner")]
-            rows.append("| " + " | ".join([*map(str, case(one)), *figures]) + " |")
-    return "\n".join(rows)
-
-
-def likeliest() -> str:
-    """The table of the committed run of benchmarks.likeliest."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "likeliest.json").read_text())["cases"]
-    columns = {(one["expansions"], one["text"]): one["questions"] for one in found}
-    said = [f"{by}, {text} ({count})" for (by, text), count in columns.items()]
-    rows = [f"| context | guess | {' | '.join(said)} |", "|---|---|" + "--:|" * len(columns)]
-    for form, guess in dict.fromkeys((one["form"], one["guess"]) for one in found):
-        cells = {(one["expansions"], one["text"]): one for one in found if (one["form"], one["guess"]) == (form, guess)}
-        shares = [f"{cells[column]['all']:.2f} ({cells[column]['first']:.2f})" for column in columns]
-        rows.append(f"| {form} | {guess} | {' | '.join(shares)} |")
-    return "\n".join(rows)
-
-
 def five_apps(run: str = "apps") -> str:
     """The table of a committed run of benchmarks.apps: how many times as long each baseline takes."""
     apps = json.loads((ROOT / "benchmarks" / "results" / f"{run}.json").read_text())["apps"]

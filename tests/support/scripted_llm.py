@@ -9,7 +9,6 @@ from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.scheduling.objectives import Objective
 
 
 class ScriptedLLM:
@@ -22,15 +21,12 @@ class ScriptedLLM:
     def __init__(self) -> None:
         self.answer: Callable[[Generate], str] = lambda asked: f"you said: {asked.prompt.flat()}"
         self.asked: list[Generate] = []
-        self.guessed: list[Generate] = []
-        """Those of them that a guess asked with, before the context was known."""
         self.cancelled: list[str] = []
         self.endless = False
 
     def clear(self) -> None:
         """What it was asked."""
         self.asked.clear()
-        self.guessed.clear()
 
     async def start(self) -> None: ...
 
@@ -44,8 +40,6 @@ class ScriptedLLM:
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         for request in batch:
             self.asked.append(request.payload)
-            if request.objective == Objective.PROVISIONAL.value:
-                self.guessed.append(request.payload)
             text = self.answer(request.payload)
             words = [word + " " for word in text.split(" ")]
             words[-1] = words[-1][:-1]

@@ -61,8 +61,8 @@ AGREES = 0.6
 class FakeReranker(BatchedFake):
     """Scores a pair by the words it shares, in [0, 1]. `answer` gives other scores: a pure function of the pair.
 
-    Words are what a `FakeEmbedder` goes by, too, so that the two mostly agree. Real ones do not: where it counts how
-    often an order before the reranker, or the hits of one question among several, turn out right, take `own_score`.
+    Words are what a `FakeEmbedder` goes by, too, so that the two mostly agree. Real ones do not: where that
+    counts, take `own_score`.
     """
 
     kinds = frozenset({PrimitiveKind.RERANKING})
@@ -90,10 +90,8 @@ class FakeReranker(BatchedFake):
 def own_score(query: str, text: str) -> float:
     """A score in [0, 1], for a `FakeReranker` that has a mind of its own: `FakeReranker("reranker", answer=own_score)`.
 
-    A part is the likeness that a `FakeEmbedder` sees, the rest is drawn from the pair. With the part as it is, guesses
-    at a context are right about as often as with MiniLM and the bundled cross-encoder: the store's order hardly ever,
-    a question's own hits mostly, once they are reranked. `benchmarks.likeliest` counts the one,
-    `tests/benchmarks/test_own_minds.py` the other.
+    A part is the likeness that a `FakeEmbedder` sees, the rest is drawn from the pair. The part is such that the orders
+    before and behind the reranker agree about as often as with MiniLM and the bundled cross-encoder: hardly ever.
     """
     alike = sum(a * b for a, b in zip(embed_words(query), embed_words(text, "document"), strict=True))
     drawn = _bits(f"{query}\0{text}") / 2**32

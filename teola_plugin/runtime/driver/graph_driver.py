@@ -197,18 +197,15 @@ class GraphDriver:
         self._drop(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
-        live = self._live(run, name)
-        guessed = live is not None and bool(live.primitive.attributes.provisional)
-        if not guessed:
-            run.errors.setdefault(name, error)
+        run.errors.setdefault(name, error)
         log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
-        self.trace.done(run, name, "cancelled" if guessed else "failed")
+        self.trace.done(run, name, "failed")
         self.post(PrimitiveFailed(self.now(), run.id, name))
 
     def died(self, run: QueryRun, p: Primitive, error: BaseException) -> None:
         """A function of the client's raised for it."""
         dead = dead_parts.died(p, run.calls_of(p.id), error)
-        if dead is not None and not p.attributes.provisional:
+        if dead is not None:
             run.dead.append(dead)
         self.fail(run, p.id, error)
 

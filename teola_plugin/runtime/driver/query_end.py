@@ -10,7 +10,6 @@ from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 
 def settle(run: QueryRun, outcome: str, error: BaseException | None, engines: RequestDriver) -> None:
     """Give up the requests of a query, but for those that the original has claimed; with an error, those too."""
-    engines.guesses.settle(run)
     entries = list(engines.table.of(run.id))
     for entry in entries if error is not None else ():
         entry.resolve(None, error)
@@ -29,7 +28,6 @@ def settle_part(run: QueryRun, name: str, engines: RequestDriver) -> None:
     """Forget what was made for a part that is over, if it has ended and no other part has it."""
     for primitive in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
         del run.errors[primitive]
-    engines.guesses.settle(run, name)
     primitives = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
     engines.prescheduling.withdraw(run, name)
     for primitive in primitives:

@@ -7,12 +7,12 @@ from typing import Any
 
 from teola_plugin.graph import Graph, Primitive
 from teola_plugin.observe.recorder import TraceRecorder
-from teola_plugin.observe.spans import GENERATION, PROVISIONAL, QueryTrace
+from teola_plugin.observe.spans import GENERATION, QueryTrace
 from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
-from teola_plugin.runtime.query_run import Guess, LivePrimitiveRun, QueryRun
+from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.warmups import note_use, warmed
 
 SHOWN_REQUESTS = 8
@@ -69,28 +69,6 @@ class RunTrace:
         self.recorder.queued(
             run.id, name, self._now(), kind=kind, engine=engine, depth=depth, size=len(entries), step=step
         )
-
-    def guessed(self, run: QueryRun, p: Primitive, payload: Any) -> None:
-        """Note an answer that begins on a guess: a call of nobody's."""
-        detail = (("request 0", str(payload)),) if self.recorder.details else ()
-        self.recorder.queued(
-            run.id,
-            p.id,
-            self._now(),
-            kind=PROVISIONAL,
-            engine=p.engine,
-            scope=p.scope,
-            tentative=True,
-            parents=Graph.edges_into(p),
-            detail=detail,
-            cause=run.causes.pop(p.id, ""),
-        )
-
-    def guess_ended(self, run: QueryRun, guess: Guess, outcome: str, value: Any = None) -> None:
-        """Note the end of a guess that nobody came for (`wasted`), or somebody did (`claimed`)."""
-        read = value.prompt_tokens if isinstance(value, Generation) else value.tokens if value is not None else 0
-        self.recorder.done(run.id, guess.primitive, self._now(), outcome=outcome, tokens=read)
-        self.recorder.wrote(run.id, guess.primitive, guess.tokens)
 
     def at_step(self, run: QueryRun, entry: EngineRequest, step: int) -> None:
         """Note the step of the original that has claimed a request: it is the one that its primitives are for."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.graph import LLM_KINDS, LeftToPlain, Primitive, PrimitiveKind, Terms
-from teola_plugin.requests.payloads import AnswerForm, Generate, Generation, SearchVector
+from teola_plugin.requests.payloads import AnswerForm, Generate, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests
@@ -22,15 +22,8 @@ from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
 from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
 from teola_plugin.runtime.driver.protocol import Driver
-from teola_plugin.runtime.driver.provisional_answers import ProvisionalAnswers
 from teola_plugin.runtime.driver.remaining import Remaining
-from teola_plugin.runtime.engine_requests.engine_request import (
-    EngineRequest,
-    GuessRole,
-    RequestState,
-    placed,
-    request_id,
-)
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, placed, request_id
 from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, RequestKey, fingerprint, request_key, rule_of
 from teola_plugin.runtime.engine_requests.table import RequestTable
 from teola_plugin.runtime.engine_requests.writes import Writes
@@ -42,7 +35,6 @@ from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch
 from teola_plugin.scheduling.live_primitive import LivePrimitive
-from teola_plugin.scheduling.objectives import Objective
 
 _K = PrimitiveKind
 
@@ -57,7 +49,6 @@ class RequestDriver:
         self.prescheduling = PreScheduling(lambda: driver.ports, self._enqueue_event)
         self._news = PrimitiveNews(driver)
         self._fingerprints: dict[str, EngineFingerprint] = {}
-        self.guesses = ProvisionalAnswers(driver, self.table, self.request_key_of)
         self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
 
     # ------------------------------------------------------------ dispatched primitives
@@ -117,9 +108,6 @@ class RequestDriver:
 
     def _make_requests(self, run: QueryRun, order: Dispatch, payloads: list[Any], drafts: tuple[str, ...]) -> None:
         p = order.primitive
-        if p.prefills and p.attributes.provisional:
-            self.guesses.begin(run, order, payloads[0])
-            return
         self._driver.dispatched(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
         if p.prefills:
@@ -153,17 +141,14 @@ class RequestDriver:
         self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any], drafts: tuple[str, ...]
     ) -> list[EngineRequest]:
         """Claim or make a request for each payload of a primitive. Return those that have yet to be sent."""
-        p, new, for_guess = live.primitive, [], bool(live.primitive.attributes.provisional)
+        p, new = live.primitive, []
         port, follower = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
         graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
         lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
             key = self._search_key(run, port, payload, self.request_key_of(port, run.query.tenant, payload))
-            drafts += self.guesses.drafts(run, p, payload, key)
             name = follower_request(follower, number) if follower else ""
-            entry = self.join(
-                run, Caller.PLANNER, port, p.kind, payload, key, terms, p.id, name, graph, drafts, for_guess=for_guess
-            )
+            entry = self.join(run, Caller.PLANNER, port, p.kind, payload, key, terms, p.id, name, graph, drafts)
             entry.claims.add_graph(graph, lookahead=lookahead, is_new=entry.is_expected)
             live.wait_for(entry)
             if live.reads_items:
@@ -188,13 +173,11 @@ class RequestDriver:
         name: str = "",
         graph: PlannerGraph = OWN_GRAPH,
         drafts: tuple[str, ...] = (),
-        *,
-        for_guess: bool = False,
     ) -> EngineRequest:
         """Return the request that `caller` gets in a live query. One that `is_expected` has to be sent.
 
         `name`: the id of a new request, if it has one already. `graph`: the graph that asks, for the planner. `drafts`:
-        texts that the result may repeat. `for_guess`: only a guess at a prompt needs the result.
+        texts that the result may repeat.
         """
 
         def make() -> EngineRequest:
@@ -220,17 +203,12 @@ class RequestDriver:
                 Claims(rule_of(payload), caller),
                 terms,
                 RequestState.EXPECTED,
-                guess_role=GuessRole.NEEDED if for_guess else GuessRole.NONE,
             )
             entry.stream.is_coarse = not request.stream
             entry.search.writes = self.writes.version(port.name, payload)
             return entry
 
         entry = self.table.join(run.id, key, caller, terms, make, graph)
-        if entry.guess_role is GuessRole.UNCLAIMED:
-            self.guesses.claimed(run, entry, caller, primitive, terms.depth)
-        if entry.guess_role is GuessRole.NEEDED and not for_guess:
-            self._promote(run, port, entry)
         if not entry.is_expected:
             self._note_claim(run, port, entry)
         return entry
@@ -256,15 +234,6 @@ class RequestDriver:
         if entry.terms.depth > entry.queued_depth and not entry.has_begun:
             entry.queued_depth = entry.terms.depth
             port.depths(DepthChanged(self._driver.now(), run.id, {entry.primitive: entry.queued_depth}))
-
-    def _promote(self, run: QueryRun, port: Port, entry: EngineRequest) -> None:
-        """Promote a request that only a guess needed, and those sent with it, once a real caller waits for it."""
-        live = run.primitives.get(entry.primitive)
-        for other in live.entries if live is not None else (entry,):
-            other.guess_role = GuessRole.NONE
-        entry.queued_depth = max(entry.queued_depth, entry.terms.depth)
-        objectives = {entry.primitive: (Objective.LATENCY, "")}
-        port.depths(DepthChanged(self._driver.now(), run.id, {entry.primitive: entry.queued_depth}, objectives))
 
     def request_key_of(self, port: Port, tenant: str, payload: Any) -> RequestKey | None:
         """Return the key of a request to an engine. May be called from any thread."""
@@ -334,8 +303,6 @@ class RequestDriver:
     def cancel(self, run: QueryRun, name: str) -> None:
         """Cancel a primitive that the graph does not want any more."""
         run.preparing.discard(name)
-        if self.guesses.give_up(run, name):
-            return
         live = run.primitives.get(name)
         entries = self.leave(run, live) if live is not None else []
         if not entries or not all(entry.claims.is_wanted for entry in entries):
@@ -383,9 +350,6 @@ class RequestDriver:
         run = self._driver.runs.get(entry.request.query)
         if run is None:
             return
-        if entry.guess_role is GuessRole.UNCLAIMED:
-            self.guesses.started(run, entry, instance, batch)
-            return
         run.requests[entry.request.id] = entry.primitive
         self._driver.trace.started(run, entry.primitive, instance, batch)
         for name in tuple(run.waiters.get(entry.request.id, ())):
@@ -396,9 +360,6 @@ class RequestDriver:
         entry.stream.add(piece)
         run = self._driver.runs.get(entry.request.query)
         if run is None:
-            return
-        if entry.guess_role is GuessRole.UNCLAIMED:
-            self.guesses.piece(run, entry, piece)
             return
         self._driver.trace.first(run, entry.primitive)
         for name in tuple(run.waiters.get(entry.request.id, ())):
@@ -414,18 +375,11 @@ class RequestDriver:
         """End a request with its value or an error, for the primitives and calls that wait for it."""
         self.writes.note_end(entry.engine, entry.request.payload)
         run = self._driver.runs.get(entry.request.query)
-        if entry.guess_role is GuessRole.UNCLAIMED and run is not None:
-            self.guesses.ended(run, entry, value, error)
-            self.table.end(entry, value, error)
-            return
-        if error is not None and run is not None and self.guesses.again(run, entry):
-            return
         located_error = error if error is None else located(error, entry)
         names = run.waiters.pop(entry.request.id, ()) if run is not None else ()
         self.table.end(entry, value, located_error)
         if run is None:
             return
-        run.wrote += value.completion_tokens if isinstance(value, Generation) else 0
         port = self._driver.ports.get(entry.engine)
         tells_cached = getattr(port.engine if port else None, "tells_cached", None)
         self._driver.trace.request_ended(run, entry, value, tells_cached)
@@ -458,4 +412,4 @@ def _is_certain(p: Primitive, form: AnswerForm) -> bool:
 
     Where forms matter, the former would be sent twice, the latter for nothing.
     """
-    return not (form is AnswerForm.UNKNOWN or p.attributes.form == "unknown" or p.attributes.provisional)
+    return not (form is AnswerForm.UNKNOWN or p.attributes.form == "unknown")

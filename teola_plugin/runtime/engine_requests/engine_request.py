@@ -36,20 +36,6 @@ class RequestState(Enum):
     __hash__ = object.__hash__
 
 
-class GuessRole(Enum):
-    """The part that a request plays in an answer that was begun on a guess at its prompt."""
-
-    NONE = "none"
-    UNCLAIMED = "unclaimed"
-    """The answer itself: no caller has it, and whoever comes first makes it theirs."""
-    CLAIMED = "claimed"
-    """The answer, which a caller has claimed, and which was not sent anew since."""
-    NEEDED = "needed"
-    """A search or reranking that only the guess needs so far: it waits until its engine is idle."""
-
-    __hash__ = object.__hash__
-
-
 @dataclass(slots=True)
 class SearchCheck:
     """The facts that tell whether the result of a search is still true when it is claimed."""
@@ -85,7 +71,6 @@ class EngineRequest:
     error: BaseException | None = None
     pending_calls: list[PendingCall] = field(default_factory=list)
     """Calls of the original that wait for it."""
-    guess_role: GuessRole = GuessRole.NONE
     search: SearchCheck = field(default_factory=SearchCheck)
     attempts: int = 0
     """Number of retries."""
@@ -171,16 +156,13 @@ class EngineRequest:
     def can_be_repeated(self) -> bool:
         """True if doing it again gives the same.
 
-        A sampled text of which a part was delivered cannot be repeated, nor can a tool that may change something. What
-        was begun on a guess is not worth it.
+        A sampled text of which a part was delivered cannot be repeated, nor can a tool that may change something.
         """
         payload = self.request.payload
         if isinstance(payload, CallTool) and not payload.read_only:
             return False
         is_sampled = isinstance(payload, Generate) and not payload.sampling.greedy and payload.sampling.seed is None
-        if self.is_cancelled or self.guess_role in (GuessRole.UNCLAIMED, GuessRole.NEEDED):
-            return False
-        return not (is_sampled and self.stream.text and self.stream.is_seen)
+        return not self.is_cancelled and not (is_sampled and self.stream.text and self.stream.is_seen)
 
     @property
     def goes_on(self) -> bool:

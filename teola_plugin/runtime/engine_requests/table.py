@@ -7,7 +7,7 @@ from typing import Any
 
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.claims import MAX_REMEMBERED, OWN_GRAPH, Caller, ClaimTable, PlannerGraph
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, GuessRole
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.engine_requests.keys import RequestKey
 
 
@@ -26,11 +26,6 @@ class _QueryRequests:
         if work.claims.made_by is Caller.PLANNER:
             self.prefetched[work.request.id] = work
         return work
-
-    def remove(self, work: EngineRequest) -> None:
-        self.open.pop(work.request.id, None)
-        self.prefetched.pop(work.request.id, None)
-        self.claims.drop(work)
 
 
 class RequestTable:
@@ -58,23 +53,6 @@ class RequestTable:
         work = requests.claims.claim_or_add(key, caller, lambda: requests.add(make()), graph)
         work.take_terms(terms)
         return work
-
-    def offer(self, query: str, key: RequestKey, work: EngineRequest) -> None:
-        """Add a request on a guess, for whichever caller asks for it first."""
-        work.guess_role = GuessRole.UNCLAIMED
-        requests = self._of(query)
-        requests.claims.offer(key, requests.add(work))
-
-    def withdraw(self, work: EngineRequest) -> None:
-        """Forget a request: nobody will ask for it."""
-        requests = self._queries.get(work.request.query)
-        if requests is not None:
-            requests.remove(work)
-
-    def has(self, query: str, key: RequestKey) -> bool:
-        """Return True if there is a request of the query with this key whose result can be claimed, or could."""
-        requests = self._queries.get(query)
-        return requests is not None and requests.claims.has(key)
 
     def end(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
         """End a request for everybody who waits for it. Forget it if nobody can claim it any more."""

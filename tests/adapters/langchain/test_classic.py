@@ -46,7 +46,6 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.passes import DEFAULT_PASSES, ProvisionalAnswers
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
@@ -259,10 +258,6 @@ MAPPED = {
 }
 
 
-SURE = [one for one in DEFAULT_PASSES if not isinstance(one, ProvisionalAnswers)]
-"""Passes that begin nothing on a guess: each prompt is then sent once."""
-
-
 def called(chain: Chain, given: Any, way: str) -> Any:
     if way == "batch":
         return chain.batch([given, given])
@@ -279,7 +274,7 @@ def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way
     kit.clear()
     plain, asked = called(chain, given, way), kit.asked
     kit.clear()
-    fast = accelerate(chain, pool=kit.pool, passes=SURE)
+    fast = accelerate(chain, pool=kit.pool)
     assert {row.level for row in fast.report} == {"lowered"}, str(fast.report)
     assert called(fast, given, way) == plain
     for before, after in zip(asked, kit.asked, strict=True):
@@ -293,7 +288,7 @@ def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_same_where_answers_begin_on_a_guess(kit: Kit, always_ahead: None, name: str) -> None:
+def test_the_same_with_and_without_speculation(kit: Kit, always_ahead: None, name: str) -> None:
     make, given = CHAINS[name]
     chain = make(kit)
     expected = chain.invoke(given)

@@ -41,15 +41,14 @@ def by_hand(trace: QueryTrace | None) -> list[str]:
 
 
 def wasted(trace: QueryTrace | None) -> list[str]:
-    """What was made for nothing, but for guesses."""
+    """What was made for nothing."""
     assert trace is not None
-    return [s.primitive for s in trace.spans if s.outcome == "wasted" and ".provisional" not in s.primitive]
+    return [s.primitive for s in trace.spans if s.outcome == "wasted"]
 
 
-def asked(llm: ScriptedLLM, *plain: Counter[str]) -> Counter[str]:
-    """The prompts that reached the model, without those of guesses that the plain object does not ask with."""
-    found, guessed = (Counter(one.prompt.flat() for one in some) for some in (llm.asked, llm.guessed))
-    return found - ((found - plain[0]) & guessed) if plain else found
+def asked(llm: ScriptedLLM) -> Counter[str]:
+    """The prompts that reached the model."""
+    return Counter(one.prompt.flat() for one in llm.asked)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -62,7 +61,7 @@ def test_all_that_the_engine_asks_for_was_asked_for_ahead(
     for engine in (plain, fast):
         llm.clear()
         answers.append(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
-        prompts.append(asked(llm, *prompts[:1]))
+        prompts.append(asked(llm))
     assert shown(answers[1]) == shown(answers[0])
     assert prompts[1] == prompts[0]
     trace = fast.last_trace()
@@ -117,7 +116,7 @@ def test_what_is_known_in_part_is_asked_for_once(stock: Library, llm: ScriptedLL
     for one in (engine, fast := accelerate(engine)):
         llm.clear()
         answers.append(shown(one.query(ASKED)))
-        prompts.append(asked(llm, *prompts[:1]))
+        prompts.append(asked(llm))
     assert answers[0] == answers[1] and prompts[0] == prompts[1] and wasted(fast.last_trace()) == []
 
 
@@ -141,7 +140,7 @@ def test_sources_of_a_bad_answer_are_judged_side_by_side(
                 engine.query(ASKED)
         else:
             answers.append(shown(engine.query(ASKED)))
-        prompts.append(asked(llm, *prompts[:1]))
+        prompts.append(asked(llm))
     trace = fast.last_trace()
     assert answers[:1] == answers[1:] and prompts[0] == prompts[1] and wasted(trace) == []
     if retries and not strict:

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from differential.llamaindex.recording import Recorder, plain, recorded
@@ -34,8 +34,6 @@ class Seen:
     """Early work that nobody asked for, as the trace of the call counts it."""
     rows: tuple[str, ...] = ()
     """What the pool's store holds afterwards."""
-    guessed: Counter[str] = field(default_factory=Counter)
-    """Those of the prompts that a guess asked with, before the context was known."""
 
 
 # ------------------------------------------------------------ ways to call
@@ -152,7 +150,7 @@ def see(kit: Kit, recorder: Recorder, engine: Any, way: str, given: str) -> Seen
     wasted = trace.wasted()[0] if trace else 0
     said = (Counter(some) for some in (recorder.callbacks, recorder.events, recorder.spans))
     held = tuple(rows(kit.pool.engine("store"))) if kit.pool is not None else ()
-    return Seen(result, failed, *said, *kit.ledger.reached, wasted, held, Counter(kit.ledger.guessed))
+    return Seen(result, failed, *said, *kit.ledger.reached, wasted, held)
 
 
 def settled() -> None:
@@ -189,8 +187,6 @@ def _reached(before: Seen, after: Seen, merged: bool) -> list[str]:
     for what in ("prompts", "texts"):
         old, new = (_anonymous(getattr(one, what)) for one in (before, after))
         fewer, more = old - new, new - old
-        if what == "prompts":
-            more = more - _anonymous(after.guessed)
         if merged:
             fewer = fewer - Counter({key: n for key, n in fewer.items() if what == "texts" and new[key]})
             more = more if sum(more.values()) > after.wasted else Counter()

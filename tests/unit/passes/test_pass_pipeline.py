@@ -72,7 +72,7 @@ def test_all_four_passes_show_in_advanced_rag(golden: Golden) -> None:
     before = build_pgraph(advanced_rag())
     made = default_pipeline().run(before, CONTEXT)
     paper = ("stage-decomposition", "prefilling-split", "decoding-pipelining")
-    assert made.fired == ("prune-dependencies", "provisional-answers", *paper)
+    assert made.fired == ("prune-dependencies", *paper)
     assert made.source is before
     assert {K.PARTIAL_PREFILLING, K.FULL_PREFILLING, K.PARTIAL_DECODING, K.VERIFY} <= {p.kind for p in made.graph}
     golden("pipeline/advanced_rag", before, made.graph)
@@ -106,7 +106,7 @@ def test_reports_reach_the_observer() -> None:
     seen: list[PassReport] = []
     made = default_pipeline(seen.append).run(build_pgraph(advanced_rag()), CONTEXT)
     assert tuple(seen) == made.reports
-    assert [r.fired for r in seen] == [True] * 5 + [False] * 4, "drafts; then without what is applied once"
+    assert [r.fired for r in seen] == [True] * 4 + [False] * 4, "drafts; then without what is applied once"
     assert all(a.after is b.before for a, b in pairwise(seen))
 
 

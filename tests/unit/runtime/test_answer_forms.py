@@ -57,10 +57,9 @@ def test_a_part_that_says_nothing_of_forms_sends_no_request_of_one_form() -> Non
     assert in_scene(body) == 0
 
 
-@pytest.mark.parametrize("facts", [{"form": "unknown"}, {"form": "whole", "provisional": "g.p"}])
-def test_a_request_of_one_form_is_not_sent_on_a_guess(facts: dict[str, Any]) -> None:
+def test_a_request_of_one_form_is_not_sent_if_the_form_is_unknown() -> None:
     async def body(scene: Scene) -> int:
-        scene.ahead(speculative(**facts), calls(AnswerForm.WHOLE), form=AnswerForm.WHOLE)
+        scene.ahead(speculative(form="unknown"), calls(AnswerForm.WHOLE), form=AnswerForm.WHOLE)
         await asyncio.sleep(1)
         return scene.count()
 

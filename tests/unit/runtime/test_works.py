@@ -22,7 +22,7 @@ from teola_plugin.requests.payloads import (
 )
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, GuessRole, RequestState, more_urgent
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, more_urgent
 from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, request_key, rule_of
 from teola_plugin.runtime.engine_requests.table import RequestTable
 
@@ -284,50 +284,3 @@ def test_of_a_query_that_is_over_nothing_is_left() -> None:
     made.join(EARLY, TEXT)
     made.table.forget("q")
     assert len(made.table) == 0 and list(made.table.of("q")) == []
-
-
-def guessed(t: Table, payload: Any = ASKED) -> EngineRequest:
-    t.count += 1
-    request = Request(f"r{t.count}", PrimitiveKind.PREFILLING, payload, query="q")
-    known = request_key(ENGINE, "acme", payload)
-    assert known is not None
-    work = EngineRequest(request, "e", known, "p", Claims(rule_of(payload), EARLY), TERMS)
-    t.table.offer("q", known, work)
-    return work
-
-
-@pytest.mark.parametrize("order", [(EARLY, PLAIN), (PLAIN, EARLY)])
-def test_a_guess_is_claimed_by_either_party_and_once_by_each(order: tuple[Caller, Caller]) -> None:
-    t = Table()
-    work = guessed(t)
-    assert work.guess_role is GuessRole.UNCLAIMED and not work.claims.is_wanted and not work.can_be_repeated
-    assert all(t.join(party, ASKED) is work for party in order)
-    work.guess_role = GuessRole.CLAIMED
-    assert work.claims.is_wanted and work.can_be_repeated
-    assert t.join(PLAIN, ASKED) is not work and t.join(EARLY, ASKED) is not work
-
-
-def test_a_guess_that_has_ended_waits_for_who_asks_for_it() -> None:
-    t = Table()
-    work = guessed(t)
-    t.end(work)
-    assert t.join(EARLY, ASKED) is work and t.join(PLAIN, ASKED) is work and work.value == "value"
-
-
-def test_a_wrong_or_failed_guess_is_nobodys() -> None:
-    t = Table()
-    wrong, failed = guessed(t), guessed(t, Generate(Prompt(text="b")))
-    t.table.withdraw(wrong)
-    t.end(failed, None, ValueError("x"))
-    assert t.join(EARLY, ASKED) is not wrong and t.join(PLAIN, failed.request.payload) is not failed
-    assert wrong not in list(t.table.of("q"))
-
-
-def test_whether_somebody_has_asked_for_the_same() -> None:
-    t = Table()
-    known = request_key(ENGINE, "acme", ASKED)
-    assert known is not None and not t.table.has("q", known)
-    work = t.join(EARLY, ASKED)
-    assert t.table.has("q", known) and not t.table.has("other", known)
-    work.is_cancelled = True
-    assert not t.table.has("q", known)

@@ -22,7 +22,6 @@ from teola_plugin.engines.fake import answer_words
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.simulation import (
     Cluster,
     Flow,
@@ -127,31 +126,6 @@ async def reranking(pool: EnginePool) -> Any:
     return accelerate(chain).ainvoke
 
 
-def test_what_is_done_on_a_guess_is_claimed_by_who_asks_for_the_same() -> None:
-    flow = record(CLUSTER, "app", reranking, questions(1)[0])
-    guesses = {number for number, work in enumerate(flow.works) if work.objective is Objective.PROVISIONAL}
-    found = {flow.works[number].kind: number for number in guesses}
-    assert set(found) >= {K.EMBEDDING, K.SEARCHING, K.RERANKING}
-    hits = flow.works[found[K.RERANKING]]
-    assert 0 < len(hits.claimed) < len(hits.asks) == 16 and not flow.works[found[K.SEARCHING]].claimed
-    [(real, asked)] = [
-        (number, work) for number, work in enumerate(flow.works) if work.kind is K.RERANKING and number not in guesses
-    ]
-    assert hits.changes[0].after == asked.after and hits.changes[0].objective is Objective.LATENCY
-    assert not guesses & {number for number, _ in asked.after}
-    claims = [change for number in guesses for change in flow.works[number].changes if (real, END) in change.after]
-    assert all((found[K.RERANKING], END) in change.after for change in claims)
-
-
-def test_at_load_a_guess_keeps_nobody_waiting() -> None:
-    flows = [record(CLUSTER, "app", reranking, one) for one in questions(4)]
-    times = list(itertools.islice(poisson(6.0, 1), 40))
-    quick = replayed(CLUSTER, {"app": flows}, [(at, "app") for at in times])
-    exact = simulate(CLUSTER, {"app": reranking}, arriving(poisson(6.0, 1), {"app": questions(40)}, 40))
-    mean, real = (sum(one.seconds for one in run.served) / 40 for run in (quick, exact))
-    assert mean == pytest.approx(real, rel=0.02)
-
-
 def test_an_app_that_asks_for_nothing() -> None:
     async def nothing(value: Any) -> None:
         pass
@@ -200,39 +174,9 @@ def test_what_is_given_up_ends_and_what_becomes_known_is_told() -> None:
     flow = Flow((embeds(), guess, embeds(after=((0, END),))), ((2, END),))
     run = replay(CLUSTER, [FlowArrival(0.0, "app", flow)])
     assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING) == run.served[0].wasted
-    waits = replace(generates(100, 10), objective=Objective.PROVISIONAL)
-    claimed = replace(waits, changes=(FlowChange(((0, END),), 0, Objective.LATENCY),))
-    busy = generates(100, 50)
-    assert seconds(embeds(), busy, claimed, end=((2, END),)) < seconds(embeds(), busy, waits, end=((2, END),))
-
-
-def test_a_guess_that_makes_room_is_asked_for_anew_when_somebody_comes_for_it() -> None:
-    guess = replace(generates(100, 10), objective=Objective.PROVISIONAL)
-    claim = replace(guess, changes=(FlowChange(((0, END),), 0, Objective.LATENCY),))
-    guessing = FlowArrival(0.0, "app", Flow((embeds(), claim), ((0, END), (1, END))))
-    other = FlowArrival(EMBEDDING / 2, "app", Flow((generates(16, 1),), ((0, END),)))
-    alone, first = (replay(CLUSTER, queries).served[0] for queries in ([guessing], [guessing, other]))
-    assert first.seconds == pytest.approx(alone.seconds + EMBEDDING, rel=0.05)
-    assert first.wasted == pytest.approx(EMBEDDING / 2)
-
-
-def test_a_guess_that_no_engine_has_time_for_is_claimed_before_it_is_asked_for() -> None:
-    guess = {"objective": Objective.PROVISIONAL}
-    claim = FlowChange(((2, END),), 0, Objective.LATENCY)
-    pairs = FlowWork("reranker", K.RERANKING, (FlowRequest(),) * 16, ((0, END),), changes=(claim,), **guess)
-    works = (replace(embeds(), **guess), replace(pairs, claimed=(0, 4, 9)), generates(100, 10))
-    asked = FlowArrival(0.0, "app", Flow(works, ((1, END), (2, END))))
-    busy = tuple(embeds(after=((number - 1, END),) if number else ()) for number in range(30))
-    others = FlowArrival(0.0, "app", Flow(busy, ((29, END),)))
-    written = 100 * 0.00035 + 10 * 0.0285
-    assert replay(CLUSTER, [asked]).served[0].seconds == pytest.approx(written), "alone it was there before"
-    found = replay(CLUSTER, [others, asked]).served[1]
-    assert found.seconds == pytest.approx(written + 0.03 + 3 * 0.0014)
-    rest = FlowWork("reranker", K.RERANKING, (FlowRequest(),) * 5, ((2, END),))
-    both = FlowArrival(0.0, "app", Flow((*works, rest), ((1, END), (3, END))))
-    found = replay(CLUSTER, [others, both]).served[1]
-    assert found.seconds == pytest.approx(written + 0.03 + (3 + 5) * 0.0014), "who asks for it asks for all at once"
-    assert replay(CLUSTER, [both]).served[0].seconds == pytest.approx(written + 0.03 + 5 * 0.0014)
+    first, busy, waits = replace(embeds(), depth=20), replace(embeds(200), depth=5), embeds()
+    deeper = replace(waits, changes=(FlowChange(((0, END),), 10),))
+    assert seconds(first, busy, deeper, end=((2, END),)) < seconds(first, busy, waits, end=((2, END),))
 
 
 def test_a_warm_up_that_a_prompt_finds_is_not_wasted() -> None:

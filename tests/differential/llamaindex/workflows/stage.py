@@ -21,13 +21,11 @@ from support.llamaindex_engines import Library, library, reply, settings
 from teola_plugin.adapters.llamaindex import TeolaLLM
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
-from teola_plugin.engines.fake.base import Faults, Run
-from teola_plugin.engines.fake.timeline import Job
+from teola_plugin.engines.fake.base import Faults
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, Generate, Prompt
 from teola_plugin.requests.request import Request
-from teola_plugin.scheduling.objectives import Objective
 
 _SCRIPT = re.compile(r"DO (.*?) DONE", re.DOTALL)
 
@@ -72,28 +70,17 @@ class Reached:
     """What came to the engines."""
 
     prompts: list[str] = field(default_factory=list)
-    guessed: list[str] = field(default_factory=list)
-    """Those of the prompts that a guess asked with, before the context was known."""
     texts: list[str] = field(default_factory=list)
     broken: str = ""
     """The model fails on prompts with this text."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clear(self) -> None:
-        self.prompts, self.guessed, self.texts = [], [], []
+        self.prompts, self.texts = [], []
 
     def asked(self, prompt: Prompt) -> None:
         with self.lock:
             self.prompts.append(prompt.flat())
-
-
-class _Model(FakeLLM):
-    reached: Reached
-
-    def _job(self, request: Request, run: Run) -> Job:
-        if request.objective == Objective.PROVISIONAL.value:
-            self.reached.guessed.append(request.payload.prompt.flat())
-        return super()._job(request, run)
 
 
 class _Embedder(FakeEmbedder):
@@ -130,8 +117,7 @@ def stage() -> Iterator[Stage]:
         return bool(reached.broken) and isinstance(asked, Generate) and reached.broken in asked.prompt.flat()
 
     keeps = replace(profiles.noop()["llm"], prefix_caching=True)
-    model = _Model("llm", keeps, answer, faults=Faults(fail_on=breaks, retryable=False))
-    model.reached = reached
+    model = FakeLLM("llm", keeps, answer, faults=Faults(fail_on=breaks, retryable=False))
     embedder = _Embedder("embedder")
     embedder.reached = reached
     with EnginePool.local([model, embedder, FakeReranker(), FakeStore()]) as pool:
@@ -156,7 +142,6 @@ class Seen:
     spans: Counter[str]
     instrumented: Counter[str]
     trace: QueryTrace | None = field(default=None, compare=False)
-    guessed: Counter[str] = field(default_factory=Counter, compare=False)
 
 
 Play = Callable[[Any, "Told"], Awaitable[Any]]
@@ -212,7 +197,6 @@ def see(stage: Stage, workflow: Any, play: Play) -> Seen:
         _counted(stage.recorder.spans),
         _counted(stage.recorder.events),
         trace,
-        Counter(map(anonymous, stage.reached.guessed)),
     )
 
 
@@ -260,8 +244,6 @@ def differences(before: Seen, after: Seen, *, raced: bool) -> list[str]:
         found.append(f"context: {before.context}\n  then: {after.context}")
     for what in ("prompts", "spans", "instrumented"):
         old, new = getattr(before, what), getattr(after, what)
-        if what == "prompts":
-            new = new - ((new - old) & after.guessed)
         if (set(old) != set(new)) if raced and what != "prompts" else (old != new):
             found.append(f"{what}: missing {old - new}, more {new - old}")
     if before.texts != after.texts:
