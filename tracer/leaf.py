@@ -14,6 +14,9 @@ from typing import Any, Literal
 from teola_plugin.graph import DraftText, Effect
 from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
+PERMISSION = Effect("permission")
+"""Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationLeaf:

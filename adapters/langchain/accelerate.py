@@ -30,6 +30,7 @@ from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.tracer.draft import TraceResult
+from teola_plugin.tracer.functions.lookup import DataGuards
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.report import TraceNode, TraceReport
 
@@ -59,29 +60,38 @@ def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None =
     return accelerated_object(_calls(runnable, options, graphs))
 
 
-def _calls(runnable: Node, options: Options, graphs: Graphs | None) -> AcceleratedRunnable:
-    """Plan a Runnable. Raises `RegistrationError` and `TraceError` for what the user has to know."""
+def _calls(
+    runnable: Node, options: Options, graphs: Graphs | None, guards: DataGuards | None = None
+) -> AcceleratedRunnable:
+    """Plan a Runnable. Raises `RegistrationError` and `TraceError` for what the user has to know.
+
+    `guards`: those of the plan before. They record the data that the plan relies on.
+    """
+    guards = guards or DataGuards()
     accelerate_copy = partial(accelerate_runnable, options=options, graphs=graphs)
     renew = partial(_renewed, options=replace(options, strict=False), graphs=graphs)
     options = replace(options, pool=options.pool or the_pool_of(runnable))
     options, rules, serving = routing_of(runnable, options)
-    with under_routing(rules):
+    with under_routing(rules), guards.recording():
         fast = ChainPlanner(options.inside(), graphs).planned(runnable, _on_engine(runnable, rules))
     fast.routes_by(rules)
     fast.copied_by(accelerate_copy)
     fast.tells_of(serving)
     if fast.chain is not runnable or fast.has_prefetch_plan or rules is not None:
         parts = [*_composites(runnable), *(obj for obj, _ in options.bind)]
-        fast.renewed_by(renew, FieldSnapshot({id(part): part for part in parts}.values()))
+        fast.renewed_by(renew, FieldSnapshot({id(part): part for part in parts}.values()), guards)
     if options.shadow:
         fast.shadowed(options.shadow)
     return fast
 
 
 def _renewed(calls: AcceleratedRunnable, options: Options, graphs: Graphs | None) -> AcceleratedRunnable:
-    """Plan an object again whose fields were set since. What cannot be planned any more just runs."""
+    """Plan an object again whose fields, or data that its functions read, were set since.
+
+    What cannot be planned any more just runs.
+    """
     try:
-        renewed = _calls(calls.bound, options, graphs)
+        renewed = _calls(calls.bound, options, graphs, calls.guards)
     except Exception as error:
         log_fallback(error, calls.bound, "fields that were set")
         renewed = calls.model_copy()

@@ -26,7 +26,7 @@ from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.adapters.langchain.composites import parts as structural_parts
 from teola_plugin.adapters.langchain.composites import with_parts as with_structural_parts
-from teola_plugin.tracer.langchain.classes import find_override, is_pool_backed, store_effects
+from teola_plugin.tracer.langchain.classes import WRAPPED_FUNCTION, find_override, is_pool_backed, store_effects
 from teola_plugin.tracer.langchain.equivalents import equivalent_chain
 from teola_plugin.tracer.purity.purity import analyze_callable
 
@@ -166,12 +166,14 @@ def _returning(func: Callable[..., Any], accelerated: _Remembered) -> Callable[.
         async def acall(*args: Any, **kwargs: Any) -> Any:
             return accelerated(await func(*args, **kwargs))
 
+        setattr(acall, WRAPPED_FUNCTION, func)
         return acall
 
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
         return accelerated(func(*args, **kwargs))
 
+    setattr(call, WRAPPED_FUNCTION, func)
     return call
 
 

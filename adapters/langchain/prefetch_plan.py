@@ -21,7 +21,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.early_words import OwnCalls
-from teola_plugin.adapters.early_work import dropped_waits, takes_time
+from teola_plugin.adapters.early_work import dropped_waits, sites_that_start_sooner, takes_time
 from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import (
     CallSite,
@@ -44,10 +44,12 @@ from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.tracer.draft import TraceResult, is_fallible
+from teola_plugin.tracer.functions import function_reader
+from teola_plugin.tracer.functions.lookup import is_recording
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import retriever_per_query
-from teola_plugin.tracer.langchain.trace import trace
-from teola_plugin.tracer.leaf import WrappedLeaf
+from teola_plugin.tracer.langchain.trace import ReadFunction, trace
+from teola_plugin.tracer.leaf import PERMISSION, WrappedLeaf
 
 _STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
 """Fakes of the framework that answer by the order of their calls."""
@@ -118,6 +120,11 @@ class CodeSites:
         self.sites: dict[str, CallSite] = {}
         """By key. It grows as sources are read, on any thread."""
         self._threads = threads
+
+    @property
+    def read_function(self) -> ReadFunction | None:
+        """Read functions in chains; None where nobody watches the data that a plan made of their source relies on."""
+        return function_reader(self.find_leaves) if is_recording() else None
 
     def find_leaves(
         self, runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], is_async: bool
@@ -199,10 +206,6 @@ def _equal(one: Any, other: Any) -> bool:
 def _is_overridden(cls: type[Any], name: str) -> bool:
     """Return True if a class has a method from elsewhere than the framework."""
     return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
-
-
-PERMISSION = Effect("permission")
-"""Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
 
 
 class AlwaysReached:
@@ -453,11 +456,14 @@ def plan_prefetching(
     `mapped`: leaves that are called once for each item of a list are among those that it is about. `threads`: what the
     user said to take several calls at once.
     """
-    sites_by_path = {} if speculate == "off" else sites_of(chain, mapped=mapped, threads=threads)
-    if not sites_by_path or (pool is not None and PROVIDER in pool.engine_names):
+    if speculate == "off" or (pool is not None and PROVIDER in pool.engine_names):
         return None
-    careful = speculate != "all"
-    traced = _traced(chain, sites_by_path, careful=careful)
+    careful, code = speculate != "all", CodeSites(threads)
+    sites_by_path = sites_of(chain, mapped=mapped, threads=threads)
+    traced = _traced(chain, sites_by_path, careful=careful, read_function=code.read_function)
+    sites_by_path |= code.sites
+    if not sites_by_path:
+        return None
     pool = pool or shared_pool()
     chosen_passes = pool.passes if passes is None else passes
     try:
@@ -465,11 +471,13 @@ def plan_prefetching(
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     intercept()
-    prefetched_sites = sites_that_gain(
+    prefetched_in_chain = sites_that_gain(
         planned,
         lambda one, other: take_as_long(sites_by_path[one].target, sites_by_path[other].target),
         AlwaysReached(planned, traced) if careful else lambda p, passed: True,
     ) | predicted_sites(planned.graph)
+    sooner = () if planned.source is None else sites_that_start_sooner(planned.source, planned.graph)
+    prefetched_sites = (prefetched_in_chain - code.sites.keys()) | code.sites.keys() & sooner
     if not prefetched_sites:
         return None
     reads, required_inputs = (Reads.of(traced), inputs_required_first(planned)) if careful else (Reads(), {})
@@ -499,9 +507,17 @@ def is_lowered(node: Node, *, mapped: bool) -> bool:
     return all(row.level == "lowered" for row in _traced(node, sites_by_path).report)
 
 
-def _traced(chain: Node, sites_by_path: Mapping[str, CallSite], *, careful: bool = True) -> TraceResult:
+def _traced(
+    chain: Node,
+    sites_by_path: Mapping[str, CallSite],
+    *,
+    careful: bool = True,
+    read_function: ReadFunction | None = None,
+) -> TraceResult:
     return trace(
-        chain, (lambda node, kwargs, path: _leaf(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None
+        chain,
+        (lambda node, kwargs, path: _leaf(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None,
+        read_function,
     )
 
 

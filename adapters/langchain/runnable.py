@@ -55,6 +55,7 @@ from teola_plugin.runtime.query_run import PartRun, QueryRun
 from teola_plugin.shims.langchain import event_listeners
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
+from teola_plugin.tracer.functions.lookup import DataGuards
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.explain import Explanation
@@ -94,6 +95,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
     _snapshot: FieldSnapshot | None = PrivateAttr(default=None)
     """Fields of the original that the plan depends on; None if every field is read from the original itself."""
+    _guards: DataGuards = PrivateAttr()
     _renew: Callable[[AcceleratedRunnable], AcceleratedRunnable] | None = PrivateAttr(default=None)
     _limit: ConcurrencyLimit | None = PrivateAttr(default=None)
     _shadow: Shadow | None = PrivateAttr(default=None)
@@ -136,13 +138,23 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         """Copy and pickle the original from now on, and accelerate each copy with `accelerate_again`."""
         self._accelerate_copy = accelerate_again
 
-    def renewed_by(self, renew: Callable[[AcceleratedRunnable], AcceleratedRunnable], snapshot: FieldSnapshot) -> None:
-        """Plan with `renew` again once a field in `snapshot` is another."""
-        self._renew, self._snapshot = renew, snapshot
+    def renewed_by(
+        self,
+        renew: Callable[[AcceleratedRunnable], AcceleratedRunnable],
+        snapshot: FieldSnapshot,
+        guards: DataGuards,
+    ) -> None:
+        """Plan with `renew` again once a field in `snapshot` is another, or data that functions read."""
+        self._renew, self._snapshot, self._guards = renew, snapshot, guards
 
     def is_current(self) -> bool:
-        """Return True unless a field of the original that the plan depends on was set since."""
-        return self._snapshot is None or self._snapshot.holds()
+        """Return True unless a field of the original, or data, that the plan depends on was set since."""
+        return self._snapshot is None or (self._snapshot.holds() and self._guards.are_unchanged())
+
+    @property
+    def guards(self) -> DataGuards:
+        """The guards on the data that the plan relies on."""
+        return self._guards
 
     def renewed(self) -> AcceleratedRunnable:
         """Return the same object, planned for the fields that the original has now."""

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import PrivateAttr
 
-LATENCY_S = 0.05
+LATENCY_S = 0.1
 
 
 class HostedModel(BaseChatModel):

@@ -19,6 +19,8 @@ from teola_plugin.tracer.functions.symbols import (
 )
 from teola_plugin.tracer.functions.trace import (
     FunctionSummary,
+    first_parameter,
+    function_reader,
     materialize,
     summarize_function,
     trace_function,
@@ -37,6 +39,8 @@ __all__ = [
     "Spread",
     "Symbol",
     "Text",
+    "first_parameter",
+    "function_reader",
     "materialize",
     "summarize_function",
     "trace_function",

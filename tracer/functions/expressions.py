@@ -278,6 +278,9 @@ def _evaluate_comprehension(
         if any(map(_may_use_engine, first.ifs)):
             return _evaluate_as_loop(interpreter, node, first)
         return _evaluate_each(interpreter, first, items, node.elt)
+    if isinstance(node, ast.DictComp) and not inner_generators and not any(map(_may_use_engine, first.ifs)):
+        pairs = _evaluate_each(interpreter, first, items, ast.Tuple([node.key, node.value], ast.Load()))
+        return compose(interpreter, ast.Call(ast.Name("dict", ast.Load()), [], []), {"args": [pairs]})
     if isinstance(node, _ListComprehension) and not _may_use_engine(node.elt):
         return _evaluate_nested(interpreter, node, first, items, inner_generators)
     interpreter.add_user_code()

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -133,6 +134,18 @@ def to_plain_function(func: Any, arguments: Sequence[Symbol]) -> tuple[FunctionT
     return (func if type(func) is FunctionType else None), list(arguments)
 
 
+def unwrap_partial(
+    func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> tuple[Any, list[Symbol], dict[str, Symbol]]:
+    """Return the function that a `functools.partial` calls, or `func` itself, and all arguments of the call."""
+    arguments, keywords = list(arguments), dict(keywords)
+    while type(func) is partial:
+        arguments = [*map(KnownValue, func.args), *arguments]
+        keywords = {key: KnownValue(argument) for key, argument in func.keywords.items()} | keywords
+        func = func.func
+    return func, arguments, keywords
+
+
 def enter_call(
     func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
 ) -> tuple[Definition, CallFrame] | None:
@@ -143,6 +156,7 @@ def enter_call(
     if isinstance(func, LocalFunction):
         frame = _make_frame(func.code, func.defaults, arguments, keywords, NO_FREE_NAMES, func.read_outer)
         return None if frame is None else (func.definition, frame)
+    func, arguments, keywords = unwrap_partial(func, arguments, keywords)
     plain_function, arguments = to_plain_function(func, arguments)
     if plain_function is None or is_framework_code(plain_function):
         return None

@@ -106,6 +106,11 @@ class DataGuards:
         return not changed
 
 
+def is_recording() -> bool:
+    """Return True if guards record the data that are read here."""
+    return _recording_guards.get() is not None
+
+
 def is_reliable(owner: object, name: str, value: Any, read_again: Callable[[], Any]) -> bool:
     """Return True if a plan may rely on `owner`'s value of that name.
 

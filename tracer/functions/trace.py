@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.runtime.dead_parts import Once, cause_of
-from teola_plugin.tracer.draft import Draft, Span, TraceResult
+from teola_plugin.tracer.draft import Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.interpreter import (
     BlockExit,
@@ -22,6 +22,7 @@ from teola_plugin.tracer.functions.interpreter import (
     SharedContext,
     enter_function,
     to_plain_function,
+    unwrap_partial,
 )
 from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES
 from teola_plugin.tracer.functions.mutations import Mutations
@@ -41,6 +42,7 @@ from teola_plugin.tracer.functions.symbols import (
     to_symbol,
     with_attributes,
 )
+from teola_plugin.tracer.langchain.trace import ReadFunction
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
@@ -131,11 +133,7 @@ def _summarize(
     keywords: dict[str, Symbol] = {key: to_symbol(value) for key, value in arguments.items()}
     if state in keywords:
         keywords[state] = with_attributes(keywords[state])
-    positional: list[Symbol] = []
-    while type(func) is partial:
-        positional = [*(KnownValue(argument) for argument in func.args), *positional]
-        keywords = {key: KnownValue(argument) for key, argument in func.keywords.items()} | keywords
-        func = func.func
+    func, positional, keywords = unwrap_partial(func, (), keywords)
     plain_function, positional = to_plain_function(func, positional)
     entry = None if plain_function is None else enter_function(plain_function, positional, keywords)
     if plain_function is None or entry is None:
@@ -207,6 +205,28 @@ def _node_names(value: Symbol) -> tuple[str, ...]:
         return (names,)
     are_names = is_known and type(names) in (list, tuple) and all(type(name) is str for name in names)
     return tuple(names) if are_names else ()
+
+
+def first_parameter(func: Any) -> str:
+    """Return the name of the parameter that takes the only argument of a call, "" if there is none."""
+    func, bound_arguments, _ = unwrap_partial(func, (), {})
+    plain_function, bound_arguments = to_plain_function(func, bound_arguments)
+    if plain_function is None:
+        return ""
+    code, index = plain_function.__code__, len(bound_arguments)
+    return code.co_varnames[index] if code.co_argcount > index else ""
+
+
+def function_reader(find_leaves: FindLeaves) -> ReadFunction:
+    """Return what adds the calls of functions in chains to a draft: those of leaves that `find_leaves` finds, too."""
+
+    def read(draft: Draft, func: Any, argument: Ref, name: str) -> Names:
+        parameter = first_parameter(func)
+        if not parameter or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            return ()
+        return summarize_function(func, {parameter: argument}, draft, name, find_leaves=find_leaves).span.heads
+
+    return read
 
 
 def materialize(draft: Draft, symbol: Symbol, name: str) -> Ref | None:

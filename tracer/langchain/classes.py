@@ -161,6 +161,18 @@ _NAMES: tuple[tuple[type, str], ...] = (
 )
 
 
+WRAPPED_FUNCTION = "__teola_function__"
+"""Attribute of functions that stand for one of the user's: that function."""
+
+
+def function_of(node: object) -> Any:
+    """Return the function of the user's that a `RunnableLambda` calls, None if it has another one for loops."""
+    functions = [vars(node)[name] for name in ("func", "afunc") if name in vars(node)]
+    if type(node) is not RunnableLambda or len(functions) != 1:
+        return None
+    return getattr(functions[0], WRAPPED_FUNCTION, functions[0])
+
+
 def short_name(node: object) -> str:
     """Return one readable word for the name of the node's component."""
     if isinstance(node, RunnableLambda):

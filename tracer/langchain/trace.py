@@ -36,6 +36,7 @@ from teola_plugin.tracer.langchain.classes import (
     choice_of,
     find_override,
     find_pool_backed,
+    function_of,
     has_own_run,
     is_accelerated,
     is_transparent,
@@ -53,7 +54,7 @@ from teola_plugin.tracer.langchain.equivalents import (
 )
 from teola_plugin.tracer.langchain.leaves import lower_leaf, lower_parser
 from teola_plugin.tracer.langchain.prompts import bind_prompt, prompt_shape
-from teola_plugin.tracer.leaf import GenerationLeaf, WrappedLeaf
+from teola_plugin.tracer.leaf import PERMISSION, GenerationLeaf, WrappedLeaf
 from teola_plugin.tracer.lookahead import lookahead_of_choice
 from teola_plugin.tracer.purity.purity import AttributeGetter, Purity, analyze_callable, call_on_plain, plain_size
 from teola_plugin.tracer.report import Level, TraceNode
@@ -71,6 +72,8 @@ from teola_plugin.tracer.symbols import (
 Node = Runnable[Any, Any]
 FindLeaf = Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]
 """(node, bound arguments, path) -> its leaf, for objects that are not pool-backed."""
+ReadFunction = Callable[[Draft, Any, Ref, str], Names]
+"""(draft, function, its argument, name) -> adds what the user's function asks engines for. Returns the first of it."""
 Lowered = tuple[Value, Span]
 RunPath = tuple[str, ...]
 """The tags of a run and of the runs around it, outermost first: where in the chain the run belongs.
@@ -85,16 +88,19 @@ _UNTAGGED = "mapper"
 _CHILD_TAGS = ("seq:step:", "map:key:", "condition:", "branch:", "retry:attempt:")
 
 
-def trace(runnable: object, find_leaf: FindLeaf | None = None) -> TraceResult:
+def trace(
+    runnable: object, find_leaf: FindLeaf | None = None, read_function: ReadFunction | None = None
+) -> TraceResult:
     """Trace a Runnable. Run no user code, change nothing.
 
-    `find_leaf` says which of the user's own objects are leaves; any other one runs as it always did. Raise `TraceError`
-    for an object that is no Runnable.
+    `find_leaf` says which of the user's own objects are leaves; any other one runs as it always did. `read_function`
+    reads the source of the user's functions; without it their calls are not known. Raise `TraceError` for an object
+    that is no Runnable.
     """
     check_runnable(runnable, "chain")
     assert isinstance(runnable, Runnable)
     draft = Draft()
-    value, _ = _ChainTracer(draft, find_leaf).lower(runnable, Ref(INPUT), _Location())
+    value, _ = _ChainTracer(draft, find_leaf, read_function).lower(runnable, Ref(INPUT), _Location())
     return draft.finish(draft.materialize(value, "output", ()), "chain")
 
 
@@ -162,9 +168,11 @@ class _Location:
 class _ChainTracer:
     """A walk through the nodes of one template; the body of a `.map()` has a tracer of its own."""
 
-    def __init__(self, draft: Draft, find_leaf: FindLeaf | None = None) -> None:
+    def __init__(
+        self, draft: Draft, find_leaf: FindLeaf | None = None, read_function: ReadFunction | None = None
+    ) -> None:
         self._draft = draft
-        self._find_leaf = find_leaf
+        self._find_leaf, self._read_function = find_leaf, read_function
         # (class, whether it takes bound arguments, how it is lowered); the first match counts
         self._rules: tuple[tuple[type, bool, Callable[[Any, Value, _Location], Lowered]], ...] = (
             (RunnableSequence, True, self._lower_sequence),
@@ -185,9 +193,10 @@ class _ChainTracer:
         try:
             return self._lower_by_rules(node, value, location)
         except NotUnderstood as reason:
-            lowered = self._add_opaque(node, value, location, str(reason))
+            heads = self._add_calls_of_function(node, value, location)
+            opaque, span = self._add_opaque(node, value, location, str(reason))
         self._add_lookahead(node, value, location)
-        return lowered
+        return opaque, Span(heads + span.heads, span.tails)
 
     def _lower_by_rules(self, node: Node, value: Value, location: _Location) -> Lowered:
         leaf = leaf_of(node, location.kwargs)
@@ -359,6 +368,28 @@ class _ChainTracer:
         else:
             result = self._pack_tuple([read_key(value, key) for key in reads.keys], location)
         return self._finish_leaf(node, location, result, before)
+
+    def _add_calls_of_function(self, node: Node, value: Value, location: _Location) -> Names:
+        """Add the calls that a function of the user's certainly makes, and return the first component of them.
+
+        They begin where the function does: once its argument is there, and all calls before it have ended.
+        """
+        function = function_of(node)
+        if self._read_function is None or function is None or location.kwargs or not location.is_watched:
+            return ()
+        draft, inner, preferred_name = self._draft, self._draft.body(), location.name(short_name(node))
+        name = draft.name(f"{preferred_name}.argument")
+        heads = self._read_function(inner, function, Ref(name), preferred_name)
+        if not heads:
+            return ()
+        inputs = named(value=draft.materialize(value, name, location.run_path))
+        begin = Component(name, Role.CALL, inputs, effects=(replace(PERMISSION, writes=True),), scope=location.run_path)
+        draft.add(begin, on_loop(lambda value: value))
+        draft.components |= inner.components
+        draft.order += [*inner.order, *((name, head) for head in heads)]
+        draft.nodes += inner.nodes
+        draft.adopt_calls(inner)
+        return (name,)
 
     def _read_path(self, value: Value, keys: tuple[str | int, ...]) -> Value:
         for key in keys:

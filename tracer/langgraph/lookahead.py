@@ -24,6 +24,7 @@ from teola_plugin.tracer.functions import (
     FindLeaves,
     InstancePerItem,
     Symbol,
+    first_parameter,
     materialize,
     summarize_function,
 )
@@ -103,7 +104,7 @@ def lower_node(
         result = to_symbol(value)
         return LoweredNode(span, result.items if isinstance(result, Fields) and result.base is None else None)
     func = functions.func or functions.afunc
-    parameter = _first_parameter(func)
+    parameter = first_parameter(func)
     if not parameter:
         return LoweredNode(is_opaque=True)
     summary = summarize_function(
@@ -113,15 +114,6 @@ def lower_node(
     sends = (sent,) if isinstance(sent, InstancePerItem) and sent.instance.kind.__name__ == "Send" else ()
     is_opaque = summary.runs_user_code and not summary.uses_engines
     return LoweredNode(summary.span, summary.updates, summary.goto, sends, is_opaque, summary.mutations)
-
-
-def _first_parameter(func: Any) -> str:
-    """Return the name of the parameter that gets the state, "" if there is none."""
-    while type(func) is partial and not func.args:
-        func = func.func
-    code = getattr(getattr(func, "__func__", func), "__code__", None)
-    index = 1 if hasattr(func, "__self__") else 0
-    return code.co_varnames[index] if code is not None and code.co_argcount > index else ""
 
 
 def _to_value(draft: Draft, symbol: Symbol, name: str) -> Value:

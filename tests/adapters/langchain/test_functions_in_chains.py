@@ -1,0 +1,369 @@
+"""Functions in chains that call models of the user's own: certain calls are prefetched, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from differential.recording import observe
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough, chain
+from langchain_openai import ChatOpenAI
+from support.hosted_model import LATENCY_S, HostedModel
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+
+Build = Callable[[Any], Runnable[Any, Any]]
+INPUT = {"topic": "oats", "items": ["a", "b", "c"]}
+WAYS = ("invoke", "ainvoke", "stream", "astream", "batch", "events")
+
+
+def ask(template: str, model: Any) -> Runnable[Any, str]:
+    return ChatPromptTemplate.from_template(template) | model | StrOutputParser()
+
+
+def loop(model: Any) -> Runnable[Any, Any]:
+    def take_notes(inputs: dict[str, Any]) -> list[str]:
+        notes = []
+        for item in inputs["items"]:
+            note = ask("note {item}", model).invoke({"item": item})
+            notes.append(f"- {note}")
+        return notes
+
+    return RunnableLambda(take_notes)
+
+
+def comprehension_then_a_summary(model: Any) -> Runnable[Any, Any]:
+    def summarize(inputs: dict[str, Any]) -> str:
+        notes = [model.invoke(f"note {item}").content for item in inputs["items"] if len(item) > 0]
+        return str(model.invoke("summarize " + ", ".join(map(str, notes))).content)
+
+    return RunnableLambda(summarize)
+
+
+def behind_a_prompt(model: Any) -> Runnable[Any, Any]:
+    def ask_twice(prompt: Any) -> list[Any]:
+        return [model.invoke(prompt).content, model.invoke("check oats").content]
+
+    return ChatPromptTemplate.from_template("plan {topic}") | ask_twice
+
+
+def in_a_dictionary(model: Any) -> Runnable[Any, Any]:
+    def take_notes(inputs: dict[str, Any]) -> list[Any]:
+        return [model.invoke(f"note {item}").content for item in inputs["items"]]
+
+    return RunnablePassthrough.assign(notes=take_notes) | ask("write from {notes}", model)
+
+
+def decorated(model: Any) -> Runnable[Any, Any]:
+    @chain
+    def plan_and_note(inputs: dict[str, Any]) -> str:
+        plan = ask("plan {topic}", model).invoke(inputs)
+        note = ask("note {topic}", model).invoke(inputs)
+        return plan + note
+
+    return plan_and_note
+
+
+def _check(model: Any, rule: str, topic: str) -> bool:
+    return "no" not in str(model.invoke(f"is {topic} {rule}?").content).split()[:1]
+
+
+def helper_of_a_helper(model: Any) -> Runnable[Any, Any]:
+    check = partial(_check, model)
+
+    def check_all(inputs: dict[str, Any]) -> str:
+        results = {rule: check(rule, inputs["topic"]) for rule in ("kind", "brief")}
+        return f"{results}: {model.invoke('answer ' + inputs['topic']).content}"
+
+    return RunnableLambda(check_all)
+
+
+class Writer:
+    """Holds a model, and has a method that a chain calls."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def write(self, inputs: dict[str, Any]) -> list[str]:
+        return [self._ask(kind, inputs["topic"]) for kind in ("plan", "note")]
+
+    def _ask(self, kind: str, topic: str) -> str:
+        return str(self.model.invoke(f"{kind} {topic}").content)
+
+
+def method(model: Any) -> Runnable[Any, Any]:
+    return RunnableLambda(Writer(model).write)
+
+
+def batch(model: Any) -> Runnable[Any, Any]:
+    def take_notes(inputs: dict[str, Any]) -> list[Any]:
+        plan = model.invoke(f"plan {inputs['topic']}").content
+        return [plan, *ask("note {item}", model).batch([{"item": item} for item in inputs["items"]])]
+
+    return RunnableLambda(take_notes)
+
+
+def behind_a_model(model: Any) -> Runnable[Any, Any]:
+    def take_notes(inputs: dict[str, Any]) -> str:
+        notes = []
+        for line in inputs["plan"].split():
+            notes.append(str(model.invoke(f"note {line}").content))
+        return "; ".join(notes)
+
+    return RunnablePassthrough.assign(plan=ask("plan {topic}", model)) | take_notes | ask("write {all}", model)
+
+
+GAINING: dict[str, Build] = {
+    build.__name__: build
+    for build in (
+        loop,
+        comprehension_then_a_summary,
+        behind_a_prompt,
+        in_a_dictionary,
+        decorated,
+        helper_of_a_helper,
+        method,
+        batch,
+    )
+}
+
+
+async def _events(app: Runnable[Any, Any], input: Any, config: Any) -> Any:
+    events = [event async for event in app.astream_events(input, config, version="v2")]
+    return sorted((event["event"], event["name"], sorted(event["tags"])) for event in events)
+
+
+def outcome_of(app: Runnable[Any, Any], way: str, input: Any = None) -> Any:
+    """Return the result, the events and the prompts of a call."""
+    input = INPUT if input is None else input
+    if way == "events":
+        return observe(app, way, input, lambda app, input, config: asyncio.run(_events(app, input, config)))
+    return observe(app, way, input)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", GAINING.values(), ids=GAINING)
+def test_certain_calls_of_a_function_run_at_once_and_are_the_originals(build: Build, way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    at_once_before = 3 if way == "batch" else 1
+    if build is batch:
+        at_once_before *= 3
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert plain.most_at_once <= at_once_before < fast.most_at_once
+
+
+def test_function_behind_a_model_begins_with_what_the_model_answered() -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(behind_a_model(plain), "invoke")
+
+    result = outcome_of(accelerate(behind_a_model(fast)), "invoke")
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once == 4
+
+
+def test_explain_names_the_loop_of_a_function() -> None:
+    assert (
+        "each model call of take_notes.each beside those of the other items"
+        in accelerate(loop(HostedModel())).explain()
+    )
+
+
+# ------------------------------------------------------------ coroutine functions
+
+
+def async_loop(model: Any) -> Runnable[Any, Any]:
+    async def take_notes(inputs: dict[str, Any]) -> list[Any]:
+        notes = []
+        for item in inputs["items"]:
+            reply = await model.ainvoke(f"note {item}")
+            notes.append(reply.content)
+        return notes
+
+    return RunnableLambda(take_notes)
+
+
+def async_gather(model: Any) -> Runnable[Any, Any]:
+    async def take_notes(inputs: dict[str, Any]) -> list[Any]:
+        plan = await model.ainvoke(f"plan {inputs['topic']}")
+        notes = await asyncio.gather(*(model.ainvoke(f"note {item}") for item in inputs["items"]))
+        return [plan.content, *(note.content for note in notes)]
+
+    return RunnableLambda(take_notes)
+
+
+@pytest.mark.parametrize("way", ["ainvoke", "astream", "events"])
+@pytest.mark.parametrize("build", [async_loop, async_gather])
+def test_coroutine_functions_gain_too(build: Build, way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once > plain.most_at_once
+
+
+def test_cancelled_call_leaves_no_call_running() -> None:
+    model = HostedModel()
+    app = accelerate(async_loop(model))
+
+    async def cancel() -> None:
+        task = asyncio.create_task(app.ainvoke(INPUT))
+        await asyncio.sleep(LATENCY_S / 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.02)
+
+    asyncio.run(cancel())
+    assert model._running == 0
+
+
+# ------------------------------------------------------------ calls that are not certain
+
+
+def decided_by_an_answer(model: Any) -> Runnable[Any, Any]:
+    def choose(inputs: dict[str, Any]) -> Any:
+        verdict = model.invoke(f"judge {inputs['topic']}").content
+        return verdict if "oats" in verdict else model.invoke(f"rewrite {inputs['topic']}").content
+
+    return RunnableLambda(choose)
+
+
+def behind_code_of_its_own(model: Any) -> Runnable[Any, Any]:
+    written: list[str] = []
+
+    def write_down(inputs: dict[str, Any]) -> Any:
+        written.append(inputs["topic"])
+        return model.invoke(f"seen {len(written)} times").content
+
+    return RunnableLambda(write_down)
+
+
+def left_early(model: Any) -> Runnable[Any, Any]:
+    def find(inputs: dict[str, Any]) -> Any:
+        for item in inputs["items"]:
+            answer = model.invoke(f"try {item}").content
+            if "a" in answer:
+                return answer
+        return ""
+
+    return RunnableLambda(find)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", [decided_by_an_answer, behind_code_of_its_own, left_early])
+def test_no_call_is_made_that_the_original_does_not_make(build: Build, way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+
+
+def test_data_of_a_closure_that_was_changed_are_read_again() -> None:
+    kinds = ["plan", "note"]
+
+    def build(model: Any) -> Runnable[Any, Any]:
+        def ask_all(topic: str) -> list[Any]:
+            return [model.invoke(f"{kind} {topic}").content for kind in kinds]
+
+        return RunnableLambda(ask_all)
+
+    model = HostedModel()
+    app = accelerate(build(model))
+    app.invoke("oats")
+    kinds[:] = ["list", "sum"]
+
+    app.invoke("rye")
+
+    assert model.prompts == ["list rye", "note oats", "plan oats", "sum rye"]
+    assert model.most_at_once == 2
+
+
+# ------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", [loop, in_a_dictionary])
+def test_error_of_a_prefetched_call_is_the_originals(build: Build, way: str) -> None:
+    expected = outcome_of(build(HostedModel(fails_on="note b")), way)
+
+    result = outcome_of(accelerate(build(HostedModel(fails_on="note b"))), way)
+
+    assert "refused: note b" in result.result
+    assert result.result == expected.result
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
+def test_no_call_of_a_function_is_made_if_a_step_before_it_raises(way: str) -> None:
+    def ask_twice(inputs: Any) -> list[Any]:
+        return [model.invoke("plan oats").content, model.invoke("note oats").content]
+
+    model = HostedModel()
+    parsed = ChatPromptTemplate.from_template("plan {topic}") | HostedModel() | JsonOutputParser()
+    app = parsed | RunnableLambda(ask_twice)
+    expected = outcome_of(app, way)
+
+    result = outcome_of(accelerate(app), way)
+
+    assert result == expected
+    assert result.failed
+    assert model.prompts == []
+
+
+def test_step_that_raises_after_a_function_raises_as_in_the_original() -> None:
+    def refuse(notes: list[str]) -> None:
+        raise PermissionError(", ".join(notes))
+
+    def build(model: Any) -> Runnable[Any, Any]:
+        return loop(model) | RunnableLambda(refuse)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), "invoke")
+
+    result = outcome_of(accelerate(build(fast)), "invoke")
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+
+
+# ------------------------------------------------------------ requests on a server
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    with openai_stub(lambda body: {"content": f"answer to {body['messages'][-1]['content']}"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("build", [loop, comprehension_then_a_summary, in_a_dictionary, behind_a_model])
+def test_server_gets_the_requests_of_the_original(stub: Stub, build: Build, way: str) -> None:
+    model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
+    results, bodies = [], []
+    for app in (build(model), accelerate(build(model))):
+        stub.asked.clear()
+        results.append(outcome_of(app, way).result)
+        time.sleep(0.03)
+        bodies.append(sorted(map(str, stub.generations)))
+
+    assert results[0] == results[1]
+    assert bodies[0] == bodies[1]
