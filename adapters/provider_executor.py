@@ -42,10 +42,11 @@ class Outcome:
 class Prefetcher(Protocol):
     """Makes the provider calls that the graph of one query asks for."""
 
-    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
+    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome] | None:
         """Return what the object at a call site gives for an input: from a prefetch, or from the original's call.
 
-        `part`: the name of the part of the query whose graph asks; empty for the query's own graph.
+        Return None if nothing in the graph reads it: the request ends with its query. `part`: the name of the part of
+        the query whose graph asks; empty for the query's own graph.
         """
         ...
 
@@ -142,7 +143,8 @@ class ProviderPort:
                 continue
             part = next(iter(entry.claims.graphs), "")
             outcome = calls.prefetch(request.payload.site, request.payload.input, request.id, part)
-            outcome.add_done_callback(partial(self._arrived, asyncio.get_running_loop(), entry))
+            if outcome is not None:
+                outcome.add_done_callback(partial(self._arrived, asyncio.get_running_loop(), entry))
 
     def _arrived(self, loop: asyncio.AbstractEventLoop, entry: EngineRequest, outcome: Future[Outcome]) -> None:
         """Wake the pool's loop, once for all outcomes that arrive until it looks. Called on any thread."""

@@ -75,7 +75,9 @@ def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
     constant: Any = _CONSTANT
     copier: Any = _copier
     return {
-        key if type(key) in constant else _copied(key): one if type(one) in constant else copier(type(one))(one)
+        key if type(key) in constant else _copied(key): one
+        if type(one) in constant
+        else (type(one)() if type(one) in _COPIERS and not one else copier(type(one))(one))
         for key, one in value.items()
     }
 
@@ -92,8 +94,9 @@ def _model(value: Any) -> Any:
     kind: Any = type(value)
     copy, put = kind.__new__(kind), object.__setattr__
     put(copy, "__dict__", _dict(value.__dict__))
-    put(copy, "__pydantic_extra__", _copied(value.__pydantic_extra__))
-    put(copy, "__pydantic_private__", _copied(value.__pydantic_private__))
+    for name in ("__pydantic_extra__", "__pydantic_private__"):
+        fields = getattr(value, name)
+        put(copy, name, None if fields is None else _copied(fields))
     put(copy, "__pydantic_fields_set__", set(value.__pydantic_fields_set__))
     return copy
 

@@ -97,6 +97,8 @@ def unplanned(
     requested: RequestedTerms, runs: Sequence[Any], app: str, clock: Callable[[], float]
 ) -> tuple[Terms | None, Any]:
     """Return the terms and the `Deadline` of a call without a query of its own; None twice in a live one that fits."""
+    if requested is NOTHING_REQUESTED and app == NO_APP and not runs and current_terms.get() is None:
+        return None, None
     terms = requested.terms(outer_terms(runs), clock())
     if runs and not runs[0].closed and terms == runs[0].query.terms:
         return None, None

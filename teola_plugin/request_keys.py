@@ -11,6 +11,7 @@ from typing import Any
 _KEY_OF_PROCESS = os.urandom(16)
 """Secrets enter keys as digests that mean nothing outside this process."""
 _PLAIN = frozenset((type(None), str, int, bool, bytes))
+_CONTAINERS = frozenset((dict, list, tuple))
 _MAX_DEPTH = 100
 
 Freezer = Callable[[Any], Hashable | None]
@@ -84,7 +85,11 @@ def _frozen_items(values: dict[Any, Any], special: Freezer | None, depth: int) -
         [
             (
                 (type(key), key) if type(key) in plain else _frozen(key, special, depth),
-                (type(one), one) if type(one) in plain else _frozen(one, special, depth),
+                (type(one), one)
+                if type(one) in plain
+                else (type(one), ())
+                if type(one) in _CONTAINERS and not one
+                else _frozen(one, special, depth),
             )
             for key, one in values.items()
         ]

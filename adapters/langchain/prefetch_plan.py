@@ -401,7 +401,8 @@ class PrefetchPlan:
     ) -> QueryCalls | None:
         """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
         models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in self.prefetched_sites)
-        terms = prefetch_terms(config, entry, models=models) if self.reads.are_in(input) else None
+        classes = frozenset(type(site.target) for site in self.sites.values())
+        terms = prefetch_terms(config, entry, models=models, classes=classes) if self.reads.are_in(input) else None
         if terms is None:
             return None
         form, config_limit = terms
@@ -420,12 +421,15 @@ class PrefetchPlan:
 
 
 def prefetch_terms(
-    config: RunnableConfig, entry: EntryPoint, *, models: bool
+    config: RunnableConfig, entry: EntryPoint, *, models: bool, classes: Iterable[type] | None = None
 ) -> tuple[EntryForm, ConcurrencyLimit | None] | None:
-    """Return the form of prefetched calls, and the limit that a config sets; None where nothing may be prefetched."""
+    """Return the form of prefetched calls, and the limit that a config sets; None where nothing may be prefetched.
+
+    `classes`: those of the objects that are called, if they are known.
+    """
     max_concurrency = config.get("max_concurrency")
     form = form_of_entry(config, entry, models=models)
-    if max_concurrency == 1 or form is None or not wrap_new_classes():
+    if max_concurrency == 1 or form is None or not wrap_new_classes(classes):
         return None
     return form, ConcurrencyLimit(max_concurrency) if max_concurrency else None
 

@@ -17,7 +17,6 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
-from uuid import uuid4
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -28,6 +27,7 @@ from langchain_core.callbacks import (
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langchain_core.utils.uuid import uuid7
 
 from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.langchain.prefetch_listener import listener_class
@@ -269,25 +269,18 @@ class QueryCalls:
 
     # ------------------------------------------------------------ the graph's side
 
-    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
-        """Return what the object at a site gives for an input: from a prefetch, or from the original's own call."""
-        site = self.sites[key]
-        scope = CallScope(self.table, Caller.PLANNER, copied, request_id=request_id, on_change=site.keeps_its_place.set)
-        prefetch = Prefetch(site, None, scope)
-        scope.stop = lambda: prefetch.cancel()
+    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome] | None:
+        """Return what the object at a site gives for an input: from a prefetch, or from the original's own call.
+
+        Return None if the planner has no use for it.
+        """
+        site, is_read = self.sites[key], bool(part) or key not in self._unread
         with self._lock:
-            if part:
-                calls_before = self._calls_before_part.get(part, self._calls_before_new_part)
-                scope.graph = PlannerGraph(part, part, lookahead=True, since=calls_before)
             self._reached.add(key)
-            scope.may_make = key in self._prefetched - self._passed and not site.keeps_its_place.is_set()
-            scope.is_dropped = self.table.is_closed
-            is_needed = scope.may_make or key not in self._unread
-            if not scope.is_dropped:
-                self._all.append(prefetch)
-        if scope.is_dropped:
-            prefetch.drop()
-        elif is_needed:
+            is_prefetched = key in self._prefetched and key not in self._passed
+        may_make = is_prefetched and not site.keeps_its_place.is_set()
+        prefetch = self._make_prefetch(site, request_id, part, may_make) if may_make or is_read else None
+        if prefetch is not None and not prefetch.scope.is_dropped:
             try:
                 prefetch.input = snapshot(input)
             except NotCopied as error:
@@ -296,7 +289,23 @@ class QueryCalls:
                 with self._lock:
                     self._waiting.append(prefetch)
         self._start_ready()
-        return prefetch.result
+        return prefetch.result if prefetch is not None and is_read else None
+
+    def _make_prefetch(self, site: CallSite, request_id: str, part: str, may_make: bool) -> Prefetch:
+        scope = CallScope(self.table, Caller.PLANNER, copied, may_make=may_make, request_id=request_id)
+        scope.on_change = site.keeps_its_place.set
+        prefetch = Prefetch(site, None, scope)
+        scope.stop = lambda: prefetch.cancel()
+        with self._lock:
+            if part:
+                calls_before = self._calls_before_part.get(part, self._calls_before_new_part)
+                scope.graph = PlannerGraph(part, part, lookahead=True, since=calls_before)
+            scope.is_dropped = self.table.is_closed
+            if not scope.is_dropped:
+                self._all.append(prefetch)
+        if scope.is_dropped:
+            prefetch.drop()
+        return prefetch
 
     def _start_ready(self) -> None:
         with self._lock:
@@ -456,7 +465,7 @@ def heard_by_nobody(
     """
     listener = listener_class((*listeners, *added_to_every_manager(manager)))(scope)
     silent = config.copy()
-    silent["callbacks"] = manager([listener], [listener], parent_run_id=uuid4())
+    silent["callbacks"] = manager([listener], [listener], parent_run_id=uuid7())
     prefetch_scope.set(scope)
     var_child_runnable_config.set(silent)
     return silent

@@ -309,11 +309,14 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         `RegistrationError` for terms that make no sense.
         """
         plan = None if entry is None or kwargs else self._prefetch_plan
-        merged = ensure_config(self._with_own(config) if self.config else config)
-        terms, runs = requested_terms(merged), active_runs(merged.get("callbacks"))
-        if self._pool is not None or plan is not None:
+        has_plan, merged = self._pool is not None or plan is not None, config
+        if self.config or has_plan or type(config) not in (dict, type(None)):
+            merged = ensure_config(self._with_own(config) if self.config else config)
+        terms, runs = requested_terms(merged), active_runs((merged or {}).get("callbacks"))
+        if merged is not None and has_plan:
             try:
-                form = AnswerForm.UNKNOWN if streamed or kwargs else form_of_answers(merged)
+                is_unknown = streamed or kwargs or self._pool is None
+                form = AnswerForm.UNKNOWN if is_unknown else form_of_answers(merged)
                 with under_routing(self._routing):
                     started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, is_whole_call)
             except Exception as error:  # nothing of the original has run yet

@@ -154,10 +154,11 @@ class QueryRun:
     streamed_into: PieceLog | None = None
     """Where its text goes; None when nobody wants it, or it goes there already."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    id: str = field(init=False)
+    """That of the query."""
 
-    @property
-    def id(self) -> str:
-        return self.query.id
+    def __post_init__(self) -> None:
+        self.id = self.query.id
 
     @property
     def whole(self) -> QueryRun:

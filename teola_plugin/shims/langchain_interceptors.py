@@ -17,7 +17,7 @@ import inspect
 import re
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -541,10 +541,15 @@ def install(find_scope: FindScope) -> None:
     wrap_new_classes()
 
 
-def wrap_new_classes() -> bool:
-    """Intercept the methods of classes that were defined since. Return False, and do nothing, after `uninstall`."""
+def wrap_new_classes(needed: Iterable[type] | None = None) -> bool:
+    """Intercept the methods of classes that were defined since, if one of the `needed` ones is among them.
+
+    Return False, and do nothing, after `uninstall`.
+    """
     if not interceptors.is_installed:
         return False
+    if needed is not None and all(id(cls) in _seen for cls in needed):
+        return True
     new, todo = list[type](), list[type](_BASES)
     while todo:
         cls = todo.pop()

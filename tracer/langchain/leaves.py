@@ -143,7 +143,7 @@ def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, preferred_name: str,
         scope=scope,
         attributes=Attributes(wrapped=leaf.key),
     )
-    return draft.add(component, lambda variables: leaf.payload(render(variables)))
+    return draft.add(component, simple(plain_size)(lambda variables: leaf.payload(render(variables))))
 
 
 def _bare_value(variables: Mapping[str, Any]) -> Any:

@@ -170,7 +170,7 @@ class RunTrace:
         """End the trace of a query and return it."""
         for one in run.warmups:
             self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
-        own = {id(call): self._own(run, call, number) for number, call in enumerate(run.waits.own, start=1)}
+        own = {id(call): self._own(run, call, number, outcome) for number, call in enumerate(run.waits.own, start=1)}
         now = self._now() if run.ended is None else run.ended
         waits = tuple(_told(wait, own, now) for wait in run.waits.told())
         for wait, told in zip(run.waits.told(), waits, strict=False):
@@ -184,7 +184,7 @@ class RunTrace:
         for name in wait.spans if not used else ():
             self.recorder.settle(run.id, name, "wasted")
 
-    def _own(self, run: QueryRun, call: OwnCall, number: int) -> str:
+    def _own(self, run: QueryRun, call: OwnCall, number: int, outcome: str) -> str:
         """Return the name of the span of a provider call: that of the plan, if the plan has requested it."""
         names = [name for request in call.requests if (name := run.requests.get(request))] or _asked_for(run, call)
         if not names:
@@ -198,6 +198,8 @@ class RunTrace:
         self.recorder.lasted(run.id, names[0], call.began, call.ended)
         if call.used:
             self.recorder.settle(run.id, names[0], "done")
+        elif outcome == "closed" and call.ended is not None and run.ended is not None and call.ended <= run.ended:
+            self.recorder.settle(run.id, names[0], "wasted")
         return names[0]
 
     def settled(self, run: QueryRun, entry: EngineRequest) -> None:
