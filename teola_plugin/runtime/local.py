@@ -29,8 +29,7 @@ from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
-from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.query_run import QueryRun, QueryStore
 from teola_plugin.runtime.timeouts import at_most, ended
 from teola_plugin.runtime.usage import current_tally
 from teola_plugin.scheduling import BatchPolicy

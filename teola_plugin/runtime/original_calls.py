@@ -36,8 +36,7 @@ from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.plain_drafts import drafts_of_call
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.primitive_requests import all_drafts
-from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.query_run import QueryRun, QueryStore
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")

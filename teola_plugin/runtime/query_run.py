@@ -7,9 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from teola_plugin.errors import QueryTimeout
-from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Query
+from teola_plugin.graph import (
+    INPUT,
+    Graph,
+    Growth,
+    InstancePath,
+    Primitive,
+    PrimitiveKind,
+    Query,
+    Ref,
+    growths,
+    read_path,
+)
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep, StepLog
 from teola_plugin.observe.waits import WaitLog
@@ -18,11 +30,9 @@ from teola_plugin.runtime.claims import OWN_GRAPH, PlannerGraph
 from teola_plugin.runtime.context import current_place
 from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.part import AskingPart, HeldPart, Part
-from teola_plugin.runtime.query_store import QueryStore
 from teola_plugin.runtime.warmups import WarmedPrefix
 
 FIRST_CALL = 0.005
@@ -49,6 +59,70 @@ class Runtime(Protocol):
     def cancel_run(self, run: QueryRun) -> None: ...
 
     def time(self) -> float: ...
+
+
+class QueryStore:
+    """One query's intermediate values by producer, held until their last reader is done (paper, section 5.1).
+
+    Reading again, after a failure, gives the same value.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self._values: dict[str, Any] = {f"${name}": value for name, value in inputs.items()}
+
+    def put(self, producer: str, value: Any) -> None:
+        self._values[producer] = value
+
+    def read(self, ref: Ref) -> Any:
+        """Return the value under `ref`. Raises KeyError, IndexError or TypeError as the container does."""
+        return read_path(self._values[ref.producer], ref.path)
+
+    def __contains__(self, producer: str) -> bool:
+        return producer in self._values
+
+    def drop(self, producer: str) -> None:
+        self._values.pop(producer, None)
+
+    def clear(self) -> None:
+        self._values.clear()
+
+
+@dataclass(slots=True, eq=False)
+class GrowingPrompt:
+    """A prompt of a live query that may grow with a list, and how far it is known (see `incremental_prefilling`)."""
+
+    growth: Growth
+    plan: Growth
+    """The same as the plan has it: what one query shows of it holds for others."""
+    seen: int = 0
+    """Outputs of the list that the latest text is made of."""
+    ready: int = 0
+    """Outputs that were there when it was looked at last, of this list:"""
+    outputs: list[Ref] = field(default_factory=list)
+    whole: str | None = None
+    """That text; of no outputs at first."""
+    text: str = ""
+    """How the prompt will begin, as far as it can be guessed from the texts so far."""
+    over: bool = False
+    looking: bool = False
+    """Whether the client's code is making the next text."""
+    warmup: str = ""
+    """The primitive that is prefilling what was known last; empty when there is none under way."""
+    warmups: int = 0
+
+
+_growths: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
+
+
+def growing_prompts(graph: Graph, part: str = "", given: str = INPUT) -> list[GrowingPrompt]:
+    """Return the prompts of a query with this e-graph that may grow, or of a part named so with the input `given`."""
+    growing = _growths.get(graph)
+    if growing is None:
+        growing = _growths[graph] = growths(graph)
+    if not part or not growing:
+        return [GrowingPrompt(one, one) for one in growing]
+    names = {p.id: InstancePath(part).child(p.id) for p in graph}
+    return [GrowingPrompt(one.renamed(names, {INPUT: Ref(given)}), one) for one in growing]
 
 
 @dataclass(slots=True, eq=False)

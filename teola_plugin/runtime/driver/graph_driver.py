@@ -23,7 +23,6 @@ from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.enqueue_events import deeper
 from teola_plugin.runtime.driver.fragments import expansion
-from teola_plugin.runtime.driver.growing_prompts import growing_prompts
 from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
@@ -31,7 +30,7 @@ from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.query_run import FIRST_CALL, QueryRun
+from teola_plugin.runtime.query_run import FIRST_CALL, QueryRun, growing_prompts
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.events import Instruction, Tick, WakeAt

@@ -18,8 +18,7 @@ from typing import Any
 from teola_plugin.graph import Growth, InstancePath, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import GrowingPrompt, QueryRun
 from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
 
 RIGHT = 0.75

@@ -5,10 +5,10 @@ from __future__ import annotations
 from teola_plugin.errors import QueryCancelled
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests as requests
+from teola_plugin.runtime.driver.generation_group import Began, Decoded, Grown, News, NotNeeded, Prefilled
 from teola_plugin.runtime.driver.protocol import Driver
-from teola_plugin.runtime.driver.stream_news import tell
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
-from teola_plugin.scheduling.graph_events import Started
+from teola_plugin.scheduling.graph_events import Finished, ItemClosed, Started, Unused
 
 
 class PrimitiveNews:
@@ -27,7 +27,7 @@ class PrimitiveNews:
 
     def piece(self, run: QueryRun, live: LivePrimitiveRun, piece: Piece) -> None:
         for news in list(live.group.piece(piece.text)) if live.group is not None else ():
-            tell(self._driver, run, live, news)
+            _tell(self._driver, run, live, news)
 
     def all_ended(self, run: QueryRun, live: LivePrimitiveRun) -> None:
         p, results = live.primitive, live.results
@@ -42,5 +42,30 @@ class PrimitiveNews:
             self._driver.made(run, p.id)
             return
         for news in list(live.group.ended(value)):
-            tell(self._driver, run, live, news)
+            _tell(self._driver, run, live, news)
         self._driver.trace.generated(run, live, results)
+
+
+def _tell(driver: Driver, run: QueryRun, live: LivePrimitiveRun, news: News) -> None:
+    """Tell the graph scheduler and the trace what a stream said of a prefilling and its decodings."""
+    now = driver.now()
+    if isinstance(news, Began):
+        driver.trace.began_decoding(run, live, news.primitive)
+    elif isinstance(news, Prefilled):
+        run.store.put(news.primitive, True)
+        driver.trace.first(run, news.primitive)
+        if news.goes_on:
+            driver.trace.done(run, news.primitive)
+        driver.post(Finished(now, run.id, news.primitive))
+    elif isinstance(news, NotNeeded):
+        driver.post(Unused(now, run.id, news.primitive))
+    elif isinstance(news, Grown):
+        run.store.put(news.name, news.value)
+        driver.post(ItemClosed(now, run.id, news.primitive, news.index, news.name))
+    elif isinstance(news, Decoded):
+        run.store.put(news.primitive, news.value)
+        if news.whole:
+            driver.trace.ended(run, news.primitive, [news.value], decoding=True)
+        else:
+            driver.trace.done(run, news.primitive)
+        driver.post(Finished(now, run.id, news.primitive))

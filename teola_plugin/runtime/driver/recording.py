@@ -150,7 +150,7 @@ class RunTrace:
 
     def request_ended(self, run: QueryRun, entry: EngineRequest, value: Any, tells: bool | None) -> None:
         """Note the end of a warm-up, or of a prompt that may have found one. `tells`: see `note_use`."""
-        prefix = warmed(entry, value)
+        prefix = warmed(entry, value) if isinstance(value, Warmed) else None
         if prefix is not None:
             run.warmups.append(prefix)
         elif run.warmups:

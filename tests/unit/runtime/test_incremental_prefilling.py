@@ -17,10 +17,8 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.growing_prompts import GrowingPrompt
 from teola_plugin.runtime.driver.incremental_prefilling import TRUSTED, IncrementalPrefilling
-from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.runtime.query_store import QueryStore
+from teola_plugin.runtime.query_run import GrowingPrompt, QueryRun, QueryStore
 from teola_plugin.scheduling.live_primitive import LivePrimitive
 from tests.support.steps import growth
 
