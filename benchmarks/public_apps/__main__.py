@@ -2,6 +2,9 @@
 
 Each app runs on a fake OpenAI-compatible server in a process of its own, in turn as it is and accelerated. A speed-up
 is the median of the original, the better of its sync and async way, over the median of the accelerated app.
+
+With `--instant` the server answers at once, and the figures are the CPU time that a query of the app takes, and what
+acceleration adds: the median of the differences of pairs.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.common import arguments, environment, report
+from benchmarks.common import arguments, environment, report, summary
 from benchmarks.public_apps import langchain_apps, langgraph_apps, llamaindex_apps
 from benchmarks.public_apps.apps import App, Calls, Way
 from benchmarks.public_apps.server import FakeServer, LoggedRequest, fake_server
@@ -37,13 +40,16 @@ ASYNC_ONLY = ("research agent with a subgraph", "interviews from several perspec
 """Graphs whose nodes are coroutines: `invoke` raises."""
 WORTH_MEASURING = 1.15
 """Apps with less to gain do not count for `share_of_possible`."""
+SETTLE_S = 0.003
+"""Pause after a run, so that the CPU time of what it leaves to other threads counts as its own."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One run of an app: its time, the time to its first piece, its result, and what the server received."""
+    """One run of an app: its times, the time to its first piece, its result, and what the server received."""
 
     seconds: float
+    cpu_s: float
     first_s: float
     result: str
     requests: list[LoggedRequest]
@@ -65,7 +71,7 @@ class Runner:
 
     def run(self, app: App, obj: Any, way: Way) -> Run:
         """Call an app once."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         first = None
         with contextlib.redirect_stdout(io.StringIO()):
             if way == "stream":
@@ -75,9 +81,11 @@ class Runner:
             else:
                 result = obj.query(app.input) if app.kind == "query_engine" else obj.invoke(app.input)
         ended = time.perf_counter()
+        time.sleep(SETTLE_S)
+        cpu_s = time.process_time() - cpu_began
         if way == "stream" and app.is_concurrent:
             result = sorted(result, key=repr)
-        return Run(ended - began, (first or ended) - began, comparable(result), self._server.take_log())
+        return Run(ended - began, cpu_s, (first or ended) - began, comparable(result), self._server.take_log())
 
 
 async def _awaited(app: App, obj: Any) -> Any:
@@ -115,8 +123,8 @@ def comparable(result: Any) -> str:
 # ------------------------------------------------------------ one app
 
 
-def measure(app: App, runner: Runner, base_url: str, repeats: int) -> dict[str, Any]:
-    """Return the figures of one app: for each way the speed-up, the bound and what was equal."""
+def run_pairs(app: App, runner: Runner, base_url: str, repeats: int) -> dict[Way, Measured]:
+    """Run an app in each way, in turn as it is and accelerated."""
     original = app.build(base_url)
     fast = accelerate(original)
     runner.run(app, original, "ainvoke")  # also takes what was requested to build the app
@@ -131,6 +139,25 @@ def measure(app: App, runner: Runner, base_url: str, repeats: int) -> dict[str, 
             pair = [(original, runs[way].original), (fast, runs[way].fast)]
             for obj, kept in pair if number % 2 == 0 else reversed(pair):
                 kept.append(runner.run(app, obj, way))
+    return runs
+
+
+def cpu_times(app: App, runner: Runner, base_url: str, repeats: int) -> dict[str, Any]:
+    """Return the CPU time of a query of one app, and what acceleration adds, in milliseconds, for each way."""
+    ways = {}
+    for way, measured in run_pairs(app, runner, base_url, repeats).items():
+        pairs = zip(measured.original, measured.fast, strict=True)
+        ways[way] = {
+            "original_cpu_ms": round(1e3 * median(run.cpu_s for run in measured.original), 3),
+            "added_cpu_ms": summary([1e3 * (fast.cpu_s - original.cpu_s) for original, fast in pairs]),
+        }
+    return {"app": app.name, "ways": ways}
+
+
+def measure(app: App, runner: Runner, base_url: str, repeats: int) -> dict[str, Any]:
+    """Return the figures of one app: for each way the speed-up, the bound and what was equal."""
+    runs = run_pairs(app, runner, base_url, repeats)
+    ways = tuple(runs)
     whole = [median(run.seconds for run in runs[way].original) for way in ways if way != "stream"]
     bound_s = app.bound(Calls(runs[ways[0]].original[0].requests))
     row: dict[str, Any] = {"app": app.name, "possible": round(min(whole) / bound_s, 3), "ways": {}}
@@ -192,19 +219,31 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=10, help="pairs of runs in each way")
     parser.add_argument("--scale", type=float, default=1.0, help="latencies of the server, times this")
     parser.add_argument("--only", default="", help="only apps whose name contains this")
+    parser.add_argument("--instant", action="store_true", help="answers come at once: the CPU time that is added")
 
 
 def main() -> int:
     """Measure the apps and print the figures."""
     options = arguments(__doc__ or "", _options)
-    rows = []
-    with fake_server(options.scale) as server, asyncio.Runner() as loop:
+    rows, scale = [], 0.0 if options.instant else options.scale
+    with fake_server(scale) as server, asyncio.Runner() as loop:
         for app in APPS:
             if options.only in app.name:
-                rows.append(measure(app, Runner(server, loop), server.base_url, options.repeats))
+                figures = cpu_times if options.instant else measure
+                rows.append(figures(app, Runner(server, loop), server.base_url, options.repeats))
                 print(json.dumps(rows[-1]), file=sys.stderr)
-    result = {"summary": summarized(rows), "environment": environment(), "scale": options.scale, "apps": rows}
-    result["repeats"] = options.repeats
+    result: dict[str, Any] = {"environment": environment(), "scale": scale, "apps": rows, "repeats": options.repeats}
+    if options.instant:
+        added = [
+            {"app": row["app"], "way": way, "original, ms": one["original_cpu_ms"], "added, ms": cpu_ms["median"]}
+            | {"95 %": cpu_ms["interval"]}
+            for row in rows
+            for way, one in row["ways"].items()
+            for cpu_ms in (one["added_cpu_ms"],)
+        ]
+        report(result, options, "CPU time that the bare accelerate(app) adds, answers at once", added)
+        return 0
+    result["summary"] = summarized(rows)
     table = [
         {"app": row["app"], "way": way, **{key: one[key] for key in ("possible", "speed_up", "control")}}
         for row in rows

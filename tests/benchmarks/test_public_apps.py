@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 
-from benchmarks.public_apps.__main__ import APPS, Runner, measure, summarized
-from benchmarks.public_apps.apps import App
+from benchmarks.public_apps.__main__ import APPS, Run, Runner, cpu_times, measure, summarized
+from benchmarks.public_apps.apps import App, Way
 from benchmarks.public_apps.server import FakeServer, fake_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of ChatOpenAI with a schema
@@ -32,6 +34,27 @@ def test_accelerated_app_answers_and_requests_what_its_original_does(app: App, s
     for way, figures in row["ways"].items():
         assert figures["requests_equal"], way
         assert figures["answers_equal"], way
+
+
+class FakeRunner(Runner):
+    """Runs nothing: an original takes 2 ms of CPU time, and an accelerated app 5 ms."""
+
+    def __init__(self) -> None:
+        pass
+
+    def run(self, app: App, obj: Any, way: Way) -> Run:
+        cpu_s = 0.005 if hasattr(obj, "explain") else 0.002
+        return Run(seconds=1.0, cpu_s=cpu_s, first_s=1.0, result="", requests=[])
+
+
+def test_added_cpu_time_is_the_median_difference_of_pairs() -> None:
+    app = App("shout", lambda base_url: RunnableLambda(str.upper), "a", lambda calls: 1.0, kind="runnable")
+
+    figures = cpu_times(app, FakeRunner(), "", repeats=3)["ways"]["ainvoke"]
+
+    assert figures["original_cpu_ms"] == pytest.approx(2.0)
+    assert figures["added_cpu_ms"]["median"] == pytest.approx(3.0)
+    assert figures["added_cpu_ms"]["n"] == 3
 
 
 def test_share_of_possible_leaves_out_apps_with_nothing_to_gain() -> None:
