@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.errors import TraceError
+from teola_plugin.shims import httpx
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.options import Options
@@ -124,9 +125,10 @@ def adapter_of(obj: Any) -> Adapter:
 
 
 def uninstall_all() -> None:
-    """Put back every method that any adapter intercepts."""
+    """Put back every method that any adapter intercepts, and those of httpx's clients."""
     for adapter in _adapters:
         adapter.uninstall()
+    httpx.uninstall()
 
 
 def accelerate_graph_in_chain(obj: Any, options: Options) -> Any:

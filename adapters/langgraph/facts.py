@@ -26,7 +26,7 @@ from teola_plugin.adapters.langgraph.explain import (
     NodeFacts,
     ToolFacts,
 )
-from teola_plugin.adapters.langgraph.plans import Plans
+from teola_plugin.adapters.langgraph.plans import PlanKey, Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
 from teola_plugin.adapters.langgraph.prompt_advice import VaryingValue, analyse, varying_in_prompts, varying_partials
 from teola_plugin.adapters.reachable import is_users_function, reachable, referents
@@ -184,7 +184,7 @@ class GraphFacts:
         for name in self._visited:
             if self.plans is None or (name == node.name and is_first):
                 continue
-            plan = self.plans.traced(name, None, pushed=False)
+            plan = self.plans.traced(PlanKey(name), None)
             components = {} if plan is None else {component.name: component for component in plan.template.components}
             if plan is None or call not in components:
                 continue

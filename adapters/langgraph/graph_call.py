@@ -85,10 +85,11 @@ class Steps:
 class NodeTask:
     """A context manager around one task of a node. A class: generators would take more of the time that tasks take."""
 
-    __slots__ = ("_agent", "_call", "_config", "_input", "_name", "_step", "_token")
+    __slots__ = ("_agent", "_call", "_config", "_input", "_is_async", "_name", "_step", "_token")
 
-    def __init__(self, call: GraphCall, name: str, input: Any, config: Mapping[str, Any]) -> None:
+    def __init__(self, call: GraphCall, name: str, input: Any, config: Mapping[str, Any], is_async: bool) -> None:
         self._call, self._name, self._input, self._config = call, name, input, config
+        self._is_async = is_async
         self._agent: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
@@ -99,7 +100,7 @@ class NodeTask:
         self._step = call.steps.start_node(name, outer.step, number, metadata)
         node_place = replace(outer, step=self._step, form=form_of_answers(config))
         if call.parts is not None:
-            held_part = call.parts.start_node(name, self._input, config, node_place, number)
+            held_part = call.parts.start_node(name, self._input, config, node_place, number, is_async=self._is_async)
             node_place = node_place if held_part is None else replace(node_place, held=held_part)
         self._token = current_place.set(node_place)
         if call.agent is not None:
@@ -156,26 +157,26 @@ class WatchedNode(Runnable[Any, Any]):
     def __init__(self, graph: object, name: str, node: Runnable[Any, Any]) -> None:
         self._graph, self._name, self.node = graph, name, node
 
-    def _task(self, input: Any, config: RunnableConfig | None) -> AbstractContextManager[None]:
+    def _task(self, input: Any, config: RunnableConfig | None, *, is_async: bool) -> AbstractContextManager[None]:
         call = current_call.get()
         if call is None or call.graph is not self._graph:
             return _NO_TASK
-        return NodeTask(call, self._name, input, config or {})
+        return NodeTask(call, self._name, input, config or {}, is_async)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with self._task(input, config):
+        with self._task(input, config, is_async=False):
             return self.node.invoke(input, config, **kwargs)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with self._task(input, config):
+        with self._task(input, config, is_async=True):
             return await self.node.ainvoke(input, config, **kwargs)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        with self._task(input, config):
+        with self._task(input, config, is_async=False):
             yield from self.node.stream(input, config, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        with self._task(input, config):
+        with self._task(input, config, is_async=True):
             async with aclosing(self.node.astream(input, config, **kwargs)) as chunks:
                 async for chunk in chunks:
                     yield chunk

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import can_start_early, log_fallback
@@ -42,7 +42,17 @@ MISSING_PLAN_DELAY_S = 0.02
 PRIMITIVES_PER_NODE = 4
 """Primitives that a node counts for in depths: a prompt, its prefilling and decoding, a parser."""
 
-PlanKey = tuple[str, bool]
+
+class PlanKey(NamedTuple):
+    """What a plan is made for: the tasks of a node."""
+
+    node: str
+    is_sent: bool = False
+    """True for the targets of a `Send`, which have an argument of their own."""
+    is_async: bool = False
+    """True for tasks of a graph that runs on a loop: nodes with a sync and an async function run the latter."""
+
+
 """The name of a node, and True if the node is the target of a `Send`."""
 
 
@@ -76,10 +86,12 @@ class Plans:
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, TraceResult]] = {}
         """E-graphs by the identity of their plan, which they keep alive, and the profiles that they were made for."""
         nodes = {} if self.shape is None else self.shape.nodes
-        functions = (function for node in nodes.values() for function in functions_of(node.bound) or ())
-        if all(_has_names(function) for function in functions if function is not None):
-            for name in nodes:
-                self._plans_of(name, False).prepare()
+        functions_by_node = [both for node in nodes.values() if (both := functions_of(node.bound))]
+        self._has_two_forms = any(both.func and both.afunc for both in functions_by_node)
+        functions = (function for both in functions_by_node for function in both if function is not None)
+        if all(map(_has_names, functions)):
+            for key in self._keys():
+                self._plans_of(key).prepare()
 
     def fit(self, original: Any) -> bool:
         """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
@@ -88,56 +100,73 @@ class Plans:
     @property
     def are_empty(self) -> bool:
         """Return True if it is known that no node has a plan."""
-        return self.shape is None or not any(self.may_have(node, pushed=False) for node in self.shape.nodes)
+        return not any(map(self.may_have, self._keys()))
 
-    def may_have(self, node: str, *, pushed: bool) -> bool:
-        """Return False for a node that is known to have no plan. `pushed`: it is the target of a `Send`."""
-        if self.shape is None or node not in self.shape.nodes:
+    def _keys(self) -> list[PlanKey]:
+        """Return the keys of tasks that are not sent an argument."""
+        nodes = () if self.shape is None else self.shape.nodes
+        keys = (self.key(node, is_async=is_async) for node in nodes for is_async in (False, True))
+        return list(dict.fromkeys(keys))
+
+    def key(self, node: str, *, is_sent: bool = False, is_async: bool = False) -> PlanKey:
+        """Return the key of the tasks' plan: the same for both ways to run a graph, unless a node has both forms."""
+        return PlanKey(node, is_sent, is_async and self._has_two_forms)
+
+    def may_have(self, key: PlanKey) -> bool:
+        """Return False for tasks that are known to have no plan."""
+        if self.shape is None or key.node not in self.shape.nodes:
             return False
-        if not self._guards.setdefault((node, pushed), DataGuards()).are_unchanged():
-            self._plans.pop((node, pushed), None)
-        return not self._plans_of(node, pushed).is_empty
+        if not self._guards.setdefault(key, DataGuards()).are_unchanged():
+            self._plans.pop(key, None)
+        return not self._plans_of(key).is_empty
 
-    def traced(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
-        """Return the plan of a node for an input of the template; None if nothing is gained by one.
+    def traced(self, key: PlanKey, value: Any) -> TraceResult | None:
+        """Return the plan for an input of the template; None if nothing is gained by one.
 
-        Makes the plan if it was not made before. `pushed`: the node is the target of a `Send`.
+        Makes the plan if it was not made before.
         """
-        return self._plans_of(node, pushed).plan(value)
+        return self._plans_of(key).plan(value)
 
-    def available(self, node: str, value: Any, *, pushed: bool) -> TraceResult | None:
-        """Return the plan of a node if it was made before, else the one that assumes no outcome of conditions.
+    def available(self, key: PlanKey, value: Any) -> TraceResult | None:
+        """Return the plan if it was made before, else the one that assumes no outcome of conditions.
 
         A plan that is missing is made a little later.
         """
-        plan, is_missing = self._plans_of(node, pushed).ready_plan(value)
-        if is_missing and (node, pushed) not in self._pending:
-            self._pending.add((node, pushed))
-            timer = threading.Timer(MISSING_PLAN_DELAY_S, self._make_missing, (node, value, pushed))
+        plan, is_missing = self._plans_of(key).ready_plan(value)
+        if is_missing and key not in self._pending:
+            self._pending.add(key)
+            timer = threading.Timer(MISSING_PLAN_DELAY_S, self._make_missing, (key, value))
             timer.daemon = True
             timer.start()
         return plan
 
-    def _make_missing(self, node: str, value: Any, pushed: bool) -> None:
-        self.traced(node, value, pushed=pushed)
-        self._pending.discard((node, pushed))
+    def _make_missing(self, key: PlanKey, value: Any) -> None:
+        self.traced(key, value)
+        self._pending.discard(key)
 
-    def _plans_of(self, node: str, pushed: bool) -> PlanTree[TraceResult | None]:
-        plans = self._plans.get((node, pushed))
+    def _plans_of(self, key: PlanKey) -> PlanTree[TraceResult | None]:
+        plans = self._plans.get(key)
         if plans is None:
-            plans = self._plans.setdefault((node, pushed), PlanTree(partial(self._trace, node, pushed)))
+            plans = self._plans.setdefault(key, PlanTree(partial(self._trace, key)))
         return plans
 
-    def _trace(self, node: str, pushed: bool, decide: Decide | None) -> TraceResult | None:
-        if self.shape is None or node not in self.shape.nodes or self._speculate == "off":
+    def _trace(self, key: PlanKey, decide: Decide | None) -> TraceResult | None:
+        if self.shape is None or key.node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
-            with self._guards.setdefault((node, pushed), DataGuards()).recording():
+            with self._guards.setdefault(key, DataGuards()).recording():
                 find_leaves = self.code_sites.find_leaves
-                traced = lookahead(self.shape, node, pushed=pushed, decide=decide, find_leaves=find_leaves)
+                traced = lookahead(
+                    self.shape,
+                    key.node,
+                    pushed=key.is_sent,
+                    decide=decide,
+                    find_leaves=find_leaves,
+                    is_async=key.is_async,
+                )
             plan = self._optimise(traced)
         except Exception as error:
-            log_fallback(error, None, f"the node {node!r}")
+            log_fallback(error, None, f"the node {key.node!r}")
             return None
         return traced if plan.source is None or can_start_early(plan.source, plan.graph) else None
 
@@ -222,34 +251,44 @@ class Parts:
         return CallPlace(depth, branch_of(config) or outer.gang, outer.step, outer.held)
 
     def start_node(
-        self, name: str, input: Any, config: Mapping[str, Any], node_place: CallPlace, step: int
+        self,
+        name: str,
+        input: Any,
+        config: Mapping[str, Any],
+        node_place: CallPlace,
+        step: int,
+        *,
+        is_async: bool = False,
     ) -> HeldPart | None:
         """Start the plan of a node whose task begins in superstep `step`. Return its part if that is held.
 
-        Called from any thread; raises nothing.
+        `is_async`: the node runs on a loop. Called from any thread; raises nothing.
         """
         part = None
         try:
-            planned, finished = self._planned(name, input, config), self._take_finished(step)
+            key = self._plans.key(name, is_sent=is_sent_task(config), is_async=is_async)
+            planned, finished = self._planned(key, input, config), self._take_finished(step)
             if planned is None:
                 self._run.turn(over=finished)
             else:
                 self._open_provider_calls(planned[0], config)
-                part = self._start_part(name, *planned, node_place, step, finished, pushed=is_sent_task(config))
+                part = self._start_part(name, *planned, node_place, step, finished, pushed=key.is_sent)
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.held
 
-    def _planned(self, node: str, input: Any, config: Mapping[str, Any]) -> tuple[TraceResult, dict[str, Any]] | None:
-        """Return the plan of a node and the plan's input; None without a plan."""
-        plans, shape, pushed = self._plans, self._plans.shape, is_sent_task(config)
-        if shape is None or not plans.may_have(node, pushed=pushed):
+    def _planned(
+        self, key: PlanKey, input: Any, config: Mapping[str, Any]
+    ) -> tuple[TraceResult, dict[str, Any]] | None:
+        """Return the plan of a task and the plan's input; None without a plan."""
+        plans, shape = self._plans, self._plans.shape
+        if shape is None or not plans.may_have(key):
             return None
         state = state_of(config, plans.channels)
-        if shape.nodes[node].bound is None:
+        if shape.nodes[key.node].bound is None:
             state = state_after_input(shape, state, input)
-        value = {STATE: state, ARGUMENT: input if pushed else None}
-        plan = plans.available(node, value, pushed=pushed)
+        value = {STATE: state, ARGUMENT: input if key.is_sent else None}
+        plan = plans.available(key, value)
         return None if plan is None else (plan, value)
 
     def _open_provider_calls(self, plan: TraceResult, config: Any) -> None:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -36,11 +37,46 @@ class LoggedRequest:
         path: The path below the host.
         body: The JSON body.
         duration_s: Seconds from the first to the last byte of the answer, by the latencies of this module.
+        status: 200, or 429 for a request that was refused.
     """
 
     path: str
     body: dict[str, Any]
     duration_s: float
+    status: int = 200
+
+
+class RateLimit:
+    """Requests and tokens that the server takes in a period: a bucket of each, refilled continuously."""
+
+    def __init__(self, requests: float, tokens: float, period_s: float) -> None:
+        self._capacity = {"requests": requests, "tokens": tokens}
+        self._left = dict(self._capacity)
+        self._period_s, self._refilled = period_s, time.monotonic()
+
+    def take(self, tokens: int) -> float:
+        """Take a request of so many tokens, or return after how many seconds it may be sent again."""
+        now = time.monotonic()
+        needed = {"requests": 1.0, "tokens": float(tokens)}
+        waits = [0.0]
+        for unit, capacity in self._capacity.items():
+            rate = capacity / self._period_s
+            self._left[unit] = min(capacity, self._left[unit] + (now - self._refilled) * rate)
+            waits.append((needed[unit] - self._left[unit]) / rate)
+        self._refilled = now
+        if max(waits) <= 0:
+            for unit, amount in needed.items():
+                self._left[unit] -= amount
+        return max(waits)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers by which OpenAI tells what it still takes."""
+        headers = {}
+        for unit, left in self._left.items():
+            missing_s = (self._capacity[unit] - left) * self._period_s / self._capacity[unit]
+            headers[f"x-ratelimit-remaining-{unit}"] = str(int(left))
+            headers[f"x-ratelimit-reset-{unit}"] = f"{math.ceil(missing_s * 1000)}ms"
+        return headers
 
 
 class FakeServer:
@@ -56,16 +92,20 @@ class FakeServer:
 
 
 @contextmanager
-def fake_server(scale: float = 1.0, *, keeps_connections: bool = True) -> Iterator[FakeServer]:
+def fake_server(
+    scale: float = 1.0, *, keeps_connections: bool = True, limit: tuple[float, float, float] | None = None
+) -> Iterator[FakeServer]:
     """Run the server until the body ends. All latencies are multiplied by `scale`.
 
-    With `keeps_connections=False` it closes a connection behind each answer, so that clients leave none open.
+    With `keeps_connections=False` it closes a connection behind each answer, so that clients leave none open. `limit`:
+    the requests and tokens that it takes in a period, and the seconds of that; it refuses others with status 429.
     """
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(256)
         command = [sys.executable, "-m", __name__, str(listening.fileno()), str(scale)]
         command += [] if keeps_connections else ["--close-connections"]
+        command += [] if limit is None else ["--limit", *map(str, limit)]
         process = subprocess.Popen(command, pass_fds=[listening.fileno()])
         port = listening.getsockname()[1]
     try:
@@ -81,8 +121,8 @@ def fake_server(scale: float = 1.0, *, keeps_connections: bool = True) -> Iterat
 
 
 class _Server:
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    def __init__(self, scale: float, limit: RateLimit | None) -> None:
+        self._scale, self._limit = scale, limit
         self._log: list[dict[str, Any]] = []
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -95,8 +135,9 @@ class _Server:
         log, self._log = self._log, []
         return JSONResponse(log)
 
-    def _received(self, request: Request, body: dict[str, Any], duration_s: float) -> None:
-        self._log.append({"path": request.url.path, "body": body, "duration_s": duration_s * self._scale})
+    def _received(self, request: Request, body: dict[str, Any], duration_s: float, status: int = 200) -> None:
+        duration_s *= self._scale
+        self._log.append({"path": request.url.path, "body": body, "duration_s": duration_s, "status": status})
 
     async def _embed(self, request: Request) -> Response:
         body = await request.json()
@@ -110,6 +151,13 @@ class _Server:
     async def _chat(self, request: Request) -> Response:
         began = time.monotonic()
         body = await request.json()
+        wait_s = 0.0 if self._limit is None else self._limit.take(prompt_tokens(body))
+        limit_headers = {} if self._limit is None else self._limit.headers()
+        if wait_s > 0:
+            self._received(request, body, 0.0, status=429)
+            error = {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}
+            limit_headers["retry-after-ms"] = str(math.ceil(wait_s * 1000))
+            return JSONResponse({"error": error}, status_code=429, headers=limit_headers)
         message = reply(body)
         pieces = _pieces(message)
         first_s = FIRST_TOKEN_S + PROMPT_TOKEN_S * prompt_tokens(body)
@@ -121,10 +169,11 @@ class _Server:
         base = {"id": f"chatcmpl-{_digest(body)}", "created": 1_700_000_000, "model": body["model"]}
         if body.get("stream"):
             stream = _stream(base, pieces, dues, reason, usage if body.get("stream_options") else None)
-            return StreamingResponse(stream, media_type="text/event-stream")
+            return StreamingResponse(stream, media_type="text/event-stream", headers=limit_headers)
         await asyncio.sleep(max(0.0, dues[-1] - time.monotonic()))
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        return JSONResponse({**base, "object": "chat.completion", "choices": [choice], "usage": usage})
+        answer = {**base, "object": "chat.completion", "choices": [choice], "usage": usage}
+        return JSONResponse(answer, headers=limit_headers)
 
 
 async def _stream(
@@ -180,9 +229,10 @@ def main() -> None:
     parser.add_argument("fd", type=int)
     parser.add_argument("scale", type=float)
     parser.add_argument("--close-connections", action="store_true")
+    parser.add_argument("--limit", nargs=3, type=float)
     options = parser.parse_args()
     headers = [("connection", "close")] if options.close_connections else []
-    app = _Server(options.scale).app
+    app = _Server(options.scale, RateLimit(*options.limit) if options.limit else None).app
     uvicorn.run(app, fd=options.fd, log_level="error", access_log=False, headers=headers)
 
 

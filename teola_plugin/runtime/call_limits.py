@@ -11,10 +11,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from teola_plugin.runtime.forks import ForkedLock, tell_of_forks
+
+T = TypeVar("T")
 
 _lock = ForkedLock()
 """One for all limits. Never held while user code runs."""
@@ -122,14 +124,29 @@ class Permit:
             self._leave()
 
 
-_of_objects: dict[int, tuple[ref[Any], ConcurrencyLimit]] = {}
+class PerObject(Generic[T]):
+    """Makes one value for each object, and forgets it with the object. An object without weak references has no own."""
+
+    def __init__(self, make: Callable[[object], T]) -> None:
+        self._make = make
+        self._values: dict[int, tuple[ref[Any], T]] = {}
+
+    def __call__(self, obj: object) -> T:
+        """Return the value of an object, from any thread."""
+        key = id(obj)
+        entry = self._values.get(key)
+        if entry is not None and entry[0]() is obj:
+            return entry[1]
+        with _lock.here:
+            entry = self._values.get(key)
+            if entry is None or entry[0]() is not obj:
+                try:
+                    reference = ref(obj, lambda _: self._values.pop(key, None))
+                except TypeError:
+                    return self._make(obj)
+                entry = self._values[key] = (reference, self._make(obj))
+        return entry[1]
 
 
-def limit_of(obj: object) -> ConcurrencyLimit:
-    """Return the limit of an object that takes one call at a time, the same for all chains that hold it."""
-    key = id(obj)
-    with _lock.here:
-        entry = _of_objects.get(key)
-        if entry is None or entry[0]() is not obj:
-            entry = _of_objects[key] = (ref(obj, lambda _: _of_objects.pop(key, None)), ConcurrencyLimit(1))
-    return entry[1]
+limit_of: Callable[[object], ConcurrencyLimit] = PerObject(lambda obj: ConcurrencyLimit(1))
+"""Returns the limit of an object that takes one call at a time, the same for all chains that hold it."""

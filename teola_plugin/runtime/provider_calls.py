@@ -21,6 +21,8 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
 from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Item, Parked, ProviderCall
+from teola_plugin.runtime.provider_limits import ProviderLimit, provider_limit
+from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class ProviderCallTable:
         self.original_calls = 0
         """Number of calls that the original has made so far."""
         self._claims = ClaimTable[ProviderCall]()
+        httpx_shim.install(limit_here)
 
     def begin(self, run: QueryRun) -> None:
         """Write calls and waits to the trace of this query from now on."""
@@ -111,7 +114,7 @@ class ProviderCallTable:
     def make_again(self, failed: ProviderCall, caller: Caller) -> ProviderCall:
         """Return a new call that `caller` makes in place of one whose result it cannot have."""
         call = ProviderCall(failed.key, Claims(failed.claims.rule, caller), CallProgress.RUNNING)
-        call.report = failed.report
+        call.report, call.target = failed.report, failed.target
         self._claims.add(failed.key, call, caller)
         return call
 
@@ -123,7 +126,7 @@ class ProviderCallTable:
     def permit(self, caller: Caller, target: Any) -> Permit:
         """Return the leave to call an object. Where it takes one call at a time, the original waits for prefetched
         calls, and those wait for all others; what is called in turn waits for nobody."""
-        limits = self._limits(target) if executing.get() is None else ()
+        limits = (*self._limits(target), provider_limit(target)) if executing.get() is None else ()
         return Permit(limits, is_prefetch=caller is Caller.PLANNER)
 
     @contextmanager
@@ -185,6 +188,12 @@ class Invocation(Protocol):
 
 executing: ContextVar[Any] = ContextVar("teola_executing", default=None)
 """The model or retriever whose provider method runs here: its own nested methods are part of that call."""
+
+
+def limit_here() -> ProviderLimit | None:
+    """Return the limit of the model or retriever whose provider method runs here; None where none runs."""
+    target = executing.get()
+    return None if target is None else provider_limit(target)
 
 
 @dataclass(slots=True, eq=False)
@@ -439,8 +448,15 @@ class CallScope:
         return last
 
     def _early_permit(self, invocation: Invocation) -> Permit:
-        """Return the leave for a prefetch to make its call. It is given back if the call is made by another."""
+        """Return the leave for a prefetch to make its call. It is given back if the call is made by another.
+
+        While the provider refuses calls, the original makes this one.
+        """
         makes = self.caller is Caller.PLANNER and self.may_make and self.expected is None
+        if makes and not provider_limit(invocation.target).may_prefetch:
+            if self.is_offer:
+                raise CallNotShared
+            makes = self.may_make = False
         return self.table.permit(self.caller, invocation.target) if makes else Permit((), is_prefetch=True)
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
@@ -450,7 +466,9 @@ class CallScope:
         except UnknownValue:  # nobody else can ask for the same
             if is_early:
                 raise
-            return ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED), True
+            call = ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED)
+            call.target = invocation.target
+            return call, True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
         terms: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "graph": self.graph}
@@ -513,13 +531,17 @@ class CallScope:
 
     def _fail(self, call: ProviderCall, error: BaseException) -> None:
         self.table.note_end(call)
-        if self.shares_errors:
+        provider_limit(call.target).note_failure(error, is_prefetch=self.caller is Caller.PLANNER)
+        is_lost = self.caller is Caller.PLANNER and is_transient(error) and not call.has_results
+        if self.shares_errors and not is_lost:
             call.end(error)
         else:
             call.withdraw()
 
     def _end(self, call: ProviderCall) -> None:
         self.table.note_end(call)
+        if self.caller is Caller.PLANNER:
+            provider_limit(call.target).note_success()
         call.end()
 
     def withdraw(self, run_id: Any) -> None:

@@ -43,6 +43,7 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
+from teola_plugin.adapters.langgraph.plans import PlanKey
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import (
@@ -143,7 +144,7 @@ async def _graph_query() -> tuple[str, QueryTrace]:
         llm = ChatTeola(pool=pool, max_tokens=16)
         store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
         fast = accelerate(graph(llm, store.as_retriever(), "Answer from the passages. " * 10))
-        traced = fast._teola.plans.traced("search", {"state": QUESTION, "argument": None}, pushed=False)
+        traced = fast._teola.plans.traced(PlanKey("search"), {"state": QUESTION, "argument": None})
         plan = pool.plan(traced.template, None).graph
         await fast.ainvoke(QUESTION)
         return str(plan), fast.last_trace()

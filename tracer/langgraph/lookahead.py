@@ -56,14 +56,15 @@ def lookahead(
     pushed: bool,
     decide: Decide | None = None,
     find_leaves: FindLeaves | None = None,
+    is_async: bool = False,
 ) -> TraceResult:
     """Return the template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
 
     `pushed`: the node was started by a `Send`, with an argument of its own. `decide` is asked for conditions on the
     input; without it, or if it returns None, both paths stay open. `find_leaves` finds the models and retrievers of the
-    user's own whose calls are components, too.
+    user's own whose calls are components, too. `is_async`: see `lower_node`.
     """
-    return _LookaheadTracer(shape, back_edges(shape), decide, find_leaves).trace(shape.nodes[node], pushed)
+    return _LookaheadTracer(shape, back_edges(shape), decide, find_leaves, is_async).trace(shape.nodes[node], pushed)
 
 
 # ------------------------------------------------------------ one node
@@ -96,14 +97,19 @@ def lower_node(
     name: str,
     decide: Decide | None = None,
     find_leaves: FindLeaves | None = None,
+    *,
+    is_async: bool = False,
 ) -> LoweredNode:
-    """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out."""
+    """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out.
+
+    `is_async`: the graph runs on a loop, and the async function of a node that has both.
+    """
     functions = functions_of(bound)
     if functions is None:
         value, span = trace_into(draft, bound, _to_value(draft, argument, name), name, f"graph.{name}", {})
         result = to_symbol(value)
         return LoweredNode(span, result.items if isinstance(result, Fields) and result.base is None else None)
-    func = functions.func or functions.afunc
+    func = (functions.afunc or functions.func) if is_async else (functions.func or functions.afunc)
     parameter = first_parameter(func)
     if not parameter:
         return LoweredNode(is_opaque=True)
@@ -165,6 +171,7 @@ class _LookaheadTracer:
     """Arms that go round a loop once more: they are not started early, as the last round may have been enough."""
     decide: Decide | None = None
     find_leaves: FindLeaves | None = None
+    is_async: bool = False
     names: set[str] = field(default_factory=set)
 
     def trace(self, start: NodeShape, pushed: bool) -> TraceResult:
@@ -192,7 +199,7 @@ class _LookaheadTracer:
         if node.bound is None:
             lowered, next_state = EMPTY_NODE, state
         else:
-            lowered = lower_node(draft, node.bound, argument, node.name, self.decide, self.find_leaves)
+            lowered = self._lower(draft, node.bound, argument, node.name)
             next_state = self._state_after(state, lowered, runs_alone=not pushed)
             if state.is_late:
                 _mark_slow(draft)
@@ -209,6 +216,9 @@ class _LookaheadTracer:
             self._add_branch(draft, span, node, branch, next_state, next_path)
         if not path and _UNKNOWN in draft.components:  # at least the requests of this node come before it is known
             draft.order += [(tail, _UNKNOWN) for tail in lowered.span.tails]
+
+    def _lower(self, draft: Draft, bound: Runnable[Any, Any], argument: Symbol, name: str) -> LoweredNode:
+        return lower_node(draft, bound, argument, name, self.decide, self.find_leaves, is_async=self.is_async)
 
     def _add_successor(
         self,
@@ -240,14 +250,7 @@ class _LookaheadTracer:
         path: tuple[str, ...],
     ) -> None:
         if branch.path is not None:
-            chooser = lower_node(
-                draft,
-                branch.path,
-                state.read(self.shape.update_rules),
-                f"{node.name}.next",
-                self.decide,
-                self.find_leaves,
-            )
+            chooser = self._lower(draft, branch.path, state.read(self.shape.update_rules), f"{node.name}.next")
             _add_order(draft, span, chooser.span)
             last_span = chooser.span if chooser.span.heads else span
             for send in chooser.sends:
@@ -284,7 +287,9 @@ class _LookaheadTracer:
             return
         body = draft.body()
         argument = send.instance.fields.get("arg", UNKNOWN_VALUE)
-        lowered = lower_node(body, node.bound, argument, node.name, find_leaves=self.find_leaves)
+        lowered = lower_node(
+            body, node.bound, argument, node.name, find_leaves=self.find_leaves, is_async=self.is_async
+        )
         updates = lowered.updates or {}
         appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}
         output = prune_body(body, materialize(body, Fields(appended), node.name) if appended else None, set())

@@ -12,6 +12,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
@@ -363,3 +364,27 @@ def test_state_is_read_as_the_first_node_sees_it() -> None:
 
     assert fast.prompts == plain.prompts
     assert fast.most_at_once == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
+def test_of_a_node_with_two_functions_calls_of_the_one_that_runs_are_prefetched(is_async: bool) -> None:
+    def graph(model: HostedModel) -> Any:
+        def note(state: State) -> State:
+            return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
+
+        async def anote(state: State) -> State:
+            return {"notes": [str((await model.ainvoke(f"anote {item}")).content) for item in state["items"]]}
+
+        builder = StateGraph(State)
+        builder.add_node("note", RunnableLambda(note, anote))
+        builder.add_edge(START, "note")
+        return builder.compile()
+
+    runs = []
+    for accelerates in (False, True):
+        model = HostedModel()
+        app = accelerate(graph(model)) if accelerates else graph(model)
+        result = asyncio.run(app.ainvoke(INPUT)) if is_async else app.invoke(INPUT)
+        runs.append((result, sorted(model.prompts)))
+    assert runs[0] == runs[1]
+    assert model.most_at_once == len(INPUT["items"])

@@ -1,0 +1,80 @@
+"""httpx: what providers answer to the calls of models, seen in the methods of its clients that send a request.
+
+OpenAI's, Anthropic's, Mistral's and other clients send by httpx, and repeat a refused request by themselves: nothing
+else tells of it, nor of a provider's rate-limit headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from teola_plugin.shims.interception import MethodInterceptors
+
+
+class ResponseWatch(Protocol):
+    """What is told of a provider's responses; see `ProviderLimit`."""
+
+    @property
+    def seconds_to_wait(self) -> float: ...
+
+    def note_response(self, status: int, headers: Mapping[str, str], request_characters: int) -> None: ...
+
+
+FindWatch = Callable[[], ResponseWatch | None]
+"""Returns what is to be told of the response to a request that is sent here; None for requests of no provider call."""
+
+interceptors = MethodInterceptors()
+
+
+def install(find_watch: FindWatch) -> None:
+    """Watch the responses of all clients, if httpx is imported. Idempotent."""
+    httpx = sys.modules.get("httpx")
+    if httpx is None or interceptors.is_installed:
+        return
+    interceptors.install([httpx.Client], {"send": functools.partial(_send, find_watch)})
+    interceptors.install([httpx.AsyncClient], {"send": functools.partial(_asend, find_watch)})
+
+
+def uninstall() -> None:
+    """Put the clients' methods back as they were."""
+    interceptors.uninstall()
+
+
+def _send(find_watch: FindWatch, original: Any) -> Any:
+    @functools.wraps(original)
+    def send(client: Any, request: Any, **options: Any) -> Any:
+        watch = find_watch() if interceptors.is_installed else None
+        if watch is None:
+            return original(client, request, **options)
+        if seconds := watch.seconds_to_wait:
+            time.sleep(seconds)
+        response = original(client, request, **options)
+        watch.note_response(response.status_code, response.headers, _characters(request))
+        return response
+
+    return send
+
+
+def _asend(find_watch: FindWatch, original: Any) -> Any:
+    @functools.wraps(original)
+    async def send(client: Any, request: Any, **options: Any) -> Any:
+        watch = find_watch() if interceptors.is_installed else None
+        if watch is None:
+            return await original(client, request, **options)
+        if seconds := watch.seconds_to_wait:
+            await asyncio.sleep(seconds)
+        response = await original(client, request, **options)
+        watch.note_response(response.status_code, response.headers, _characters(request))
+        return response
+
+    return send
+
+
+def _characters(request: Any) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
