@@ -324,7 +324,9 @@ def unread_sites(graph: Graph, traced: TraceResult) -> frozenset[str]:
     functions = {name for node in traced.report if node.class_name == "RunnableLambda" for name in node.components}
     readers = [p for p in graph if (p.on_engine and not p.decodes) or p.holds_fragment or p.call in functions]
     read = {name for p in readers for name in graph.ancestors[p.id]}
-    return frozenset(_site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id not in read)
+    unread = {_site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id not in read}
+    read_too = {_site(q) for p in graph for q in held(p) if q is not p or p.id in read}  # one site, several calls
+    return frozenset(unread - read_too)
 
 
 def predicted_sites(graph: Graph) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from support.provider_models import Model, Server
 
 from teola_plugin import accelerate, uninstall
+from teola_plugin.adapters.langchain.prefetch_plan import unread_sites
+from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Ref, named
+from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.shims.langchain_interceptors import live_scopes
 
 INPUT = {"q": "why"}
@@ -254,3 +258,16 @@ def test_a_prefetched_call_has_the_tags_and_the_metadata_of_its_model_and_its_ca
 
     expected = {"model", "caller"}, {"of_model": 1, "of_caller": 2, "ls_model_type": "chat"}
     assert reached == [expected] * 3
+
+
+def test_site_of_several_calls_is_read_if_one_of_them_is() -> None:
+    def call(name: str, **inputs: Ref) -> Primitive:
+        attributes = Attributes(wrapped="ask")
+        return Primitive(name, PrimitiveKind.PREFILLING, PROVIDER, inputs=named(**inputs), attributes=attributes)
+
+    two_calls = Graph([call("first", value=Ref("$input")), call("second", value=Ref("first"))], Ref("second"))
+    one_call = Graph([call("first", value=Ref("$input"))], Ref("first"))
+    traced: Any = SimpleNamespace(report=())
+
+    assert unread_sites(two_calls, traced) == frozenset()
+    assert unread_sites(one_call, traced) == {"ask"}
