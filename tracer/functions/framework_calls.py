@@ -262,6 +262,12 @@ _BUILDER_METHODS = word_set(
     "with_retry with_structured_output with_types",
 )
 """Methods that make an object of the framework from another, and do nothing else."""
+_MODEL_INITIALIZERS = (
+    "langchain.chat_models.base.init_chat_model",
+    "langchain_classic.chat_models.base.init_chat_model",
+)
+_PROVIDERS = ("openai", "azure_openai")
+"""Providers whose models open no connection when they are made."""
 _PURE_STDLIB_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, operator.attrgetter)
 """Pure functions of the standard library that prompts and chains are written with."""
 _GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
@@ -293,7 +299,7 @@ def build(func: Any, arguments: Sequence[Symbol | Spread], keywords: Mapping[str
     """Return the object that a class, a method or a function makes that does nothing else; None for any other."""
     if is_instance(func, type) and _is_data_class(func):
         return _build_data(func, arguments, keywords)
-    if not _is_builder(func):
+    if not _is_builder(func) and not _initializes_model(func, arguments, keywords):
         return None
     positional = [known_value(argument) for argument in arguments if not isinstance(argument, Spread)]
     keyword_values = {key: known_value(value) for key, value in keywords.items()}
@@ -334,6 +340,22 @@ def _is_builder(func: Any) -> bool:
         return True
     is_runnable_class = is_instance(func, type) and is_subclass(func, Runnable)
     return is_runnable_class and is_framework_code(func) and is_framework_code(func.__init__)
+
+
+def _initializes_model(func: Any, arguments: Sequence[Symbol | Spread], keywords: Mapping[str, Symbol]) -> bool:
+    """Return True for `init_chat_model` of a provider whose models open no connection when they are made.
+
+    A model with `configurable_fields` is none yet: the config of each call says which one it is.
+    """
+    name = f"{getattr(func, '__module__', '')}.{getattr(func, '__qualname__', '')}"
+    if type(func) is not FunctionType or name not in _MODEL_INITIALIZERS or "configurable_fields" in keywords:
+        return False
+    first = keywords.get("model", arguments[0] if arguments else UNKNOWN_VALUE)
+    model = None if isinstance(first, Spread) else known_value(first)[1]
+    provider = known_value(keywords.get("model_provider", KnownValue(None)))[1]
+    if provider is None and type(model) is str:
+        provider = "openai" if model.startswith("gpt-") else model.partition(":")[0]
+    return provider in _PROVIDERS
 
 
 def _is_data_class(kind: type) -> bool:

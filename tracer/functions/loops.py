@@ -16,13 +16,20 @@ from teola_plugin.tracer.functions.bodies import MAX_UNROLLED_ITEMS, Captures, M
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
 from teola_plugin.tracer.functions.mutations import assigned_names, has_statement, loop_carried_names, names_in
-from teola_plugin.tracer.functions.operations import assign_names, is_text, items_of, make_list, make_text, read_key
+from teola_plugin.tracer.functions.operations import (
+    assign_names,
+    evaluate_known,
+    is_text,
+    items_of,
+    make_list,
+    make_text,
+    read_key,
+)
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import (
     NAME_PREFIX,
     compile_pure,
     copy_code,
-    evaluate_constant,
     is_small,
     truth_of,
 )
@@ -74,13 +81,8 @@ def run_while(interpreter: FunctionInterpreter, node: ast.While) -> BlockExit:
 
 def _evaluate_range(items: Symbol) -> Symbol:
     """Return `range(3)` and the like as a known list, and any other symbol as it is."""
-    expression = as_list(items)
-    if isinstance(expression, Expression) and not expression.refs:
-        try:
-            return KnownValue(evaluate_constant(expression))
-        except Exception:  # not pure, or the original will tell
-            return items
-    return items
+    known_list = evaluate_known(as_list(items))
+    return known_list if isinstance(known_list, KnownValue) else items
 
 
 # ------------------------------------------------------------ loops that are interpreted as they run

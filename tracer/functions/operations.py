@@ -147,11 +147,22 @@ def assign_names(interpreter: FunctionInterpreter, target: ast.expr, value: Symb
     if isinstance(target, ast.Name):
         interpreter.frame.names[target.id] = value
     elif isinstance(target, (ast.Tuple, ast.List)):
+        value = evaluate_known(value)
         has_starred = any(isinstance(element, ast.Starred) for element in target.elts)
         for index, element in enumerate(target.elts):
             item = None if has_starred else read_key(value, KnownValue(index))
             inner_target = element.value if isinstance(element, ast.Starred) else element
             assign_names(interpreter, inner_target, UNKNOWN_VALUE if item is None else item)
+
+
+def evaluate_known(symbol: Symbol) -> Symbol:
+    """Return the value of an expression that is pure and consists of constants, any other symbol as it is."""
+    if isinstance(symbol, Expression) and not symbol.refs:
+        try:
+            return KnownValue(evaluate_constant(symbol))
+        except Exception:  # not pure, or the original will tell
+            return symbol
+    return symbol
 
 
 # ------------------------------------------------------------ texts

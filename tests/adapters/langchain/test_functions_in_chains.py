@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 from differential.recording import observe
+from langchain.chat_models import init_chat_model
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough, chain
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough, chain
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 from support.hosted_model import LATENCY_S, HostedModel
 from support.openai_stub import MODEL, Stub, openai_stub
 
@@ -348,22 +352,110 @@ def test_step_that_raises_after_a_function_raises_as_in_the_original() -> None:
 # ------------------------------------------------------------ requests on a server
 
 
+class Answers:
+    """Answers requests after a while, and counts how many are under way at most."""
+
+    def __init__(self) -> None:
+        self.most_at_once = self._running = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+        time.sleep(LATENCY_S)
+        with self._lock:
+            self._running -= 1
+        said = f"answer to {body['messages'][-1]['content']}"
+        return {"content": json.dumps({"text": said}) if "response_format" in body else said}
+
+
+answers = Answers()
+
+
 @pytest.fixture(scope="module")
 def stub() -> Iterator[Stub]:
-    with openai_stub(lambda body: {"content": f"answer to {body['messages'][-1]['content']}"}) as server:
+    with openai_stub(answers) as server:
         yield server
+
+
+def requests_of(stub: Stub, app: Any, way: str) -> tuple[str, list[str], int]:
+    """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
+    stub.asked.clear()
+    answers.most_at_once = 0
+    result = outcome_of(app, way).result
+    time.sleep(0.03)
+    return result, sorted(map(str, stub.generations)), answers.most_at_once
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", [loop, comprehension_then_a_summary, in_a_dictionary, behind_a_model])
 def test_server_gets_the_requests_of_the_original(stub: Stub, build: Build, way: str) -> None:
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
-    results, bodies = [], []
-    for app in (build(model), accelerate(build(model))):
-        stub.asked.clear()
-        results.append(outcome_of(app, way).result)
-        time.sleep(0.03)
-        bodies.append(sorted(map(str, stub.generations)))
+    expected = requests_of(stub, build(model), way)
 
-    assert results[0] == results[1]
-    assert bodies[0] == bodies[1]
+    result = requests_of(stub, accelerate(build(model)), way)
+
+    assert result[:2] == expected[:2]
+    assert result[2] > expected[2]
+
+
+# ------------------------------------------------------------ models that a function creates
+
+
+class Note(BaseModel):
+    """A note."""
+
+    text: str
+
+
+def load_chat_model(name: str, base_url: str) -> Any:
+    provider, model = name.split("/", maxsplit=1)
+    return init_chat_model(model, model_provider=provider, base_url=base_url, api_key="k")
+
+
+CREATED: dict[str, Callable[[str], Any]] = {
+    "ChatOpenAI": lambda url: ChatOpenAI(base_url=url, api_key="k", model=MODEL, temperature=0.0),  # type: ignore[arg-type]
+    "init_chat_model": lambda url: init_chat_model(MODEL, model_provider="openai", base_url=url, api_key="k"),
+    "init_chat_model, provider in the name": lambda url: init_chat_model(f"openai:{MODEL}", base_url=url, api_key="k"),
+    "a helper": lambda url: load_chat_model(f"openai/{MODEL}", url),
+    "structured output": lambda url: init_chat_model(
+        MODEL, model_provider="openai", base_url=url, api_key="k"
+    ).with_structured_output(Note),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "events"])
+@pytest.mark.parametrize("name", CREATED)
+def test_calls_of_a_model_that_a_function_creates_are_prefetched(stub: Stub, name: str, way: str) -> None:
+    create, url = CREATED[name], stub.base_url
+
+    def take_notes(inputs: dict[str, Any]) -> list[Any]:
+        model = create(url)
+        return [model.invoke(f"note {item}") for item in inputs["items"]]
+
+    app = RunnableLambda(take_notes)
+    expected = requests_of(stub, app, way)
+
+    result = requests_of(stub, accelerate(app), way)
+
+    assert result[:2] == expected[:2]
+    assert expected[2] == 1
+    assert result[2] == 3
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_model_that_depends_on_the_config_of_a_call_is_called_in_its_place(stub: Stub, way: str) -> None:
+    url = stub.base_url
+
+    def take_notes(inputs: dict[str, Any], config: RunnableConfig) -> list[Any]:
+        model = init_chat_model(model_provider="openai", base_url=url, api_key="k", configurable_fields=("model",))
+        return [model.invoke(f"note {item}", config).content for item in inputs["items"]]
+
+    app = RunnableLambda(take_notes).with_config(configurable={"model": MODEL})
+    expected = requests_of(stub, app, way)
+
+    result = requests_of(stub, accelerate(app), way)
+
+    assert result == expected
