@@ -8,6 +8,7 @@ calls the graph waits until the original has made them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
 
@@ -26,6 +27,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
+from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import expected_sizes, sites_that_start_sooner, submit
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
@@ -108,8 +110,9 @@ def _is_http_client(kind: type) -> bool:
 class AllowedModels:
     """Says which of the user's own objects may be called on threads, and collects the call sites of one graph."""
 
-    def __init__(self, threads: ThreadSafety) -> None:
-        self._threads = threads
+    def __init__(self, threads: ThreadSafety, *, on_loop: bool = False) -> None:
+        """`on_loop`: calls of async methods may be prefetched, as tasks of the caller's loop."""
+        self._threads, self._on_loop = threads, on_loop
         self.sites: dict[str, ProviderSite] = {}
 
     def require_llm(self, llm: Any) -> Any:
@@ -118,7 +121,7 @@ class AllowedModels:
         if worker is not None and not getattr(worker, "is_carried", False):
             raise NotUnderstood(f"an engine answers for its LLM, a {type(llm).__name__}")
         self.require_leaf(llm)
-        if not takes_threads(llm, self._threads):
+        if not self._on_loop and not takes_threads(llm, self._threads):
             raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")
         if has_own_prompt_code(llm):
             raise NotUnderstood("functions of the user's own write its prompts")
@@ -132,7 +135,10 @@ class AllowedModels:
 
     def add_site(self, key: str, target: Any, *, runs_in_loop: bool) -> None:
         """See `OwnModels`."""
-        self.sites[key] = ProviderSite(target, self._limit(target), self._is_allowed(target) and not runs_in_loop)
+        if runs_in_loop:
+            self.sites[key] = ProviderSite(target, None, self._on_loop and not is_paced(target))
+        else:
+            self.sites[key] = ProviderSite(target, self._limit(target), self._is_allowed(target))
 
     def request(self, key: str, arguments: ProviderArguments) -> ProviderRequest:
         """See `OwnModels`."""
@@ -167,6 +173,8 @@ class PrefetchPlan:
     sites: Mapping[str, ProviderSite]
     prefetched: frozenset[str]
     """Keys of the sites whose calls are prefetched."""
+    useless: set[str] = field(default_factory=set)
+    """Keys of sites in code at which the original succeeded without a call that was prefetched: none is any more."""
 
     def intercept(self) -> bool:
         """Intercept the provider methods of the sites. Return False after `uninstall`: nothing is prefetched then."""
@@ -188,10 +196,11 @@ def plan_prefetching(
     """
     allowed = AllowedModels(threads)
     traced = trace(node, entry, texts, allowed)
-    return traced, _plan(traced, allowed)
+    return traced, plan_of_sites(traced, allowed)
 
 
-def _plan(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan | None:
+def plan_of_sites(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan | None:
+    """Return the plan of the calls of a traced entry that start sooner; None if there are none."""
     if not any(site.is_allowed for site in allowed.sites.values()):
         return None
     pool = shared_pool()
@@ -258,7 +267,7 @@ def _pruned(component: Component, sites: frozenset[str], *, needs_output: bool) 
 
 
 class QueryPrefetcher:
-    """The prefetched calls of one query, which are made on threads. Close it when the query ends."""
+    """The prefetched calls of one query, made on threads, and on the loop for async methods. Close it at the end."""
 
     def __init__(self, plan: PrefetchPlan, input: Any, report_to: QueryRun | None) -> None:
         """`input`: the query's input for the graph. `report_to`: the query whose trace contains the calls."""
@@ -273,7 +282,12 @@ class QueryPrefetcher:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[LlamaIndexInvocation, CallScope, Future[Outcome]]] = deque()
         self._running = 0
-        self._scopes: list[CallScope] = []
+        self._loop = running_loop()
+        self._slots = asyncio.Semaphore(MAX_THREADS)
+        """Limits the calls on the loop."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scopes: list[tuple[str, CallScope]] = []
+        """The scope of each call, behind the key of its site."""
         self._closed = False
         pool = shared_pool()
         pool.running_now()
@@ -300,18 +314,27 @@ class QueryPrefetcher:
             with contextlib.suppress(ValueError):  # a stream may be ended elsewhere
                 original_scope.reset(token)
 
-    def close(self) -> None:
-        """End the query: calls that have not started do not start any more."""
+    def close(self, *, is_read_from_code: bool = False) -> None:
+        """End the query: calls that have not started do not start any more.
+
+        `is_read_from_code`: the original has succeeded, and the source of its code is all that the plan was made of.
+        """
         with self._lock:
             closed, self._closed = self._closed, True
             waiting, self._waiting = list(self._waiting), deque()
             scopes = list(self._scopes)
         if closed:
             return
+        if is_read_from_code:
+            self._plan.useless.update(
+                key
+                for key, scope in scopes
+                if scope.calls and not any(call.is_claimed_by(Caller.ORIGINAL) for call in scope.calls)
+            )
         live_scopes.discard(id(self))
         prefetchers.pop(self._query_id, None)
         self._table.close()
-        for scope in scopes:
+        for _, scope in scopes:
             scope.is_dropped = True
         for _, _, result in waiting:
             _end(result, Outcome(error=NotUnderstood("the query is over")))
@@ -339,13 +362,18 @@ class QueryPrefetcher:
             if self._closed:
                 _end(result, Outcome(error=NotUnderstood("the query is over")))
                 return result
-            self._scopes.append(scope)
-            is_prefetched = key in self._plan.prefetched and type(site.target) not in _nested_events
+            self._scopes.append((key, scope))
+            is_prefetched = (
+                key in self._plan.prefetched - self._plan.useless and type(site.target) not in _nested_events
+            )
             # Equal calls are made one after the other, as the original makes them.
             scope.may_make = is_prefetched and not (invocation.kind == "GENERATION" and self._has_call(invocation))
-            if scope.may_make:
+            if scope.may_make and not invocation.is_async:
                 self._waiting.append((invocation, scope, result))
-        if scope.may_make:
+        if scope.may_make and invocation.is_async and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._launch, invocation, scope, result)
+        elif scope.may_make:
             self._start()
         else:
             self._await(invocation, scope, result)
@@ -376,6 +404,27 @@ class QueryPrefetcher:
     def _call(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
         try:
             value = result_for_graph(scope.last_result(invocation))
+        except CallsPublicMethod:
+            _nested_events.add(type(invocation.target))
+            scope.may_make = False
+            self._await(invocation, scope, result)
+        except BaseException as error:
+            _end(result, Outcome(error=error))
+        else:
+            _end(result, Outcome(value))
+
+    def _launch(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        assert self._loop is not None
+        if not scope.is_dropped:
+            task = self._loop.create_task(self._acall(invocation, scope, result), context=self._context.copy())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            scope.stop = task.cancel
+
+    async def _acall(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        try:
+            async with self._slots:
+                value = result_for_graph(await scope.alast_result(invocation))
         except CallsPublicMethod:
             _nested_events.add(type(invocation.target))
             scope.may_make = False

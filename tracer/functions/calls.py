@@ -70,6 +70,9 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     """Return what a call returns."""
     if isinstance(node.func, ast.Attribute):
         owner, method = interpreter.evaluate(node.func.value), node.func.attr
+        find_method = interpreter.shared.find_method
+        if find_method is not None and (rule := find_method(owner, method)) is not None:
+            return rule(interpreter, Arguments.evaluate(interpreter, node))
         if not isinstance(owner, (KnownValue, Unknown)) or (isinstance(owner, KnownValue) and _is_data(owner.value)):
             result = _call_method(interpreter, node, node.func, owner)
             if method in MUTATING_METHODS:
@@ -106,6 +109,9 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
     if not isinstance(func, KnownValue):
         return _call_user_function(interpreter, func, func, arguments)
     value = func.value
+    find_method = interpreter.shared.find_method
+    if find_method is not None and (rule := find_method(func, "__call__")) is not None:
+        return rule(interpreter, arguments)
     if (result := call_framework_method(interpreter, value, arguments)) is not None:
         return result
     if value is isinstance and (result := _test_message_class(interpreter, arguments)) is not None:

@@ -75,6 +75,11 @@ FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool], FindLe
 models and retrievers of the user's own."""
 
 
+FindMethod = Callable[[Symbol, str], Callable[["FunctionInterpreter", Any], Symbol] | None]
+"""(owner, name of a method, or `__call__`) -> what interprets a call of it with these `Arguments`; None for a method
+that has no rule of the framework that the function is written for."""
+
+
 class OutOfFuel(Exception):
     """Signals that as many expressions were evaluated as one function may have."""
 
@@ -216,6 +221,8 @@ class SharedContext:
     """Decides conditions on the template's input."""
     find_leaves: FindLeaves | None = None
     """Finds the models and retrievers of the user's own whose calls are components; without it none are."""
+    find_method: FindMethod | None = None
+    """Finds the rules of methods of another framework's objects."""
     fuel: int = MAX_EXPRESSIONS
     """Expressions that may still be evaluated."""
     ref_names: dict[Ref, str] = field(default_factory=dict)

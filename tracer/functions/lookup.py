@@ -26,7 +26,7 @@ from typing import Any
 from teola_plugin.runtime.context import during
 from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
 
-_FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "teola_plugin")
+_FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "llama_index", "teola_plugin")
 _MISSING = object()
 _BUILTINS = vars(builtins)
 _classes_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__

@@ -145,7 +145,7 @@ class _ReadInputs(ast.NodeTransformer):
 
 
 def read_field(value: Any, name: str) -> Any:
-    """Return `value.name` where that runs no code of the user's: a field of a data class, or the text of a message.
+    """Return `value.name` where that runs no code of the user's: a field of a data class, or a framework's property.
 
     Data classes are pydantic's and those of the standard library. Raises `UnfitValue` for anything else.
     """
@@ -156,6 +156,8 @@ def read_field(value: Any, name: str) -> Any:
     if getattribute is object.__getattribute__:
         attribute = next((vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)), None)
         if type(attribute) is MemberDescriptorType:  # of `slots=True`
+            return attribute.__get__(value, kind)
+        if type(attribute) is property and is_framework_code(attribute.fget):
             return attribute.__get__(value, kind)
         if not hasattr(type(attribute), "__set__") and name in getattr(value, "__dict__", {}):
             return value.__dict__[name]

@@ -16,6 +16,7 @@ from teola_plugin.tracer.functions.interpreter import (
     BlockExit,
     CallFrame,
     FindLeaves,
+    FindMethod,
     FunctionInterpreter,
     OutOfFuel,
     Rules,
@@ -86,6 +87,7 @@ def summarize_function(
     state: str = "",
     decide: Decide | None = None,
     find_leaves: FindLeaves | None = None,
+    find_method: FindMethod | None = None,
 ) -> FunctionSummary:
     """Read the source of a function as called with these arguments by name, and add its components to `draft`.
 
@@ -101,9 +103,10 @@ def summarize_function(
         state: The argument whose keys are read as attributes, too (a pydantic model, a dataclass).
         decide: Decides conditions on the template's input.
         find_leaves: Finds the models and retrievers of the user's own whose calls are components, too.
+        find_method: Finds the rules of methods of another framework's objects.
     """
     try:
-        return _summarize(func, arguments, draft, name, state, SharedContext(_RULES, decide, find_leaves))
+        return _summarize(func, arguments, draft, name, state, SharedContext(_RULES, decide, find_leaves, find_method))
     except Exception as error:
         _warn(func, error)
         return FunctionSummary()

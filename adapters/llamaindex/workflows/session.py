@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.agent.workflow import AgentWorkflow
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
@@ -15,6 +16,7 @@ from llama_index.core.workflow.errors import WorkflowCancelledByUser  # type: ig
 from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[attr-defined]
 
 from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.explain import COMPARE, NO_POOL, Explanation, ended_trace
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
@@ -32,6 +34,9 @@ from teola_plugin.tracer.llamaindex.classes import is_pool_object
 from teola_plugin.tracer.llamaindex.lowering import Lowering
 from teola_plugin.tracer.llamaindex.trace import TracedEntry, trace
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.llamaindex.workflows.steps import StepPlans
 
 RUN = "run"
 """The entry of a workflow."""
@@ -61,6 +66,29 @@ class WorkflowSession(Session):
                 ToolAccelerator(accelerate_part),
             )
 
+        self._step_plans: StepPlans | None = self._plan_steps() if template is None else template._step_plans
+
+    def _plan_steps(self) -> StepPlans | None:
+        """Return the plans of the steps' own calls; None on engines, for agents, and without LangChain's core.
+
+        The reader of functions needs that package.
+        """
+        is_off = self.pool is not None or self.terms.speculate == "off" or is_agent(self.original)
+        if is_off:
+            return None
+        try:
+            from teola_plugin.adapters.llamaindex.workflows.steps import StepPlans, prefetch_in_steps
+        except ImportError:
+            return None
+        prefetch_in_steps()
+        plans = StepPlans(self.original, self.terms.threads)
+        try:
+            plans.gaining_steps()  # before the first run: it takes a while
+        except Exception as error:
+            log_fallback(error, self.original, "the steps")
+            return None
+        return plans
+
     def _same_object(self, terms: Settings) -> WorkflowSession:
         return WorkflowSession(self.original, self.pool, terms, self._accelerate_part, self.rules, self)
 
@@ -73,7 +101,9 @@ class WorkflowSession(Session):
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         with self.routing():
-            return explain_workflow(self.original, self.pool, self._accelerate_part, ended_trace(self._last))
+            steps = [] if self._step_plans is None else self._step_plans.gaining_steps()
+            trace = ended_trace(self._last)
+            return explain_workflow(self.original, self.pool, self._accelerate_part, trace, steps)
 
     # ------------------------------------------------------------ one run
 
@@ -81,7 +111,8 @@ class WorkflowSession(Session):
         """Return what the original's `run` returns. Its steps and their calls belong to the run's query."""
         with self.routing():
             call = self._begin(RUN, None, is_async=True)
-            with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
+            in_steps = nullcontext() if self._step_plans is None else self._step_plans.in_force()
+            with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)), in_steps:
                 handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
 
@@ -200,13 +231,22 @@ def _tool_rows(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNo
 
 
 def explain_workflow(
-    workflow: Any, pool: EnginePool | None, accelerate: Accelerate, trace: QueryTrace | None
+    workflow: Any,
+    pool: EnginePool | None,
+    accelerate: Accelerate,
+    trace: QueryTrace | None,
+    steps: Iterable[str] = (),
 ) -> Explanation:
-    """Return the explanation of a workflow. `accelerate`: accelerates the engines that an agent's tools call."""
+    """Return the explanation of a workflow.
+
+    `accelerate`: accelerates the engines that an agent's tools call. `steps`: those that prefetch calls.
+    """
     report = TraceReport(tuple(report_rows(workflow, pool)))
-    if pool is None:
+    prefetched = tuple(f"calls that the step {name} makes one after the other, side by side" for name in steps)
+    if pool is None and not prefetched:
         return Explanation(report, (), f"no gain: {NO_POOL}")
-    prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
+    if pool is not None:
+        prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
     if not prefetched:
         return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
     took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""

@@ -6,10 +6,13 @@ Written for `llama-index-workflows` 2.26. Each function says what it touches, an
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -18,6 +21,7 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from teola_plugin.shims import report_missing
 from teola_plugin.shims.llamaindex.copies import sharing, without_spans
+from teola_plugin.shims.llamaindex.interceptors import intercept_methods
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
 if TYPE_CHECKING:
@@ -136,6 +140,67 @@ def objects_used_by_steps(workflow: Any) -> Iterator[object]:
         if inspect.isfunction(function):
             variables = inspect.getclosurevars(function)
             yield from (*variables.nonlocals.values(), *variables.globals.values())
+
+
+AroundStep = Callable[[Callable[[], Any], str, Any, Any, Any, str], Awaitable[Callable[[], Any]]]
+"""(step with its arguments, its name, workflow, event, context, name of the context's parameter) -> what runs."""
+
+
+def intercept_steps(around: AroundStep) -> None:
+    """Run what `around` returns in place of each step, until `uninstall`. Idempotent.
+
+    Touches `partial` of `workflows.runtime.types.step_function`. Without it: steps run as they are.
+    """
+    try:
+        step_functions: Any = importlib.import_module("workflows.runtime.types.step_function")
+    except ImportError:
+        step_functions = None
+    if not hasattr(step_functions, "partial"):
+        report_missing("llama-index-workflows", "step_function.partial", "no call in a step is prefetched")
+        return
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        async def bind(func: Any, step_config: Any, event: Any, context: Any, workflow: Any, **kwargs: Any) -> Any:
+            step = await original(func, step_config, event, context, workflow, **kwargs)
+            if any(value is not None for value in kwargs.values()):  # it gets several events
+                return step
+            return await around(step, func.__name__, workflow, event, context, step_config.context_parameter or "")
+
+        return bind
+
+    intercept_methods(step_functions, {"partial": wrap})
+
+
+def step_function(workflow: Any, name: str) -> Any:
+    """Return the function of a step, bound to its workflow."""
+    method = getattr(workflow, name)
+    return MethodType(inspect.unwrap(method.__func__), workflow) if inspect.ismethod(method) else inspect.unwrap(method)
+
+
+def step_parameters(workflow: Any, name: str) -> tuple[str, str]:
+    """Return the names of a step's parameters for its event and its context; the latter is empty without one.
+
+    Touches `_step_config`.
+    """
+    config = getattr(workflow, name)._step_config
+    return config.event_name, config.context_parameter or ""
+
+
+def event_values(event: Any) -> dict[str, Any]:
+    """Return the values that an event holds, by name; lists are copied."""
+    values = {**{name: getattr(event, name) for name in type(event).model_fields}, **dict(event.items())}
+    return {name: list(value) if type(value) is list else value for name, value in values.items()}
+
+
+async def stored_values(context: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """Return what a context's store has under these keys, if it is in memory. Keys without a value are left out."""
+    store = context.store
+    if type(store).__name__ != "InMemoryStateStore":
+        return {}
+    missing = object()
+    values = {key: await store.get(key, default=missing) for key in keys}
+    return {key: value for key, value in values.items() if value is not missing}
 
 
 # ------------------------------------------------------------ tools

@@ -11,13 +11,13 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.tools import FunctionTool
-from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow import Context, StartEvent, StopEvent, Workflow, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser
 from support.llamaindex_engines import Library
 from workflows.plugins.basic import BasicRuntime
 
 from teola_plugin.adapters.llamaindex import TeolaLLM
-from teola_plugin.shims.llamaindex import copies, workflows
+from teola_plugin.shims.llamaindex import copies, interceptors, workflows
 from teola_plugin.shims.llamaindex.records import Unreadable
 
 
@@ -131,6 +131,51 @@ class Verbose(Flow):
 
 
 # ------------------------------------------------------------ classes
+
+
+async def test_steps_run_through_what_stands_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    async def around(step: Any, name: str, workflow: Any, event: Any, context: Any, context_name: str) -> Any:
+        names.append(name)
+        assert workflows.event_values(event)["takes"] == 0
+        assert await workflows.stored_values(context, ["missing"]) == {}
+        return step
+
+    interceptors.uninstall()  # what other tests have left
+    monkeypatch.setattr(interceptors.interceptors, "is_installed", True)
+    workflows.intercept_steps(around)
+    try:
+        assert await Flow().run(takes=0) == "done"
+    finally:
+        interceptors.uninstall()
+    assert names == ["only"]
+
+
+def test_without_the_function_that_binds_steps_they_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def around(*arguments: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.delattr("workflows.runtime.types.step_function.partial")
+    workflows.intercept_steps(around)
+
+
+def test_a_steps_function_is_bound_to_its_workflow() -> None:
+    flow = Flow()
+    function = workflows.step_function(flow, "only")
+    assert function.__self__ is flow
+    assert function.__name__ == "only"
+    assert workflows.step_parameters(flow, "only") == ("ev", "")
+
+
+async def test_values_of_a_store() -> None:
+    class Noting(Workflow):
+        @step
+        async def note(self, ctx: Context, ev: StartEvent) -> StopEvent:
+            await ctx.store.set("key", 1)
+            return StopEvent(result=await workflows.stored_values(ctx, ["key", "other"]))
+
+    assert await Noting().run() == {"key": 1}
 
 
 def test_free_steps_of_a_class() -> None:

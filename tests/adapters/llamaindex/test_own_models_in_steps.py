@@ -1,0 +1,372 @@
+"""Models of the user's own that steps of a workflow call: certain calls are prefetched, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core import PromptTemplate
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, MessageRole
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from pydantic import PrivateAttr
+
+from teola_plugin import accelerate, uninstall
+
+LATENCY_S = 0.05
+NODES = [NodeWithScore(node=TextNode(text=f"text {number}"), score=1.0) for number in range(4)]
+GRADE = PromptTemplate("grade {text} for {query}")
+
+
+class HostedLLM(CustomLLM):
+    """An LLM with a latency, which notes the prompts that it gets and how many calls are under way at most."""
+
+    fails_on: str = ""
+    _prompts: list[str] = PrivateAttr(default_factory=list)
+    _running: int = PrivateAttr(default=0)
+    _most: int = PrivateAttr(default=0)
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="hosted")
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts so far, sorted."""
+        return sorted(self._prompts)
+
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of calls that were under way at the same time."""
+        return self._most
+
+    def _begin(self, prompt: str) -> None:
+        with self._lock:
+            self._prompts.append(prompt)
+            self._running += 1
+            self._most = max(self._most, self._running)
+
+    def _end(self, prompt: str) -> str:
+        with self._lock:
+            self._running -= 1
+        if self.fails_on and self.fails_on in prompt:
+            raise ValueError(f"refused: {prompt}")
+        return f"answer to {prompt}"
+
+    async def _answer(self, prompt: str) -> str:
+        self._begin(prompt)
+        try:
+            await asyncio.sleep(LATENCY_S)
+        except asyncio.CancelledError:
+            self._running -= 1
+            raise
+        return self._end(prompt)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        self._begin(prompt)
+        time.sleep(LATENCY_S)
+        return CompletionResponse(text=self._end(prompt))
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=await self._answer(prompt))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+        text = await self._answer(" | ".join(f"{one.role.value}: {one.content}" for one in messages))
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class Retrieved(Event):
+    """Documents were found."""
+
+    nodes: list[NodeWithScore]
+
+
+class Graded(Event):
+    """Documents were graded."""
+
+    grades: list[str]
+
+
+class OwnWorkflow(Workflow):
+    """A workflow with a model in an attribute, which finds documents in its first step."""
+
+    def __init__(self, llm: HostedLLM, **options: Any) -> None:
+        super().__init__(timeout=60, **options)
+        self.llm = llm
+
+    @step
+    async def find(self, ctx: Context, ev: StartEvent) -> Retrieved:
+        await ctx.store.set("query", ev.query)
+        return Retrieved(nodes=NODES)
+
+
+class Loop(OwnWorkflow):
+    @step
+    async def grade(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        query = await ctx.store.get("query")
+        grades = []
+        for node in ev.nodes:
+            print("grading", node.node_id)
+            answer = await self.llm.acomplete(GRADE.format(text=node.text, query=query))
+            ctx.write_event_to_stream(Graded(grades=[answer.text]))
+            grades.append(answer.text.strip().lower())
+        return StopEvent(result=grades)
+
+
+class Comprehension(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        return StopEvent(result=[str(await self.llm.acomplete(f"grade {node.get_content()}")) for node in ev.nodes])
+
+
+class Messages(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        grades = []
+        for node in ev.nodes:
+            messages = [
+                ChatMessage(role=MessageRole.SYSTEM, content="You grade."),
+                ChatMessage(role="user", content=f"grade {node.text}"),
+            ]
+            grades.append((await self.llm.achat(messages)).message.content)
+        return StopEvent(result=grades)
+
+
+class HelperMethod(OwnWorkflow):
+    async def ask(self, kind: str, query: str) -> str:
+        return str(await self.llm.acomplete(f"{kind} {query}"))
+
+    @step
+    async def grade(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        query = await ctx.store.get("query")
+        plan = await self.ask("plan", query)
+        outline = await self.ask("outline", query)
+        return StopEvent(result=[plan, outline])
+
+
+class Predictions(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        results = []
+        for node in ev.nodes:
+            results.append(await self.llm.apredict(GRADE, text=node.text, query="oats"))
+        return StopEvent(result=results)
+
+
+class Gathered(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        answers = await asyncio.gather(*(self.llm.acomplete(f"grade {node.text}") for node in ev.nodes))
+        return StopEvent(result=[str(answer) for answer in answers])
+
+
+class SyncStep(OwnWorkflow):
+    @step
+    def grade(self, ev: Retrieved) -> StopEvent:
+        return StopEvent(result=[self.llm.complete(f"grade {node.text}").text for node in ev.nodes])
+
+
+ASYNC = (Loop, Comprehension, Messages, HelperMethod, Predictions)
+
+
+async def _run(workflow: Any, query: str) -> Any:
+    handler = workflow.run(query=query)
+    events = [(type(event).__name__, event.model_dump()) async for event in handler.stream_events()]
+    return await handler, events
+
+
+def called(workflow: Any, query: str = "oats") -> Any:
+    """Return the result of a run, and its events."""
+    return asyncio.run(_run(workflow, query))
+
+
+def compared(make: Callable[[HostedLLM], Any], **options: Any) -> tuple[HostedLLM, HostedLLM]:
+    """Check that a workflow answers and asks as its original does. Return the model of each."""
+    original_llm, llm = HostedLLM(), HostedLLM()
+    expected = called(make(original_llm))
+    assert called(accelerate(make(llm), **options)) == expected
+    assert llm.prompts == original_llm.prompts
+    return original_llm, llm
+
+
+@pytest.mark.parametrize("make", ASYNC)
+def test_independent_calls_of_a_step_are_under_way_at_once(make: type[OwnWorkflow]) -> None:
+    original_llm, llm = compared(make)
+    assert original_llm.most_at_once == 1
+    assert llm.most_at_once >= 2
+
+
+def test_calls_that_the_step_gathers_itself_stay_as_many() -> None:
+    original_llm, llm = compared(Gathered)
+    assert llm.most_at_once == original_llm.most_at_once == len(NODES)
+
+
+def test_a_sync_step_has_an_unknown_llm_called_in_its_order() -> None:
+    _, llm = compared(SyncStep)
+    assert llm.most_at_once == 1
+
+
+def test_a_sync_step_has_a_named_llm_called_on_threads() -> None:
+    _, llm = compared(SyncStep, concurrent=[HostedLLM])
+    assert llm.most_at_once >= 2
+
+
+def test_nothing_is_prefetched_where_the_user_says_so() -> None:
+    _, llm = compared(Loop, speculate="off")
+    assert llm.most_at_once == 1
+
+
+def test_nothing_is_prefetched_after_uninstall() -> None:
+    llm = HostedLLM()
+    fast = accelerate(Loop(llm))
+    uninstall()
+    called(fast)
+    assert llm.most_at_once == 1
+
+
+def test_explain_names_the_steps_that_gain() -> None:
+    explanation = str(accelerate(Loop(HostedLLM())).explain())
+    assert "calls that the step grade makes one after the other, side by side" in explanation
+
+
+# ------------------------------------------------------------ calls that are not certain
+
+
+class EarlyReturn(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        for node in ev.nodes:
+            answer = await self.llm.acomplete(f"grade {node.text}")
+            if "text 1" in answer.text:
+                return StopEvent(result=answer.text)
+        return StopEvent(result="none")
+
+
+class Condition(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        first = await self.llm.acomplete("is it enough?")
+        if "no" in first.text.split():
+            return StopEvent(result=str(await self.llm.acomplete("search again")))
+        return StopEvent(result=first.text)
+
+
+class Asked(Event):
+    """A person is asked."""
+
+
+class Approved(Event):
+    """A person has agreed."""
+
+
+class Human(OwnWorkflow):
+    @step
+    async def grade(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        results = [str(await self.llm.acomplete("plan"))]
+        await ctx.wait_for_event(Approved, waiter_event=Asked())
+        for node in ev.nodes:
+            results.append(str(await self.llm.acomplete(f"grade {node.text}")))
+        return StopEvent(result=results)
+
+
+class UnknownCode(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        await asyncio.wait([asyncio.create_task(asyncio.sleep(0))])
+        first = await self.llm.acomplete("first")
+        await asyncio.wait([asyncio.create_task(asyncio.sleep(0))])
+        second = await self.llm.acomplete("second")
+        return StopEvent(result=[first.text, second.text])
+
+
+@pytest.mark.parametrize("make", [EarlyReturn, Condition, UnknownCode])
+def test_calls_that_the_step_may_not_come_to_are_not_made(make: type[OwnWorkflow]) -> None:
+    _, llm = compared(make)
+    assert llm.most_at_once == 1
+
+
+def test_nothing_is_called_before_a_person_has_answered() -> None:
+    llm = HostedLLM()
+    fast = accelerate(Human(llm))
+
+    async def run() -> Any:
+        handler = fast.run(query="oats")
+        async for event in handler.stream_events():
+            if isinstance(event, Asked):
+                await asyncio.sleep(2 * LATENCY_S)
+                assert set(llm.prompts) == {"plan"}
+                handler.ctx.send_event(Approved())
+        return await handler
+
+    results = asyncio.run(run())
+    assert results == ["answer to plan", *(f"answer to grade text {number}" for number in range(4))]
+
+
+# ------------------------------------------------------------ errors, changes, waste
+
+
+def test_an_error_is_the_originals() -> None:
+    errors = []
+    for change in (lambda workflow: workflow, accelerate):
+        with pytest.raises(Exception) as caught:
+            called(change(Loop(HostedLLM(fails_on="text 2"))))
+        errors.append((type(caught.value), str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+def test_a_model_that_was_replaced_is_not_called() -> None:
+    before, after = HostedLLM(), HostedLLM()
+    original = Loop(before)
+    fast = accelerate(original)
+    called(fast)
+    calls_before = len(before.prompts)
+    original.llm = after
+    called(fast)
+    assert len(before.prompts) == calls_before
+    assert len(after.prompts) == len(NODES)
+    assert after.most_at_once >= 2
+
+
+class Rewritten(OwnWorkflow):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        first = await self.llm.acomplete("first")
+        second = await asked_otherwise(self.llm, "second")
+        return StopEvent(result=[first.text, second])
+
+
+async def asked_otherwise(llm: HostedLLM, prompt: str) -> str:
+    """Ask with a prompt that depends on what the source does not show."""
+    return str(await llm.acomplete(f"{prompt} {threading.active_count() > 0}"))
+
+
+def test_runs_side_by_side_have_their_own_results() -> None:
+    llm = HostedLLM()
+    fast = accelerate(Loop(llm))
+
+    async def run() -> list[Any]:
+        return list(await asyncio.gather(*(_run(fast, query) for query in ("oats", "rye", "oats"))))
+
+    results = asyncio.run(run())
+    assert [result for result, _ in results] == [
+        [f"answer to grade text {number} for {query}" for number in range(4)] for query in ("oats", "rye", "oats")
+    ]
+    assert len(llm.prompts) == 3 * len(NODES)
+
+
+def test_prompts_that_depend_on_unknown_code_are_asked_once() -> None:
+    compared(Rewritten)

@@ -1,0 +1,277 @@
+"""Reads the source of a workflow's step: which calls of models and retrievers of the user's own it is certain to make.
+
+The function is read by `tracer.functions`, with the rules of LlamaIndex's objects that are given here. The input of the
+template has the values of the step's event and, by key, those that the context's store has when the step begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, MessageRole
+from llama_index.core.llms import LLM
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.schema import BaseNode, NodeWithScore
+from llama_index.core.workflow import Event
+
+from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop
+from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS
+from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
+from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult
+from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Instance, KnownValue, Symbol, summarize_function
+from teola_plugin.tracer.functions.framework_calls import Arguments
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
+from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
+from teola_plugin.tracer.functions.symbols import AwaitableValue, known_value
+from teola_plugin.tracer.llamaindex.classes import copy_prompt
+from teola_plugin.tracer.llamaindex.engines import try_lower_query
+from teola_plugin.tracer.llamaindex.lowering import Guard, Lowering, SymbolicQuery
+from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
+from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
+from teola_plugin.tracer.symbols import NotUnderstood
+
+EVENT, STORE = "event", "store"
+"""Keys of the template's input."""
+PERMISSION = Effect("permission")
+"""Read by calls of models: user code, which may touch anything, grants it by not raising."""
+Rule = Callable[[FunctionInterpreter, Arguments], Symbol]
+_HARMLESS_METHODS = ("write_event_to_stream", "send_event", "collect_events")
+_OTHER_CALLS = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS, "predict", "apredict", "stream"))
+
+
+class _StoreStandIn:
+    """Stands for the store of a step's context."""
+
+
+class _ContextStandIn:
+    """Stands for a step's context."""
+
+    def __init__(self) -> None:
+        self.store = _StoreStandIn()
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """The template of a step, and what it depends on."""
+
+    traced: TraceResult
+    guards: tuple[Guard, ...]
+    data: DataGuards
+    """The data of globals, closures and attributes."""
+    store_keys: tuple[str, ...]
+    """What it reads of the context's store."""
+
+
+def trace_step(function: Any, event_name: str, context_name: str, own_models: OwnModels) -> TracedStep:
+    """Return the template of a step. Runs none of its code.
+
+    `function`: bound to its workflow. `event_name`, `context_name`: its parameters; the latter may be empty.
+    """
+    reader, data, draft = _StepReader(own_models), DataGuards(), Draft()
+    arguments: dict[str, Symbol] = {event_name: Fields(base=Ref(INPUT).at(EVENT), attributes=True)}
+    if context_name:
+        arguments[context_name] = KnownValue(_ContextStandIn())
+    with data.recording():
+        summarize_function(function, arguments, draft, function.__name__, find_method=reader.find_method)
+    _drop_behind_code(draft)
+    last = next(reversed(draft.components), INPUT)
+    traced = draft.finish(Ref(last), function.__name__)
+    return TracedStep(traced, tuple(reader.guards), data, tuple(dict.fromkeys(reader.store_keys)))
+
+
+def _drop_behind_code(draft: Draft) -> None:
+    """Drop the components that come after code which is not known: it may do anything, such as wait for a person."""
+    dropped = set[str]()
+    for name, component in draft.components.items():
+        earlier = {ref.producer for _, ref in component.inputs} | {
+            before for before, after in draft.order if after == name
+        }
+        if component.role is Role.OPAQUE or not dropped.isdisjoint(earlier):
+            dropped.add(name)
+    draft.components = {name: component for name, component in draft.components.items() if name not in dropped}
+    draft.order = [pair for pair in draft.order if dropped.isdisjoint(pair)]
+
+
+@dataclass(slots=True)
+class _StepReader:
+    """The rules by which LlamaIndex's objects are read, and what they have come to."""
+
+    own_models: OwnModels
+    guards: list[Guard] = field(default_factory=list)
+    store_keys: list[str] = field(default_factory=list)
+    _written: dict[str, Symbol] = field(default_factory=dict)
+    """What the step has written to the store."""
+
+    def find_method(self, owner: Symbol, name: str) -> Rule | None:
+        """See `FindMethod`."""
+        if isinstance(owner, Ref):
+            return partial(_read_content, owner) if name == "get_content" else None
+        if not isinstance(owner, KnownValue):
+            return None
+        target = owner.value
+        if name == "__call__":
+            return _constructor_of(target) if is_instance(target, type) else None
+        if type(target) is _StoreStandIn and name in ("get", "set"):
+            return self._read_store if name == "get" else self._write_store
+        if type(target) in (_ContextStandIn, _StoreStandIn):
+            return _ignore if name in _HARMLESS_METHODS else _stop_reading
+        if is_instance(target, LLM) and name in _OTHER_CALLS:
+            return partial(self._call_llm, target, name)
+        if type(target) is PromptTemplate and name == "format":
+            return partial(_format_prompt, target)
+        if is_instance(target, BaseRetriever) and name in ("retrieve", "aretrieve"):
+            return partial(self._ask, target, name)
+        if is_instance(target, BaseQueryEngine) and name in ("query", "aquery"):
+            return partial(self._ask, target, name)
+        return None
+
+    # ------------------------------------------------------------ the context's store
+
+    def _read_store(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        is_known, key = known_value(arguments.get("path") or UNKNOWN_VALUE)
+        if not is_known or type(key) is not str or len(arguments.all_items()) != 1:
+            return UNKNOWN_VALUE
+        if key in self._written:
+            return AwaitableValue(self._written[key])
+        self.store_keys.append(key)
+        return AwaitableValue(Ref(INPUT).at(STORE).at(key))
+
+    def _write_store(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        is_known, key = known_value(arguments.get("path") or UNKNOWN_VALUE)
+        value = arguments.get("value", 1)
+        if not is_known or type(key) is not str or interpreter.is_body or interpreter.nesting:
+            raise OutOfFuel  # nobody knows what later reads return
+        self._written[key] = UNKNOWN_VALUE if value is None else value
+        return AwaitableValue(KnownValue(None))
+
+    # ------------------------------------------------------------ models, retrievers and engines
+
+    def _call_llm(self, llm: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        is_async, base_name = name.startswith("a"), name.removeprefix("a")
+        values, symbols = arguments.keywords, arguments.symbols
+        if base_name not in ("complete", "chat", "predict") or symbols is None or not arguments.complete:
+            return UNKNOWN_VALUE
+        constants: dict[str, Any] = {}
+        refs: dict[str, Ref] = {}
+        try:
+            self.own_models.require_llm(llm)
+            for key, symbol in (*((f"argument{i}", one) for i, one in enumerate(symbols)), *values.items()):
+                is_known, value = known_value(symbol)
+                if is_known and is_instance(value, PromptTemplate):
+                    constants[key] = copy_prompt(value)
+                else:
+                    refs[key] = interpreter.to_ref(symbol)
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+
+        def provider_arguments(inputs: Mapping[str, Any]) -> ProviderArguments:
+            keywords = {**constants, **inputs}
+            positional = [keywords.pop(f"argument{i}") for i in range(len(symbols))]
+            return provider_call_of(
+                llm, lambda one: getattr(one, base_name)(*positional, **keywords), is_async=is_async
+            )
+
+        draft = interpreter.draft
+        key = draft.name(f"{interpreter.name}.{base_name}", *DERIVED)
+        self.own_models.add_site(key, llm, runs_in_loop=is_async)
+        component = Component(
+            key,
+            Role.GENERATION,
+            tuple(refs.items()),
+            PROVIDER,
+            effects=(PERMISSION,),
+            attributes=Attributes(wrapped=key),
+        )
+        text = draft.add(component, lambda inputs: self.own_models.request(key, provider_arguments(inputs)))
+        interpreter.append_span(draft.span((key,)))
+        results: dict[str, Symbol] = {"predict": text, "complete": Instance(CompletionResponse, {"text": text})}
+        result = results.get(base_name, UNKNOWN_VALUE)
+        return AwaitableValue(result) if is_async else result
+
+    def _ask(self, part: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret a query of a retriever or an engine, which is lowered as it is in a query of its own."""
+        is_async = name.startswith("a")
+        query = arguments.get("str_or_query_bundle")
+        if query is None or len(arguments.all_items()) != 1:
+            return UNKNOWN_VALUE
+        draft = interpreter.draft
+        before = set(draft.components)
+        lowering = Lowering(draft=draft, own_models=self.own_models, runs_in_loop=is_async)
+        result: Symbol = UNKNOWN_VALUE
+        try:
+            text = interpreter.to_ref(query)
+            symbolic_query, path = SymbolicQuery(text, (text,)), f"{interpreter.name}.{name}"
+            if is_instance(part, BaseRetriever):
+                result = lower_retriever(lowering, part, symbolic_query, path, path) or UNKNOWN_VALUE
+            else:
+                try_lower_query(lowering, part, symbolic_query, path)
+        except (NotUnderstood, Unreadable):
+            pass
+        self.guards += lowering.guards
+        interpreter.append_span(draft.span(tuple(key for key in draft.components if key not in before)))
+        return AwaitableValue(result) if is_async else result
+
+
+# ------------------------------------------------------------ prompts, messages, events and nodes
+
+
+def _constructor_of(kind: Any) -> Rule | None:
+    """Return what interprets the construction of an object that is data and nothing else."""
+    if kind is ChatMessage:
+        return _make_message
+    if is_subclass(kind, Event):
+        return _ignore
+    return None
+
+
+def _ignore(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    return UNKNOWN_VALUE
+
+
+def _stop_reading(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Stop where the step may wait for an event, after which it begins anew."""
+    raise OutOfFuel
+
+
+def _make_message(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    fields = dict(arguments.keywords)
+    is_known, role = known_value(fields.get("role", UNKNOWN_VALUE))
+    if is_known and type(role) is MessageRole:
+        fields["role"] = KnownValue(role.value)
+    return UNKNOWN_VALUE if arguments.positional or not arguments.complete else Instance(ChatMessage, fields)
+
+
+def _format_prompt(template: PromptTemplate, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    if arguments.positional or not arguments.complete:
+        return UNKNOWN_VALUE
+    try:
+        prompt = copy_prompt(template)
+        refs = {key: interpreter.to_ref(symbol) for key, symbol in arguments.keywords.items()}
+    except NotUnderstood:
+        return UNKNOWN_VALUE
+    return _compute(interpreter, "prompt", lambda **values: prompt.format(**values), refs)
+
+
+def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    if arguments.all_items():
+        return UNKNOWN_VALUE
+
+    def content(node: Any) -> str:
+        if not isinstance(node, (NodeWithScore, BaseNode)) or not is_framework_code(type(node)):
+            raise UnfitValue(f"a {type(node).__name__} is no node of LlamaIndex's")
+        return str(node.get_content())
+
+    return _compute(interpreter, "content", on_loop(content), {"node": owner})
+
+
+def _compute(interpreter: FunctionInterpreter, word: str, call: Callable[..., Any], refs: Mapping[str, Ref]) -> Symbol:
+    """Add a value that is computed by the framework's own pure code."""
+    name = interpreter.draft.name(f"{interpreter.name}.{word}")
+    interpreter.shared.helpers.add(name)
+    return interpreter.draft.call(name, call, (), **refs)
