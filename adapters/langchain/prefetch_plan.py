@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.globals import get_debug, get_llm_cache
 from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
@@ -112,6 +112,9 @@ class _SiteCollector:
         return None if is_named_safe or concurrent(node) else limit_of(node)
 
 
+_FORMS: Mapping[bool | None, Literal["sync", "async", "either"]] = {True: "async", False: "sync", None: "either"}
+
+
 class CodeSites:
     """The calls of the user's own models and retrievers that functions make, as far as their source shows them."""
 
@@ -127,13 +130,13 @@ class CodeSites:
         return function_reader(self.find_leaves) if is_recording() else None
 
     def find_leaves(
-        self, runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], is_async: bool
+        self, runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], is_async: bool | None
     ) -> Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]:
         """Record the call sites in a Runnable that a function calls. See `FindLeaves`."""
         collector = _SiteCollector(True, self._threads)
         sites_by_path: dict[str, CallSite] = {}
         for path, site in collector.sites(runnable, location, kwargs, {}):
-            sites_by_path[path] = self._add(replace(site, in_code="async" if is_async else "sync"))
+            sites_by_path[path] = self._add(replace(site, in_code=_FORMS[is_async]))
         return lambda node, bound, path: _leaf(sites_by_path, node, bound, path, True)
 
     def _add(self, site: CallSite) -> CallSite:

@@ -117,8 +117,9 @@ class CallSite:
     """Called once for each item of a list, so maybe with what an item is predicted to be."""
     within: str = ""
     """Path of the user's object that holds it, where that is planned with an equivalent chain."""
-    in_code: Literal["", "sync", "async"] = ""
-    """The kind of method by which a function of the user's makes the call, any number of times; empty in chains."""
+    in_code: Literal["", "sync", "async", "either"] = ""
+    """The kind of method by which a function or a node of a graph makes the call, any number of times; empty in chains.
+    `either`: a node calls it as the graph is called."""
     keeps_its_place: threading.Event = field(default_factory=threading.Event)
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""

@@ -29,12 +29,12 @@ from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.runtime.query_run import PartRun, QueryRun
-from teola_plugin.shims.langgraph import branch_of, functions_of, is_sent_task, state_of
+from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.langgraph.decisions import PlanTree
-from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, lookahead
+from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, calls_graphs, lookahead
 from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of, state_after_input
 
 MISSING_PLAN_DELAY_S = 0.02
@@ -289,7 +289,9 @@ class Parts:
             state = state_after_input(shape, state, input)
         value = {STATE: state, ARGUMENT: input if key.is_sent else None}
         plan = plans.available(key, value)
-        return None if plan is None else (plan, value)
+        if plan is None or (is_resumed(config) and calls_graphs(plan)):
+            return None
+        return plan, value
 
     def _open_provider_calls(self, plan: TraceResult, config: Any) -> None:
         """Let calls of the user's own models be prefetched that a plan asks for, if nobody would hear of it."""

@@ -68,6 +68,14 @@ def is_sent_task(config: Mapping[str, Any]) -> bool:
     return bool(path[0] == "__pregel_push")
 
 
+def is_resumed(config: Mapping[str, Any]) -> bool:
+    """Return True if graphs inside of the task with this config go on from a checkpoint, after an interrupt or error.
+
+    Private: the key `__pregel_resuming` of the config's `configurable`; since langgraph 0.2. Without it: False.
+    """
+    return bool((config.get("configurable") or {}).get("__pregel_resuming"))
+
+
 def branch_of(config: Mapping[str, Any]) -> str:
     """Return the fan-out that a task was sent by (`Send`), the same for all of its branches; empty for any other task.
 

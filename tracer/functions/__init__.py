@@ -5,7 +5,7 @@ components of a template; a request that turns out wrong is claimed by nobody. `
 the symbols, `interpreter` the state of a function that is being read; the rules are in `expressions` and `statements`.
 """
 
-from teola_plugin.tracer.functions.interpreter import FindLeaves
+from teola_plugin.tracer.functions.interpreter import FindLeaves, FunctionInterpreter
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     Fields,
@@ -31,6 +31,7 @@ __all__ = [
     "UNKNOWN_VALUE",
     "Fields",
     "FindLeaves",
+    "FunctionInterpreter",
     "FunctionSummary",
     "Instance",
     "InstancePerItem",

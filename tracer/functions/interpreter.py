@@ -70,9 +70,14 @@ _name_numbers = itertools.count()
 """Refs have other names in every function: expressions of one function may be put together with those of another."""
 
 
-FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool], FindLeaf]
+FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool | None], FindLeaf]
 """(Runnable, location of its call, bound arguments, True for a coroutine method) -> finds the leaves in it that are
-models and retrievers of the user's own."""
+models and retrievers of the user's own. None instead of True or False: in whichever way the graph is called."""
+
+
+LowerGraph = Callable[["FunctionInterpreter", Runnable[Any, Any], Symbol, bool], Symbol | None]
+"""(interpreter, Runnable, its input, True for a coroutine method) -> what it returns, if it is a graph whose nodes are
+read; their requests become components."""
 
 
 FindMethod = Callable[[Symbol, str], Callable[["FunctionInterpreter", Any], Symbol] | None]
@@ -223,6 +228,8 @@ class SharedContext:
     """Finds the models and retrievers of the user's own whose calls are components; without it none are."""
     find_method: FindMethod | None = None
     """Finds the rules of methods of another framework's objects."""
+    lower_graph: LowerGraph | None = None
+    """Reads the nodes of graphs that the function calls; without it they are not understood."""
     fuel: int = MAX_EXPRESSIONS
     """Expressions that may still be evaluated."""
     ref_names: dict[Ref, str] = field(default_factory=dict)
@@ -478,6 +485,9 @@ class FunctionInterpreter:
         `streamed`: the call may make its models stream. `is_async`: it is a call of a coroutine method.
         """
         runnable = unwrap_accelerated(runnable)
+        lower_graph = None if streamed or kwargs else self.shared.lower_graph
+        if lower_graph is not None and (returned := lower_graph(self, runnable, argument, is_async)) is not None:
+            return returned
         first_new = len(self.draft.components)
         location = f"{self.name}:{self.line}"
         find_leaves = None if streamed else self.shared.find_leaves  # own models are called in one form only

@@ -18,6 +18,7 @@ from teola_plugin.tracer.functions.interpreter import (
     FindLeaves,
     FindMethod,
     FunctionInterpreter,
+    LowerGraph,
     OutOfFuel,
     Rules,
     SharedContext,
@@ -88,6 +89,7 @@ def summarize_function(
     decide: Decide | None = None,
     find_leaves: FindLeaves | None = None,
     find_method: FindMethod | None = None,
+    lower_graph: LowerGraph | None = None,
 ) -> FunctionSummary:
     """Read the source of a function as called with these arguments by name, and add its components to `draft`.
 
@@ -104,9 +106,11 @@ def summarize_function(
         decide: Decides conditions on the template's input.
         find_leaves: Finds the models and retrievers of the user's own whose calls are components, too.
         find_method: Finds the rules of methods of another framework's objects.
+        lower_graph: Reads the graphs that the function calls.
     """
+    shared = SharedContext(_RULES, decide, find_leaves, find_method, lower_graph)
     try:
-        return _summarize(func, arguments, draft, name, state, SharedContext(_RULES, decide, find_leaves, find_method))
+        return _summarize(func, arguments, draft, name, state, shared)
     except Exception as error:
         _warn(func, error)
         return FunctionSummary()

@@ -14,15 +14,19 @@ from functools import partial
 from typing import Any
 
 from langchain_core.runnables import Runnable
+from langgraph.constants import END, START
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
 from teola_plugin.shims.langgraph import functions_of
-from teola_plugin.tracer.draft import DERIVED, Draft, Span, TraceResult
+from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
     FindLeaves,
+    FunctionInterpreter,
     InstancePerItem,
+    ItemList,
+    KnownValue,
     Symbol,
     first_parameter,
     materialize,
@@ -30,13 +34,24 @@ from teola_plugin.tracer.functions import (
 )
 from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.mutations import Mutations
+from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
-from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, back_edges
+from teola_plugin.tracer.langgraph.shape import (
+    ROOT,
+    Branch,
+    GraphShape,
+    NodeShape,
+    accompanied_nodes,
+    back_edges,
+    may_interrupt,
+    shape_of,
+)
 from teola_plugin.tracer.langgraph.updates import updated_value
 from teola_plugin.tracer.lookahead import lookahead_of_arms
+from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 STATE, ARGUMENT = "state", "argument"
@@ -45,6 +60,10 @@ MAX_DEPTH = 6
 """Length of the longest path of nodes that is traced after a choice that is not known yet, or round a loop."""
 MAX_CERTAIN_DEPTH = 24
 """Length of the longest path of nodes, one after the other, that is traced."""
+MAX_GRAPH_DEPTH = 3
+"""Graphs inside each other whose nodes are read."""
+CALLED_GRAPH = "its nodes are read where it is called"
+"""The reason in the report's row of a graph that another one calls."""
 _UNKNOWN = "unknown"
 """The component that stands for what is not known before the original comes to it."""
 
@@ -64,7 +83,8 @@ def lookahead(
     input; without it, or if it returns None, both paths stay open. `find_leaves` finds the models and retrievers of the
     user's own whose calls are components, too. `is_async`: see `lower_node`.
     """
-    return _LookaheadTracer(shape, back_edges(shape), decide, find_leaves, is_async).trace(shape.nodes[node], pushed)
+    tracer = _LookaheadTracer(shape, back_edges(shape), accompanied_nodes(shape), decide, find_leaves, is_async)
+    return tracer.trace(shape.nodes[node], pushed)
 
 
 # ------------------------------------------------------------ one node
@@ -85,6 +105,10 @@ class LoweredNode:
     """True if it runs unknown code, which may take long."""
     mutations: Mutations = field(default_factory=Mutations)
     """The values that it changes in place; channels hold these, too."""
+    runs_user_code: bool = False
+    """True if code runs that may do anything."""
+    pauses: bool = False
+    """True if it may interrupt the graph: nothing behind it is certain."""
 
 
 EMPTY_NODE = LoweredNode()
@@ -99,27 +123,108 @@ def lower_node(
     find_leaves: FindLeaves | None = None,
     *,
     is_async: bool = False,
+    depth: int = 0,
 ) -> LoweredNode:
     """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out.
 
-    `is_async`: the graph runs on a loop, and the async function of a node that has both.
+    `is_async`: the graph runs on a loop, and the async function of a node that has both. `depth`: the number of graphs
+    around the graph of the node.
     """
     functions = functions_of(bound)
     if functions is None:
-        value, span = trace_into(draft, bound, _to_value(draft, argument, name), name, f"graph.{name}", {})
+        if (lowered := _lower_graph(draft, bound, argument, name, find_leaves, is_async, depth)) is not None:
+            return lowered
+        location = f"graph.{name}"
+        find_leaf = None if find_leaves is None else find_leaves(bound, name, {}, None)
+        value, span = trace_into(
+            draft, bound, _to_value(draft, argument, name), name, location, {}, find_leaf=find_leaf
+        )
         result = to_symbol(value)
         return LoweredNode(span, result.items if isinstance(result, Fields) and result.base is None else None)
     func = (functions.afunc or functions.func) if is_async else (functions.func or functions.afunc)
     parameter = first_parameter(func)
     if not parameter:
-        return LoweredNode(is_opaque=True)
+        return LoweredNode(is_opaque=True, runs_user_code=True, pauses=may_interrupt(func))
+    called_graphs: list[LoweredNode] = []
+
+    def lower_graph(
+        interpreter: FunctionInterpreter, graph: Runnable[Any, Any], graph_input: Symbol, is_async: bool
+    ) -> Symbol | None:
+        lowered = _lower_graph(interpreter.draft, graph, graph_input, interpreter.name, find_leaves, is_async, depth)
+        if lowered is None:
+            return None
+        called_graphs.append(lowered)
+        interpreter.append_span(lowered.span)
+        interpreter.mutations.update(lowered.mutations)
+        if lowered.runs_user_code:
+            interpreter.add_user_code()
+        return UNKNOWN_VALUE if lowered.updates is None else Fields(lowered.updates)
+
     summary = summarize_function(
-        func, {parameter: argument}, draft, name, state=parameter, decide=decide, find_leaves=find_leaves
+        func,
+        {parameter: argument},
+        draft,
+        name,
+        state=parameter,
+        decide=decide,
+        find_leaves=find_leaves,
+        lower_graph=lower_graph,
     )
     sent = summary.value
     sends = (sent,) if isinstance(sent, InstancePerItem) and sent.instance.kind.__name__ == "Send" else ()
     is_opaque = summary.runs_user_code and not summary.uses_engines
-    return LoweredNode(summary.span, summary.updates, summary.goto, sends, is_opaque, summary.mutations)
+    return LoweredNode(
+        summary.span,
+        summary.updates,
+        summary.goto,
+        sends,
+        is_opaque,
+        summary.mutations,
+        summary.runs_user_code,
+        may_interrupt(func) or any(one.pauses for one in called_graphs),
+    )
+
+
+def _lower_graph(
+    draft: Draft, graph: Any, argument: Symbol, name: str, find_leaves: FindLeaves | None, is_async: bool, depth: int
+) -> LoweredNode | None:
+    """Add to the draft what a graph that code or a node calls is certain to ask for. Its updates are what it returns.
+
+    Return None for an object that is no graph, or whose input is not known.
+    """
+    shape = shape_of(graph) if depth < MAX_GRAPH_DEPTH else None
+    if shape is None or shape.keeps_state or not isinstance(argument, Fields | Ref):
+        return None
+    graph_input = argument if isinstance(argument, Fields) else Fields({}, argument)
+    values: dict[str, Symbol] = {}
+    for channel, rule in shape.update_rules.items():
+        initial: Symbol = UNKNOWN_VALUE if rule in ("replace", "unknown") else ItemList(())
+        is_given = channel in shape.inputs and (channel in graph_input.items or graph_input.base is not None)
+        update = read_key(graph_input, KnownValue(channel)) if is_given else None
+        values[channel] = initial if update is None else updated_value(rule, initial, update)
+    tracer = _LookaheadTracer(
+        shape, back_edges(shape), accompanied_nodes(shape), None, find_leaves, is_async, draft.names, name, depth + 1
+    )
+    draft.nodes.append(TraceNode(f"graph.{name}", type(graph).__name__, "lowered", reason=CALLED_GRAPH))
+    end = tracer.trace_inside(draft, _SymbolicState(values))
+    updates = None if end is None else {name: end.values.get(name, UNKNOWN_VALUE) for name in shape.outputs}
+    return LoweredNode(
+        Span(tracer.heads, tracer.tails),
+        updates,
+        mutations=tracer.mutations,
+        runs_user_code=tracer.runs_user_code or end is None,
+        pauses=tracer.pauses or any(map(_may_pause, shape.nodes.values())),
+    )
+
+
+def _may_pause(node: NodeShape) -> bool:
+    """Return True if a graph may be interrupted at a node."""
+    return node.pauses or node.skippable or any(map(may_interrupt, functions_of(node.bound) or ()))
+
+
+def calls_graphs(plan: TraceResult) -> bool:
+    """Return True if a plan goes on into graphs that nodes call, or that are nodes."""
+    return any(row.reason == CALLED_GRAPH for row in plan.report)
 
 
 def _to_value(draft: Draft, symbol: Symbol, name: str) -> Value:
@@ -169,16 +274,45 @@ class _LookaheadTracer:
     shape: GraphShape
     back_edges: Mapping[str, frozenset[str]]
     """Arms that go round a loop once more: they are not started early, as the last round may have been enough."""
+    accompanied: frozenset[str]
+    """Nodes that may run beside others: what comes after them waits for those, too."""
     decide: Decide | None = None
     find_leaves: FindLeaves | None = None
     is_async: bool = False
     names: set[str] = field(default_factory=set)
+    prefix: str = ""
+    """The beginning of components' names; empty for those of the graph that runs."""
+    depth: int = 0
+    """The number of graphs around this one. Of a graph inside another, only certain calls are added."""
+    heads: Names = ()
+    """The first components that are certain."""
+    tails: Names = ()
+    """The last ones."""
+    mutations: Mutations = field(default_factory=Mutations)
+    """The values that certain nodes change in place."""
+    runs_user_code: bool = False
+    """True if certain nodes run code that may do anything."""
+    pauses: bool = False
+    """True if a certain node may interrupt the graph."""
+    ends: list[_SymbolicState] = field(default_factory=list)
+    """The state at the certain end of the graph, if that was reached."""
+
+    def trace_inside(self, draft: Draft, state: _SymbolicState) -> _SymbolicState | None:
+        """Add all that a call of the graph with this state is certain to ask for. Return the state at its end."""
+        first_nodes = self.shape.first_nodes
+        if START in first_nodes:
+            self._add_node(draft, self.shape.nodes[START], UNKNOWN_VALUE, state, ())
+        else:
+            for name in sorted(first_nodes):
+                self._add_successor(draft, EMPTY_SPAN, name, state, (), runs_alone=len(first_nodes) == 1)
+        return self.ends[0] if len(self.ends) == 1 else None
 
     def trace(self, start: NodeShape, pushed: bool) -> TraceResult:
         draft = Draft(names=self.names)
         state = _SymbolicState({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.update_rules})
         argument = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
-        self._add_node(draft, start, argument, state, (), pushed=pushed)
+        runs_alone = start.name not in self.accompanied
+        self._add_node(draft, start, argument, state, (), pushed=pushed, runs_alone=runs_alone)
         return draft.finish(Ref(INPUT), start.name)
 
     def _add_node(
@@ -191,8 +325,10 @@ class _LookaheadTracer:
         *,
         previous: Span = EMPTY_SPAN,
         pushed: bool = False,
+        runs_alone: bool = True,
     ) -> None:
-        """Add a node and those after it.
+        """Add a node and those after it. Unless it `runs_alone` in its superstep, these are only nodes that wait for
+        no other.
 
         `path` is the path of nodes to it. `previous`: the last components before it.
         """
@@ -205,20 +341,46 @@ class _LookaheadTracer:
                 _mark_slow(draft)
         _add_order(draft, previous, lowered.span)
         span = lowered.span if lowered.span.heads else previous
-        if node.pauses or pushed:  # pushed: what comes next waits for the other tasks that were sent, too
+        if node.pauses or lowered.pauses or pushed:
             return
-        next_path = (*path, node.name)
-        for name in (*node.successors, *lowered.goto):
-            self._add_successor(draft, span, name, next_state, next_path)
-        for branch in node.branches:
-            if branch.path is None and lowered.goto:
-                continue  # its command says where it goes
-            self._add_branch(draft, span, node, branch, next_state, next_path)
+        next_path, names = (*path, node.name), tuple(dict.fromkeys((*node.successors, *lowered.goto)))
+        if not runs_alone:
+            if len(names) == 1 and not node.branches and not self.shape.is_entered_from_others(names[0], node):
+                next_state = self._without_foreign_channels(next_state, next_path)
+                self._add_successor(draft, span, names[0], next_state, next_path, runs_alone=False)
+            return
+        branches = [one for one in node.branches if one.path is not None or not lowered.goto]  # a `Command` says where
+        if set(names) <= {END} and not branches and not node.joins:
+            self.ends.append(next_state)
+        runs_alone = len(names) + len(branches) == 1
+        for name in names:
+            self._add_successor(draft, span, name, next_state, next_path, runs_alone=runs_alone)
+        for branch in branches:
+            self._add_branch(draft, span, node, branch, next_state, next_path, runs_alone=runs_alone)
         if not path and _UNKNOWN in draft.components:  # at least the requests of this node come before it is known
             draft.order += [(tail, _UNKNOWN) for tail in lowered.span.tails]
 
     def _lower(self, draft: Draft, bound: Runnable[Any, Any], argument: Symbol, name: str) -> LoweredNode:
-        return lower_node(draft, bound, argument, name, self.decide, self.find_leaves, is_async=self.is_async)
+        """Add a node that is certain to run, or may be chosen: in a graph inside another, the former alone."""
+        name = f"{self.prefix}.{name}" if self.prefix else name
+        lowered = lower_node(
+            draft, bound, argument, name, self.decide, self.find_leaves, is_async=self.is_async, depth=self.depth
+        )
+        self.heads, self.tails = self.heads or lowered.span.heads, lowered.span.tails or self.tails
+        self.mutations.update(lowered.mutations)
+        self.runs_user_code = self.runs_user_code or lowered.runs_user_code
+        self.pauses = self.pauses or lowered.pauses
+        return lowered
+
+    def _without_foreign_channels(self, state: _SymbolicState, path: tuple[str, ...]) -> _SymbolicState:
+        """Return the state without the channels that nodes may write which run beside those on the path."""
+        values = dict(state.values)
+        for name in self.accompanied.difference(path):
+            node = self.shape.nodes[name]
+            lowered = lower_node(Draft(), node.bound, state.read(node.reads), name, depth=MAX_GRAPH_DEPTH)
+            unknown = values if lowered.updates is None else lowered.updates
+            values |= dict.fromkeys(unknown, UNKNOWN_VALUE)
+        return replace(state, values=values)
 
     def _add_successor(
         self,
@@ -229,12 +391,14 @@ class _LookaheadTracer:
         path: tuple[str, ...],
         *,
         allow_repeat: bool = False,
+        runs_alone: bool = True,
     ) -> None:
         """Add the node that certainly comes next; one that is on the path already only if `allow_repeat`."""
         is_repeated = allow_repeat and len(path) < MAX_DEPTH
         successor = self._successor(name, () if is_repeated else path, state.max_depth)
         if successor is not None:
-            self._add_node(draft, successor, state.read(successor.reads), state, path, previous=span)
+            argument = state.read(successor.reads)
+            self._add_node(draft, successor, argument, state, path, previous=span, runs_alone=runs_alone)
 
     def _successor(self, name: str, path: tuple[str, ...], max_depth: int = MAX_DEPTH) -> NodeShape | None:
         node = self.shape.nodes.get(name)
@@ -248,6 +412,8 @@ class _LookaheadTracer:
         branch: Branch,
         state: _SymbolicState,
         path: tuple[str, ...],
+        *,
+        runs_alone: bool,
     ) -> None:
         if branch.path is not None:
             chooser = self._lower(draft, branch.path, state.read(self.shape.update_rules), f"{node.name}.next")
@@ -257,20 +423,28 @@ class _LookaheadTracer:
                 self._add_sent_tasks(draft, last_span, send, state, path)
             if chooser.sends:
                 return
+            runs_alone = runs_alone and len(chooser.goto) == 1
+            if runs_alone and branch.node_for(chooser.goto[0]) == END:
+                self.ends.append(state)
             for name in chooser.goto:
-                self._add_successor(draft, last_span, branch.node_for(name), state, path, allow_repeat=True)
+                target = branch.node_for(name)
+                self._add_successor(draft, last_span, target, state, path, allow_repeat=True, runs_alone=runs_alone)
             if chooser.goto:
                 return
+        if self.depth:
+            return
         arms = [name for name in branch.nodes if name not in self.back_edges[node.name]]
-        self._add_arms(draft, arms, state, path)
+        self._add_arms(draft, arms, state, path, runs_alone=runs_alone)
 
-    def _add_arms(self, draft: Draft, names: Iterable[str], state: _SymbolicState, path: tuple[str, ...]) -> None:
+    def _add_arms(
+        self, draft: Draft, names: Iterable[str], state: _SymbolicState, path: tuple[str, ...], *, runs_alone: bool
+    ) -> None:
         """Add what may start early of the nodes that may be chosen."""
         arms = [node for name in names if (node := self._successor(name, path)) is not None]
         arm_drafts = [draft.body() for _ in arms]
         state = replace(state, is_chosen=True)
         for arm, arm_draft in zip(arms, arm_drafts, strict=True):
-            self._add_node(arm_draft, arm, state.read(arm.reads), state, path)
+            self._add_node(arm_draft, arm, state.read(arm.reads), state, path, runs_alone=runs_alone)
         for component in lookahead_of_arms(arm_drafts, partial(_add_unknown, draft), draft):
             draft.add(component)
         for arm_draft in arm_drafts:

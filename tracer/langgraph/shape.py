@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.constants import END, START
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import interrupt
+
+from teola_plugin.tracer.functions.lookup import FreeNames, is_framework_code
 
 UpdateRule = Literal["replace", "append", "messages", "unknown"]
 """How a channel combines an update with its value: it takes the new value, appends the new items to a list, does the
 same with messages, or does anything else."""
+MAX_STEPS = 500
+"""Sets of nodes that may run side by side, of one graph, that are looked at."""
 ROOT = "__root__"
 """The one channel of a state that has no keys."""
 
@@ -64,6 +73,20 @@ class GraphShape:
     nodes: Mapping[str, NodeShape]
     update_rules: Mapping[str, UpdateRule]
     """How each channel of the state combines an update with its value."""
+    first_nodes: frozenset[str]
+    """Nodes of the first superstep; the start alone if conditional edges leave it."""
+    inputs: frozenset[str]
+    """Channels that the input writes."""
+    outputs: tuple[str, ...]
+    """Channels that are returned."""
+    keeps_state: bool
+    """True if a call of it inside of another graph goes on from its last one."""
+
+    def is_entered_from_others(self, name: str, node: NodeShape) -> bool:
+        """Return True if an edge may lead to the node of this name from elsewhere than from `node`."""
+        other_nodes = [one for one in self.nodes.values() if one is not node]
+        arms = [branch.nodes or (name,) for one in other_nodes for branch in one.branches]
+        return name in itertools.chain(self.first_nodes, *(one.successors + one.joins for one in other_nodes), *arms)
 
 
 def shape_of(graph: Any) -> GraphShape | None:
@@ -85,7 +108,12 @@ def shape_of(graph: Any) -> GraphShape | None:
             bool(node.cache_policy or graph.cache_policy) or _includes(graph.interrupt_before_nodes, name),
             _includes(graph.interrupt_after_nodes, name),
         )
-    return GraphShape(nodes, {name: _update_rule(channel) for name, channel in builder.channels.items()})
+    rules = {name: _update_rule(channel) for name, channel in builder.channels.items()}
+    first_nodes = [START] if START in nodes else [end for start, end in builder.edges if start == START]
+    inputs = frozenset(builder.schemas.get(builder.input_schema, ()))
+    outputs = (graph.output_channels,) if isinstance(graph.output_channels, str) else tuple(graph.output_channels)
+    keeps_state = graph.checkpointer not in (None, False)
+    return GraphShape(nodes, rules, frozenset(first_nodes), inputs, outputs, keeps_state)
 
 
 def _includes(names: str | Sequence[str], name: str) -> bool:
@@ -108,6 +136,23 @@ def _update_rule(channel: Any) -> UpdateRule:
         if channel.operator is add_messages:
             return "messages"
     return "unknown"
+
+
+def may_interrupt(function: Any, depth: int = 3) -> bool:
+    """Return True if a function of the user's, or one that it names, names LangGraph's `interrupt`."""
+    while type(function) is partial:
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if type(function) is not FunctionType or is_framework_code(function):
+        return function is interrupt
+    names, pending = set[str](), [function.__code__]
+    while pending:
+        code = pending.pop()
+        names.update(code.co_names, code.co_freevars)
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    free_names = FreeNames.of_function(function)
+    values = (free_names.cells.get(name, free_names.globals.get(name)) for name in names)
+    return interrupt.__name__ in names or (depth > 0 and any(may_interrupt(value, depth - 1) for value in values))
 
 
 def distances(shape: GraphShape) -> dict[str, int]:
@@ -135,6 +180,32 @@ def back_edges(shape: GraphShape) -> dict[str, frozenset[str]]:
         arms = {arm for branch in node.branches for arm in branch.nodes if arm in shape.nodes}
         edges[name] = frozenset(arm for arm in arms if name in reachable[arm] and to_end[arm] >= to_end[name])
     return edges
+
+
+def accompanied_nodes(shape: GraphShape) -> frozenset[str]:
+    """Return the nodes that may run beside others in a superstep; all, if there are too many ways through the graph."""
+    starts_of_joins: dict[str, set[str]] = {}
+    for node in shape.nodes.values():
+        for target in node.joins:
+            starts_of_joins.setdefault(target, set()).add(node.name)
+    no_nodes = frozenset[str]()
+    seen, pending, accompanied = set[tuple[frozenset[str], frozenset[str]]](), [(shape.first_nodes, no_nodes)], no_nodes
+    while pending:
+        step, finished_starts = pending.pop()  # `finished_starts`: nodes that others wait for, which have run
+        if (step, finished_starts) in seen:
+            continue
+        seen.add((step, finished_starts))
+        accompanied |= step if len(step) > 1 else no_nodes
+        nodes = [shape.nodes[name] for name in step if name in shape.nodes]
+        finished_starts |= {node.name for node in nodes if node.joins}
+        ready = [target for target, starts in starts_of_joins.items() if starts <= finished_starts]
+        finished_starts = finished_starts.difference(*(starts_of_joins[target] for target in ready))
+        certain = frozenset((*ready, *(name for node in nodes for name in node.successors)))
+        choices = [set(branch.nodes or shape.nodes) for node in nodes for branch in node.branches]
+        if len(seen) + math.prod(map(len, choices)) > MAX_STEPS:
+            return frozenset(shape.nodes)
+        pending += [(certain.union(arms) - {END}, finished_starts) for arms in itertools.product(*choices)]
+    return accompanied
 
 
 def _reachable(shape: GraphShape) -> dict[str, frozenset[str]]:

@@ -349,6 +349,32 @@ def test_interrupted_graph_goes_on_as_the_original_does() -> None:
     assert results[0] == results[1]
 
 
+def test_nothing_behind_an_approval_is_called_before_it() -> None:
+    def confirm(question: str) -> str:
+        return str(interrupt(question))
+
+    def build(model: HostedModel) -> Any:
+        def plan(state: State) -> State:
+            return {"plan": str(model.invoke(f"plan {state['topic']}").content)}
+
+        def approve(state: State) -> State:
+            return {"notes": [confirm("good?")]}
+
+        def write(state: State) -> State:
+            return {"answer": str(model.invoke(f"write {state['topic']}").content)}
+
+        return compiled(plan, approve, write, checkpointer=InMemorySaver())
+
+    model = HostedModel()
+    graph = accelerate(build(model))
+    config = {"configurable": {"thread_id": "1"}}
+
+    graph.invoke(INPUT, config)
+    assert model.prompts == ["plan oats"]
+    graph.invoke(Command(resume="yes"), config)
+    assert model.prompts == ["plan oats", "write oats"]
+
+
 def test_state_is_read_as_the_first_node_sees_it() -> None:
     def build(model: HostedModel) -> Any:
         def take_notes(state: State) -> State:
@@ -388,3 +414,44 @@ def test_of_a_node_with_two_functions_calls_of_the_one_that_runs_are_prefetched(
         runs.append((result, sorted(model.prompts)))
     assert runs[0] == runs[1]
     assert model.most_at_once == len(INPUT["items"])
+
+
+# ------------------------------------------------------------ nodes side by side
+
+
+@pytest.mark.parametrize("is_join", [True, False], ids=["join", "edges"])
+@pytest.mark.parametrize("way", WAYS)
+def test_node_behind_two_side_by_side_waits_for_both(way: str, is_join: bool) -> None:
+    def build(model: HostedModel) -> Any:
+        def plan(state: State) -> State:
+            return {"plan": str(model.invoke(f"plan {state['topic']}").content)}
+
+        def praise(state: State) -> State:
+            return {"log": [str(model.invoke(f"praise {state['topic']}").content)]}
+
+        def object_to(state: State) -> State:
+            return {"log": [str(model.invoke(f"object to {state['topic']}").content)]}
+
+        def join(state: State) -> State:
+            return {"notes": [str(model.invoke(", ".join(state["log"])).content)]}
+
+        def write(state: State) -> State:
+            return {"answer": str(model.invoke(f"write about {state['topic']}").content)}
+
+        builder = StateGraph(State)
+        for node in (plan, praise, object_to, join, write):
+            builder.add_node(node.__name__, node)
+        builder.add_edge(START, "plan").add_edge("plan", "praise").add_edge("plan", "object_to")
+        if is_join:
+            builder.add_edge(["praise", "object_to"], "join")
+        else:
+            builder.add_edge("praise", "join").add_edge("object_to", "join")
+        return builder.add_edge("join", "write").compile()
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(build(plain), way)
+
+    result = called(accelerate(build(fast)), way)
+
+    assert sorted(map(str, result)) == sorted(map(str, expected))
+    assert fast.prompts == plain.prompts

@@ -9,7 +9,7 @@ from langgraph.channels import UntrackedValue
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from teola_plugin.tracer.langgraph.shape import distances, shape_of
+from teola_plugin.tracer.langgraph.shape import accompanied_nodes, distances, shape_of
 
 
 class State(TypedDict):
@@ -84,3 +84,39 @@ def test_a_graph_without_edges_has_no_shape() -> None:
         return value
 
     assert shape_of(flow) is None
+
+
+def accompanied(compiled: Any) -> set[str]:
+    shape = shape_of(compiled)
+    assert shape is not None
+    return set(accompanied_nodes(shape))
+
+
+def test_nodes_of_a_sequence_run_alone() -> None:
+    assert accompanied(graph((START, "a"), ("a", "b"), ("b", "c"), ("c", "d"))) == set()
+
+
+def test_nodes_between_a_fork_and_the_node_where_it_ends_run_side_by_side() -> None:
+    assert accompanied(graph((START, "a"), ("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))) == {"b", "c"}
+
+
+def test_first_nodes_of_a_graph_may_run_side_by_side() -> None:
+    assert accompanied(graph((START, "a"), (START, "b"), ("a", "c"), ("c", "d"))) == {"a", "b"}
+
+
+def test_arms_of_one_choice_run_alone() -> None:
+    builder = StateGraph(State)
+    for name in "abcd":
+        builder.add_node(name, node)
+    builder.add_edge(START, "a").add_edge("b", "d").add_edge("c", "d")
+    builder.add_conditional_edges("a", lambda state: "b", ["b", "c", END])
+    assert accompanied(builder.compile()) == set()
+
+
+def test_an_arm_runs_beside_the_node_behind_a_static_edge() -> None:
+    builder = StateGraph(State)
+    for name in "abcd":
+        builder.add_node(name, node)
+    builder.add_edge(START, "a").add_edge("a", "d")
+    builder.add_conditional_edges("a", lambda state: "b", ["b", END])
+    assert accompanied(builder.compile()) == {"b", "d"}
