@@ -6,11 +6,13 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.openai.envelope import without_credentials
+from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 
 _PRIVATE = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
@@ -38,6 +40,49 @@ def computes_with(engine: Any, loaded: Any) -> bool:
     from teola_plugin.engines.sentence_transformers.loaded_models import same_model
 
     return same_model(model, loaded)
+
+
+# ------------------------------------------------------------ what an object and an engine must have in common
+
+
+def differs(obj: Any, reason: str, hint: str) -> RegistrationError:
+    """Return the error for an object that the engine would not serve as it serves itself."""
+    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {reason}.", hint=hint)
+
+
+def check_server(obj: Any, url: Any, model: str, engine: Any) -> None:
+    """Raise `RegistrationError` unless an object asks the server and the model that the engine asks."""
+    base_url = without_credentials(str(url)).rstrip("/")
+    if base_url != engine.base_url:
+        reason = f"it talks to {base_url}, the engine {engine.name!r} to {engine.base_url}"
+        raise differs(obj, reason, f"OpenAIServer(base_url={base_url!r}, ...)")
+    if engine.model is not None and model != engine.model:
+        reason = f"it asks for {model!r}, the engine {engine.name!r} for {engine.model!r}"
+        raise differs(obj, reason, f"OpenAIServer(model={model!r}, ...)")
+
+
+def check_model_name(obj: Any, name: str, engine: Any, kind: str) -> None:
+    """Raise `RegistrationError` unless both load the same model. `kind`: the engine's class."""
+    paths = Path(name), Path(engine.model_name)
+    if all(path.is_dir() for path in paths):
+        is_same = paths[0].resolve() == paths[1].resolve()
+    else:
+        is_same = name.removeprefix(_PUBLISHER) == engine.model_name.removeprefix(_PUBLISHER)
+    if not is_same:
+        raise differs(obj, f"it runs {name!r}, the engine {engine.model_name!r}", f"{kind}(model={name!r})")
+
+
+_PUBLISHER = "sentence-transformers/"
+
+
+def check_prompt(obj: Any, role: str, own_prompt: str, engine_prompt: str) -> None:
+    """Raise `RegistrationError` unless both put the same before texts of a role."""
+    if own_prompt != engine_prompt:
+        hint = f"EmbeddingEngine(prompts={{{role!r}: {own_prompt!r}, ...}})"
+        raise differs(obj, f"it puts {own_prompt!r} before a {role}, the engine {engine_prompt!r}", hint)
+
+
+# ------------------------------------------------------------ engines
 
 
 @dataclass(frozen=True, slots=True, eq=False)

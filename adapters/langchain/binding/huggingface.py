@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from teola_plugin.adapters.engine_specs import computes_with
+from teola_plugin.adapters.engine_specs import check_model_name, check_prompt, computes_with, differs
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder
-from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langchain import sentence_transformer
 from teola_plugin.tracer.langchain.classes import find_override
@@ -82,7 +80,7 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
     if cls is None:
         return TeolaEmbeddings(pool=pool, engine=engine)
     if other := find_override(obj, cls):
-        raise _differs(obj, f"{other} overrides how it embeds", "leave it unbound")
+        raise differs(obj, f"{other} overrides how it embeds", "leave it unbound")
     server = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_embedder(obj, server)
@@ -92,20 +90,20 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
 def _check_embedder(obj: Any, server: Any) -> None:
     client = sentence_transformer(obj)
     if client is None:
-        raise _differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
+        raise differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
     _check_model(obj, client, server, "EmbeddingEngine")
     kinds = {type(module).__name__ for module in client}
     if obj.multi_process or "Router" in kinds:
         reason = (
             "it embeds in many processes" if obj.multi_process else "its model tells queries from documents by itself"
         )
-        raise _differs(obj, reason, "leave it unbound")
+        raise differs(obj, reason, "leave it unbound")
     for role, encoding in _encodings(obj).items():
         _check_encoding(obj, encoding)
         _check_prompt(obj, client, server, role, encoding)
         if bool(encoding.get("normalize_embeddings")) != server.normalize and "Normalize" not in kinds:
             normalizes = bool(encoding.get("normalize_embeddings"))
-            raise _differs(
+            raise differs(
                 obj,
                 f"its {role} vectors have normalize_embeddings={normalizes}",
                 f"EmbeddingEngine(normalize={normalizes})",
@@ -115,7 +113,7 @@ def _check_embedder(obj: Any, server: Any) -> None:
 def _check_encoding(obj: Any, encoding: Mapping[str, Any]) -> None:
     for name, value in encoding.items():
         if name not in _COMPARED and value not in _HARMLESS.get(name, ()):
-            raise _differs(obj, f"it encodes with {name}={value!r}", f"take {name} out of encode_kwargs")
+            raise differs(obj, f"it encodes with {name}={value!r}", f"take {name} out of encode_kwargs")
 
 
 def _check_prompt(obj: Any, client: Any, server: Any, role: str, encoding: Mapping[str, Any]) -> None:
@@ -123,9 +121,7 @@ def _check_prompt(obj: Any, client: Any, server: Any, role: str, encoding: Mappi
     prompts = {**client.prompts, **server.prompts}
     prompt_name = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
     engine_prompt = prompts.get(prompt_name or "", "")
-    if prompt != engine_prompt:
-        hint = f"EmbeddingEngine(prompts={{{role!r}: {prompt!r}, ...}})"
-        raise _differs(obj, f"it puts {prompt!r} before a {role}, the engine {engine_prompt!r}", hint)
+    check_prompt(obj, role, prompt, engine_prompt)
 
 
 # ------------------------------------------------------------ rerankers
@@ -143,16 +139,16 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncod
     cls = _class(_CROSS_ENCODERS, "HuggingFaceCrossEncoder", obj)
     assert cls is not None
     if other := find_override(obj, cls):
-        raise _differs(obj, f"{other} overrides how it scores", "leave it unbound")
+        raise differs(obj, f"{other} overrides how it scores", "leave it unbound")
     server: Any = pool.engine(engine)
     if hasattr(server, "model_name"):
         _check_model(obj, obj.client, server, "RerankingEngine")
         max_length = obj.model_kwargs.get("max_length")
         if max_length != server.max_length and not computes_with(server, obj.client):
             hint = f"RerankingEngine(max_length={max_length})"
-            raise _differs(obj, f"it cuts pairs at max_length={max_length}, the engine at {server.max_length}", hint)
+            raise differs(obj, f"it cuts pairs at max_length={max_length}, the engine at {server.max_length}", hint)
         if obj.client.config.num_labels != 1:
-            raise _differs(obj, f"its model gives {obj.client.config.num_labels} scores a pair", "leave it unbound")
+            raise differs(obj, f"its model gives {obj.client.config.num_labels} scores a pair", "leave it unbound")
     return TeolaCrossEncoder(pool=pool, engine=engine)
 
 
@@ -162,25 +158,12 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncod
 def _check_model(obj: Any, client: Any, server: Any, kind: str) -> None:
     if computes_with(server, client):
         return
-    if not _same_model(obj.model_name, server.model_name):
-        raise _differs(
-            obj, f"it runs {obj.model_name!r}, the engine {server.model_name!r}", f"{kind}(model={obj.model_name!r})"
-        )
+    check_model_name(obj, obj.model_name, server, kind)
     model_kwargs = {key: value for key, value in obj.model_kwargs.items() if key not in _DEVICE}
     engine_kwargs = {key: value for key, value in server.options.items() if key not in _DEVICE}
     if model_kwargs != engine_kwargs:
-        raise _differs(
+        raise differs(
             obj,
             f"its model is made with model_kwargs {model_kwargs}, the engine's with {engine_kwargs}",
             f"{kind}(options={model_kwargs})",
         )
-
-
-def _same_model(one: str, other: str) -> bool:
-    if Path(one).is_dir() and Path(other).is_dir():
-        return Path(one).resolve() == Path(other).resolve()
-    return one.removeprefix("sentence-transformers/") == other.removeprefix("sentence-transformers/")
-
-
-def _differs(obj: Any, reason: str, hint: str) -> RegistrationError:
-    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {reason}.", hint=hint)

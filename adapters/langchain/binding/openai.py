@@ -19,6 +19,7 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.engine_specs import check_server
 from teola_plugin.adapters.langchain.current_query import call_context
 from teola_plugin.adapters.openai_transport import (
     AsyncEngineTransport,
@@ -85,7 +86,7 @@ def carried_model(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[
 
     Raises `RegistrationError` where the object and the engine talk to different places.
     """
-    _check(obj, route.pool.engine(route.engine))
+    check_server(obj, obj.root_async_client.base_url, obj.model_name, route.pool.engine(route.engine))
     clients = [client for client in (obj.root_client, obj.root_async_client) if client is not None]
     snapshot = FieldSnapshot([obj, *clients])
     copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, _carried(obj, route), {})
@@ -112,20 +113,6 @@ def _carried(obj: Any, route: EngineRoute) -> dict[str, Any]:
     root = obj.root_async_client.copy(http_client=on_loop)
     _CARRIED.add(on_loop)
     return clients | {"root_async_client": root, "async_client": root.chat.completions}
-
-
-def _check(obj: Any, server: Any) -> None:
-    base_url = without_credentials(str(obj.root_async_client.base_url)).rstrip("/")
-    if base_url != server.base_url:
-        raise RegistrationError(
-            f"the {type(obj).__name__} talks to {base_url}, the engine {server.name!r} to {server.base_url}.",
-            hint=f"OpenAIServer(base_url={base_url!r}, ...)",
-        )
-    if server.model is not None and obj.model_name != server.model:
-        raise RegistrationError(
-            f"the {type(obj).__name__} asks for {obj.model_name!r}, the engine {server.name!r} for {server.model!r}.",
-            hint=f"OpenAIServer(model={obj.model_name!r}, ...)",
-        )
 
 
 def _generate(copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:

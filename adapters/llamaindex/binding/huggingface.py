@@ -6,16 +6,14 @@ The object's own code runs; the inputs of its model go to the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.engine_specs import computes_with
+from teola_plugin.adapters.engine_specs import check_model_name, check_prompt, computes_with, differs
 from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, Role
 from teola_plugin.adapters.llamaindex.binding.model_copies import (
     Body,
     ModelCopy,
     copy_of,
-    differs,
     instance_of,
     overridden,
     read,
@@ -78,12 +76,12 @@ def embedding_copy(obj: Any, route: EngineRoute) -> Any:
 def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
     own_model = parts.model
     if not computes_with(server, own_model):
-        _check_name(obj, obj.model_name, server, "EmbeddingEngine")
+        check_model_name(obj, obj.model_name, server, "EmbeddingEngine")
     if parts.parallel_process:
         raise differs(obj, "it embeds in many processes", "parallel_process=False")
     kinds = {type(module).__name__ for module in own_model}
     if "Router" in kinds:
-        raise differs(obj, "engine_prompt model tells queries from documents by itself", "leave it unbound")
+        raise differs(obj, "its model tells queries from documents by itself", "leave it unbound")
     if obj.normalize != server.normalize and "Normalize" not in kinds:
         raise differs(obj, f"it has normalize={obj.normalize}", f"EmbeddingEngine(normalize={obj.normalize})")
     engine_model = server.model
@@ -93,9 +91,7 @@ def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> 
         _check_same_options(obj, own_model, engine_model)
     for name, role in _ROLES.items():
         own_prompt, engine_prompt = own_model.prompts.get(name) or "", server.prompt_of(role)
-        if own_prompt != engine_prompt:
-            hint = f"EmbeddingEngine(prompts={{{role!r}: {own_prompt!r}, ...}})"
-            raise differs(obj, f"it puts {own_prompt!r} before a {role}, the engine {engine_prompt!r}", hint)
+        check_prompt(obj, role, own_prompt, engine_prompt)
 
 
 # ------------------------------------------------------------ rerankers
@@ -150,7 +146,7 @@ def reranker_copy(obj: Any, route: EngineRoute) -> Any:
     parts = read(SentenceTransformerRerankParts, obj)
     server: Any = route.pool.engine(route.engine)
     if hasattr(server, "model_name") and not computes_with(server, parts.model):
-        _check_name(obj, obj.model, server, "RerankingEngine")
+        check_model_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:
             _check_same_options(obj, parts.model, server.model)
     return copy_of(obj, RerankerCopy, route, parts.as_attributes(model=_EngineCrossEncoder(route)))
@@ -163,17 +159,6 @@ def _array(scores: Sequence[float]) -> Any:
 
 
 # ------------------------------------------------------------ models
-
-
-def _check_name(obj: Any, name: str, server: Any, kind: str) -> None:
-    if not _same_model(name, server.model_name):
-        raise differs(obj, f"it runs {name!r}, the engine {server.model_name!r}", f"{kind}(model={name!r})")
-
-
-def _same_model(one: str, other: str) -> bool:
-    if Path(one).is_dir() and Path(other).is_dir():
-        return Path(one).resolve() == Path(other).resolve()
-    return one.removeprefix("sentence-transformers/") == other.removeprefix("sentence-transformers/")
 
 
 def _check_same_options(obj: Any, own_model: Any, engine_model: Any) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
+from teola_plugin.adapters.engine_specs import differs
 from teola_plugin.adapters.routing import WORKER, EngineRoute
-from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
@@ -82,11 +82,6 @@ def read(kind: type[P], obj: Any) -> P:
         raise differs(obj, str(error), "leave it unbound") from error
 
 
-def differs(obj: Any, reason: str, hint: str) -> RegistrationError:
-    """Return the error for an object that the engine would not serve as it serves itself."""
-    return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {reason}.", hint=hint)
-
-
 def overridden(obj: Any, base: type[Any]) -> str:
     """Return the name of a method of `base` that a subclass, or the object itself, overrides; empty for none."""
     classes = own_class(obj).__mro__
@@ -95,4 +90,4 @@ def overridden(obj: Any, base: type[Any]) -> str:
             if callable(value) and not name.startswith("__") and callable(getattr(base, name, None)):
                 return f"{cls.__name__}.{name}"
     own_names = (name for name, value in vars(obj).items() if callable(value) and callable(getattr(base, name, None)))
-    return next((f"its own_names {name}" for name in own_names if name not in base.model_fields), "")
+    return next((f"its own {name}" for name in own_names if name not in base.model_fields), "")

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
+from teola_plugin.adapters.engine_specs import check_server, differs
 from teola_plugin.adapters.llamaindex.binding.model_copies import (
     Body,
     ModelCopy,
     copy_of,
-    differs,
     instance_of,
     overridden,
     read,
@@ -161,11 +161,9 @@ def is_openai(obj: Any) -> bool:
 
 def server_model_of(obj: Any) -> ServerModel | None:
     """Return the server and the model that an object asks; None for one that is no `OpenAI`."""
-    return ServerModel(_url_of(obj), obj.model) if is_openai(obj) else None
-
-
-def _url_of(obj: Any) -> str:
-    return without_credentials(str(obj.api_base)).rstrip("/")
+    if not is_openai(obj):
+        return None
+    return ServerModel(without_credentials(str(obj.api_base)).rstrip("/"), obj.model)
 
 
 def carried_copy(obj: Any, route: EngineRoute) -> Any:
@@ -206,10 +204,4 @@ def _check_server(obj: Any, server: Any) -> None:
     assert base is not None
     if other := overridden(obj, base):
         raise differs(obj, f"{other} changes how it asks", "leave it unbound")
-    own_url = _url_of(obj)
-    if own_url != server.base_url:
-        reason = f"it talks to {own_url}, the engine {server.name!r} to {server.base_url}"
-        raise differs(obj, reason, f"OpenAIServer(base_url={own_url!r}, ...)")
-    if server.model is not None and obj.model != server.model:
-        reason = f"it asks for {obj.model!r}, the engine {server.name!r} for {server.model!r}"
-        raise differs(obj, reason, f"OpenAIServer(model={obj.model!r}, ...)")
+    check_server(obj, obj.api_base, obj.model, server)
