@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.tools import on_engine, read_only, tool_engine
     from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
     from teola_plugin.adapters.langchain.web_search import TeolaWebSearch
-    from teola_plugin.adapters.langgraph.middleware import EngineMiddleware
 
 _HOMES = {
     "ChatTeola": "langchain.chat",
-    "EngineMiddleware": "langgraph.middleware",
     "TeolaCrossEncoder": "langchain.rerank",
     "TeolaEmbeddings": "langchain.embeddings",
     "TeolaIndexer": "langchain.indexing",
@@ -34,7 +32,6 @@ _HOMES = {
 
 __all__ = [
     "ChatTeola",
-    "EngineMiddleware",
     "TeolaCrossEncoder",
     "TeolaEmbeddings",
     "TeolaIndexer",

@@ -61,7 +61,7 @@ PUBLIC = {
     "teola_plugin.engines.tiny_llama": ["make"],
     "teola_plugin.engines.vector_pgvector": ["PgVectorEngine"],
     "teola_plugin.langchain": [
-        *("ChatTeola", "EngineMiddleware", "TeolaCrossEncoder"),
+        *("ChatTeola", "TeolaCrossEncoder"),
         *("TeolaEmbeddings", "TeolaIndexer", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"),
         *("TeolaWebSearch", "on_engine", "read_only", "tool_engine"),
     ],

@@ -73,8 +73,6 @@ class NodeFacts:
     choices: tuple[Choice, ...] = ()
     calls: tuple[CallFacts, ...] = ()
     tools: tuple[ToolFacts, ...] = ()
-    advice: tuple[str, ...] = ()
-    """Sentences about code that breaks the reuse of a prompt's beginning."""
 
 
 def explain_graph(
@@ -198,7 +196,6 @@ def _advice(node: NodeFacts) -> Iterator[str]:
         if names:
             verb, pronoun = ("stand", "them") if len(names) > 1 else ("stands", "it")
             yield f"{call.name}: {_joined(names)} {verb} before {constant_tokens} constant tokens: put {pronoun} last"
-    yield from (f"{node.name}: {line}" for line in node.advice)
 
 
 def _joined(names: Sequence[str], word: str = "and") -> str:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import FunctionType
 from typing import Any
 
-from langchain_core.prompts import BasePromptTemplate
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
@@ -28,8 +24,6 @@ from teola_plugin.adapters.langgraph.explain import (
 )
 from teola_plugin.adapters.langgraph.plans import PlanKey, Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
-from teola_plugin.adapters.langgraph.prompt_advice import VaryingValue, analyse, varying_in_prompts, varying_partials
-from teola_plugin.adapters.reachable import is_users_function, reachable, referents
 from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
 from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_node_parts
 from teola_plugin.shims.langgraph import functions_of
@@ -43,8 +37,6 @@ from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeSh
 from teola_plugin.tracer.leaf import GenerationLeaf
 from teola_plugin.tracer.report import Level
 
-_MAX_OBJECTS = 2_000
-"""Objects of one node that are searched for functions that write prompts."""
 _YOUR_CODE = "your code: runs once, in its place"
 _JOINS = "pool-backed objects that it calls join the query"
 _NOT_ALL_UNDERSTOOD = "not all of its code is understood"
@@ -72,12 +64,10 @@ class GraphFacts:
                     _kind(runnable),
                     *_opaque_level(runnable, name in pools),
                     tools=_tools_of(runnable, self.tools),
-                    advice=_prompt_advice(runnable),
                 )
                 for name, runnable in runnables
             )
-        facts = [self._node(shape.nodes[name], name in pools) for name in names]
-        return tuple(_with_channel_advice(facts, self._varying_channels))
+        return tuple(self._node(shape.nodes[name], name in pools) for name in names)
 
     @property
     def first_nodes(self) -> tuple[str, ...]:
@@ -116,7 +106,6 @@ class GraphFacts:
             tuple(_choice(branch, node.name) for branch in node.branches),
             calls,
             _tools_of(node.bound, self.tools),
-            _prompt_advice(node.bound),
         )
 
     @cached_property
@@ -138,16 +127,6 @@ class GraphFacts:
     @property
     def _find_leaves(self) -> FindLeaves | None:
         return None if self.plans is None else self.plans.code_sites.find_leaves
-
-    @cached_property
-    def _varying_channels(self) -> dict[str, list[tuple[str, VaryingValue]]]:
-        """The nodes that fill a channel of the state with a varying value, by channel."""
-        channels: dict[str, list[tuple[str, VaryingValue]]] = {}
-        for name, node in self.graph.nodes.items():
-            for function in functions_of(node.bound) or ():
-                for channel, value in analyse(function).returned.items():
-                    channels.setdefault(channel, []).append((name, value))
-        return channels
 
     # ------------------------------------------------------------ calls
 
@@ -364,36 +343,3 @@ def _tool(name: str, tools: AgentTools | None, is_injected: bool, is_wrapped: bo
     if tools is None:
         return ToolFacts(name, reason="somebody may decide before it, or nothing runs ahead")
     return ToolFacts(name, reason="it is not declared read-only, and is no retriever of the pool's alone")
-
-
-# ------------------------------------------------------------ advice on prompts
-
-
-def _prompt_advice(runnable: Any) -> tuple[str, ...]:
-    """Return advice on the functions and templates of a node that write prompts. Tools write none."""
-    values: list[VaryingValue] = []
-    for obj in reachable(runnable, _parts_but_tools, limit=_MAX_OBJECTS):
-        if type(obj) is FunctionType and is_users_function(obj):
-            values += varying_in_prompts(obj)
-        elif issubclass(type(obj), BasePromptTemplate):
-            values += varying_partials(obj)
-    return tuple(dict.fromkeys(map(str, values)))
-
-
-def _parts_but_tools(obj: Any) -> Iterable[Any]:
-    return () if issubclass(type(obj), BaseTool) else referents(obj)
-
-
-def _with_channel_advice(
-    nodes: Sequence[NodeFacts], channels: Mapping[str, list[tuple[str, VaryingValue]]]
-) -> Iterator[NodeFacts]:
-    """Add advice to nodes with a variable in a prompt, before its end, that another node fills with a varying value."""
-    for node in nodes:
-        lines = [
-            f"{call.name} has {part.variable} in its prompt, which {name} fills; {value}"
-            for call in node.calls
-            for part in call.prompt[:-1]
-            if part.variable
-            for name, value in channels.get(part.variable, ())
-        ]
-        yield replace(node, advice=(*node.advice, *dict.fromkeys(lines)))

@@ -24,7 +24,6 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.langchain import (
     ChatTeola,
-    EngineMiddleware,
     TeolaCrossEncoder,
     TeolaEmbeddings,
     TeolaIndexer,
@@ -112,7 +111,7 @@ def graphs(pool: EnginePool) -> None:
     as_before: CompiledStateGraph[State, None, State, State] = fast
     graph = accelerate(graph)
     tools = on_engine([weather], pool)
-    agent = create_agent(accelerate(ChatTeola(pool=pool)), tools, middleware=[EngineMiddleware(pool, "llm")])
+    agent = create_agent(accelerate(ChatTeola(pool=pool)), tools)
     agent = accelerate(agent)
     print(as_before, agent.invoke({"messages": [{"role": "user", "content": "?"}]})["messages"])
 

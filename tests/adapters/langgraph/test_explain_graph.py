@@ -59,7 +59,6 @@ FACTS = (
                 "grade.model", "llm", (var("docs"), LONG, var("question"), RULES), reason="it reads what web writes"
             ),
         ),
-        advice=("head, line 3: `time.time()` is the time, another in every call; put it last.",),
     ),
     NodeFacts(
         "tools",
@@ -116,8 +115,7 @@ in place  pay                it is not declared read-only
 
 Advice
 ------
-grade.model: docs and question stand before 452 constant tokens: put them last
-grade: head, line 3: `time.time()` is the time, another in every call; put it last."""
+grade.model: docs and question stand before 452 constant tokens: put them last"""
     )
 
 
@@ -220,7 +218,6 @@ def store(pool: EnginePool) -> Any:
 
 def test_a_graph(pool: EnginePool) -> None:
     made = corrective(ChatTeola(pool=pool), store(pool))
-    line = made.nodes["clock"].bound.func.__code__.co_firstlineno + 1
     assert accelerate(made).explain(details=True) == (
         f"""Understood:    5 parts: 3 optimized, 2 unchanged (clock and check)
 Starts early:  nothing
@@ -259,9 +256,7 @@ in place  answer.model       what check will write is not known
 
 Advice
 ------
-answer.model: now, question and docs stand before 57 constant tokens: put them last
-answer: answer.model has now in its prompt, which clock fills; clock, line {line}: `time.ctime()` is the time, another \
-in every call; put it last: what stands behind it is computed anew."""
+answer.model: now, question and docs stand before 57 constant tokens: put them last"""
     )
 
 
@@ -331,7 +326,6 @@ def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
 
     text = accelerate(flow).explain(details=True)
     assert "shared  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
-    assert "`time.time()` is the time, another in every call" in text
 
 
 def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool) -> None:
@@ -342,7 +336,6 @@ def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool)
     made.add_conditional_edges(START, lambda state: "a" if state["question"] else "b", ["a", "b"])
     text = accelerate(made.compile()).explain(details=True)
     assert "start -> a or b, as <lambda> says" in text
-    assert "a: the template's variable 'now': `time.ctime` is the time, another in every call; put it last" in text
 
 
 def test_nothing_runs(pool: EnginePool) -> None:

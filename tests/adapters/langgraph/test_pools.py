@@ -25,7 +25,7 @@ from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langgraph.pools import pool_of_graph, pools_by_node
 from teola_plugin.adapters.reachable import MAX_OBJECTS
 from teola_plugin.engines.fake import fake_engines
-from teola_plugin.langchain import ChatTeola, EngineMiddleware, TeolaEmbeddings, TeolaVectorStore
+from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 
 
 class State(TypedDict, total=False):
@@ -196,7 +196,6 @@ def test_agents(pool: EnginePool) -> None:
     assert pool_of_graph(create_agent(model, [a_tool(pool)])) is pool
     assert pool_of_graph(create_agent(mine, [])) is None
     assert set(pools_by_node(create_agent(mine, [a_tool(pool)]))) == {"model", "tools"}, "both hold the tools"
-    assert list(pools_by_node(create_agent(mine, middleware=[EngineMiddleware(pool)]))) == ["model"]
     assert list(pools_by_node(create_agent(mine, middleware=[choose]))) == ["model"]
 
 
