@@ -144,11 +144,6 @@ def route_of(obj: Any) -> EngineRoute | None:
     return None if rules is None else rules.route(obj)
 
 
-def is_worker(obj: Any) -> bool:
-    """Return True for an object that does the work of a routed one."""
-    return class_route(type(obj)) is WORKER
-
-
 def under_routing(rules: RoutingRules | None) -> AbstractContextManager[None]:
     """Return a context in which these rules hold; without rules those around it do."""
     return during(current_rules, rules) if rules else nullcontext()

@@ -7,12 +7,13 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from teola_plugin.adapters.comparison import difference, failure, snapshot
 from teola_plugin.errors import QueryError, RegistrationError
+from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 SEED, IN_FLIGHT = 20240701, 4
@@ -41,19 +42,25 @@ Snapshot = Callable[[Any], Any]
 """Plain data that stands for an answer of the framework."""
 
 
-class Original(Protocol):
+@dataclass(frozen=True, slots=True)
+class OriginalCall:
     """The call to make once more, as it was before the accelerated object got it.
 
     The caller may change input and result afterwards. No handler may hear of the call.
     """
 
-    @property
-    def context(self) -> Context:
-        """The caller's context variables, without those by which handlers hear of a call."""
+    make: Callable[[], Any]
+    """Makes the call; after an async call, returns a coroutine."""
+    context: Context
+    """The caller's context variables, without those by which handlers hear of a call."""
 
-    def call(self) -> Any: ...
-
-    async def acall(self) -> Any: ...
+    @classmethod
+    def of(cls, make: Callable[[], Any], silence: Callable[[], object]) -> OriginalCall:
+        """Return a call in a copy of the running context, in which `silence` has run."""
+        context = copy_context()
+        context.run(current_run.set, None)
+        context.run(silence)
+        return cls(make, context)
 
 
 class Shadow:
@@ -89,7 +96,7 @@ class Shadow:
         with self._lock:
             return self._random.random() < self.share
 
-    def call(self, fast: Callable[[], Any], original: Original) -> Any:
+    def call(self, fast: Callable[[], Any], original: OriginalCall) -> Any:
         """Return or raise what `fast` does; `original` follows on a thread."""
         try:
             value = fast()
@@ -99,7 +106,7 @@ class Shadow:
         self._follow(self._on_thread, original, value)
         return value
 
-    async def acall(self, fast: Callable[[], Awaitable[Any]], original: Original) -> Any:
+    async def acall(self, fast: Callable[[], Awaitable[Any]], original: OriginalCall) -> Any:
         """Return or raise what `fast` does; `original` follows as a task of the running loop."""
         try:
             value = await fast()
@@ -113,8 +120,8 @@ class Shadow:
 
     def _follow(
         self,
-        start: Callable[[Original, _Outcome], None],
-        original: Original,
+        start: Callable[[OriginalCall, _Outcome], None],
+        original: OriginalCall,
         value: Any = None,
         error: Exception | None = None,
     ) -> None:
@@ -131,11 +138,11 @@ class Shadow:
             self._count(skipped=1)
             _log.info("shadow: no comparison", exc_info=True)
 
-    def _on_thread(self, original: Original, accelerated: _Outcome) -> None:
+    def _on_thread(self, original: OriginalCall, accelerated: _Outcome) -> None:
         def work() -> None:
             try:
                 try:
-                    outcome = self._outcome(original.call())
+                    outcome = self._outcome(original.make())
                 except _EXPECTED as error:
                     outcome = self._outcome(None, error)
                 self._compare(accelerated, outcome)
@@ -144,10 +151,10 @@ class Shadow:
 
         threading.Thread(target=original.context.run, args=(work,), name="teola-shadow", daemon=True).start()
 
-    def _as_task(self, original: Original, accelerated: _Outcome) -> None:
+    def _as_task(self, original: OriginalCall, accelerated: _Outcome) -> None:
         async def work() -> None:
             try:
-                outcome = self._outcome(await original.acall())
+                outcome = self._outcome(await original.make())
             except _EXPECTED as error:
                 outcome = self._outcome(None, error)
             self._compare(accelerated, outcome)

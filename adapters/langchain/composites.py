@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -35,17 +35,6 @@ def parts(node: Node) -> Iterator[tuple[str, Node]]:
         yield ".bound", node.bound
     elif (retriever := retriever_per_query(node)) is not None:
         yield ".retriever", retriever
-
-
-def rebuilt(node: Node, path: str, makers: Mapping[str, Callable[[str], Node]]) -> Node:
-    """A copy of the composites above the chosen paths, which are made anew; all else is the very same object."""
-    if path in makers:
-        return makers[path](path)
-    before = dict(parts(node))
-    inner = {where: rebuilt(part, path + where, makers) for where, part in before.items()}
-    if all(inner[where] is before[where] for where in inner):
-        return node
-    return with_parts(node, inner)
 
 
 def with_parts(node: Node, inner: Mapping[str, Node]) -> Node:

@@ -25,10 +25,10 @@ from teola_plugin.adapters.langchain.current_query import active_runs, form_of_a
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.langchain.shadow import (
-    OriginalCall,
     Shadow,
     ShadowReport,
     check_repeatable,
+    original_call,
     shadow_of,
 )
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
@@ -433,7 +433,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.choose():
             fast = partial(self._invoke, input, config, **kwargs)
-            return self._shadow.call(fast, OriginalCall(self.bound, input, config, kwargs))
+            return self._shadow.call(fast, original_call(self.bound, input, config, kwargs, is_async=False))
         return self._invoke(input, config, **kwargs)
 
     def _invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -444,7 +444,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if self._shadow is not None and self._shadow.choose():
             fast = partial(self._ainvoke, input, config, **kwargs)
-            return await self._shadow.acall(fast, OriginalCall(self.bound, input, config, kwargs))
+            return await self._shadow.acall(fast, original_call(self.bound, input, config, kwargs, is_async=True))
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:

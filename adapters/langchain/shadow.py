@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +18,10 @@ from teola_plugin.adapters import comparison
 from teola_plugin.adapters.comparison import Entries, Fields, difference, failure
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.prefetching import untraced
-from teola_plugin.adapters.shadow import Shadow, ShadowReport
+from teola_plugin.adapters.shadow import OriginalCall, Shadow, ShadowReport
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import WorkflowTemplate
 from teola_plugin.runtime.call_limits import inside_early
-from teola_plugin.runtime.context import current_run
 from teola_plugin.shims import langchain as shims
 
 __all__ = ["difference", "failure", "snapshot"]
@@ -51,7 +49,7 @@ def _message(message: BaseMessage) -> Fields:
         yield name, [{"name": call.get("name"), "args": call.get("args")} for call in calls]
 
 
-__all__ = ["OriginalCall", "Shadow", "ShadowReport", "check_repeatable", "shadow_of"]
+__all__ = ["Shadow", "ShadowReport", "check_repeatable", "original_call", "shadow_of"]
 
 
 def shadow_of(share: float) -> Shadow:
@@ -59,28 +57,27 @@ def shadow_of(share: float) -> Shadow:
     return Shadow(share, snapshot)
 
 
-class OriginalCall:
-    """`invoke` or `ainvoke` of the original, see `adapters/shadow.py`."""
+def original_call(
+    original: Runnable[Any, Any],
+    input: Any,
+    config: RunnableConfig | None,
+    kwargs: Mapping[str, Any],
+    *,
+    is_async: bool,
+) -> OriginalCall:
+    """Return the `invoke` or `ainvoke` of the original, see `adapters/shadow.py`."""
+    input = _without_volatile_fields(input)
+    quiet: Any = {key: value for key, value in ensure_config(config).items() if key not in ("callbacks", "run_id")}
 
-    def __init__(
-        self,
-        original: Runnable[Any, Any],
-        input: Any,
-        config: RunnableConfig | None,
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        self._original, self._input, self._kwargs = original, _without_volatile_fields(input), kwargs
-        full = ensure_config(config)
-        self._quiet: RunnableConfig = {k: v for k, v in full.items() if k not in ("callbacks", "run_id")}  # type: ignore[assignment]
-        self.context: Context = _quiet_context()
-
-    def call(self) -> Any:
+    def call() -> Any:
         with untraced():
-            return self._original.invoke(self._input, self._quiet, **self._kwargs)
+            return original.invoke(input, quiet, **kwargs)
 
-    async def acall(self) -> Any:
+    async def acall() -> Any:
         with untraced():
-            return await self._original.ainvoke(self._input, self._quiet, **self._kwargs)
+            return await original.ainvoke(input, quiet, **kwargs)
+
+    return OriginalCall.of(acall if is_async else call, _silence)
 
 
 def _without_volatile_fields(value: Any, depth: int = 20) -> Any:
@@ -90,18 +87,11 @@ def _without_volatile_fields(value: Any, depth: int = 20) -> Any:
     return [_without_volatile_fields(inner, depth - 1) for inner in value] if type(value) is list and depth else value
 
 
-def _quiet_context() -> Context:
-    """The caller's context variables, without those by which handlers hear of a call."""
-
-    def silence() -> None:
-        current_run.set(None)
-        inside_early.set(False)
-        var_child_runnable_config.set(None)
-        shims.silence()
-
-    context = copy_context()
-    context.run(silence)
-    return context
+def _silence() -> None:
+    """Keep handlers from hearing of calls in this context."""
+    inside_early.set(False)
+    var_child_runnable_config.set(None)
+    shims.silence()
 
 
 # ------------------------------------------------------------ where it must not be

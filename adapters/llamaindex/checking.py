@@ -7,8 +7,7 @@ compared: they are counted as skipped.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextvars import Context, copy_context
+from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any
 
 from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow
@@ -27,9 +26,8 @@ from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters import comparison
 from teola_plugin.adapters.comparison import Entries, Fields
-from teola_plugin.adapters.shadow import Shadow
+from teola_plugin.adapters.shadow import OriginalCall, Shadow
 from teola_plugin.errors import RegistrationError
-from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.llamaindex.silent_calls import install_silencing, silence_context
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.llamaindex.classes import reachable_objects
@@ -114,20 +112,11 @@ def _response_fields(response: Response) -> Fields:
 # ------------------------------------------------------------ calls
 
 
-class OriginalCall:
-    """A call that the original makes once more, see `adapters/shadow.py`."""
-
-    def __init__(self, original: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._original, self._name = original, name
-        self._args = tuple(map(_copy_argument, args))
-        self._kwargs = {key: _copy_argument(value) for key, value in kwargs.items()}
-        self.context: Context = _silent_context()
-
-    def call(self) -> Any:
-        return getattr(self._original, self._name)(*self._args, **self._kwargs)
-
-    async def acall(self) -> Any:
-        return await getattr(self._original, self._name)(*self._args, **self._kwargs)
+def original_call(original: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OriginalCall:
+    """Return the call that the original makes once more, see `adapters/shadow.py`."""
+    args = tuple(map(_copy_argument, args))
+    kwargs = {key: _copy_argument(value) for key, value in kwargs.items()}
+    return OriginalCall.of(lambda: getattr(original, name)(*args, **kwargs), silence_context)
 
 
 def _copy_argument(value: Any) -> Any:
@@ -137,28 +126,7 @@ def _copy_argument(value: Any) -> Any:
     return [copy.deepcopy(one) for one in value] if isinstance(value, list) else value
 
 
-def _silent_context() -> Context:
-    """Return a copy of the caller's context in which no handler is called."""
-
-    def quiet() -> None:
-        current_run.set(None)
-        silence_context()
-
-    context = copy_context()
-    context.run(quiet)
-    return context
-
-
 # ------------------------------------------------------------ how `teola compare` calls objects
-
-
-def entries_of(obj: Any) -> Entries | None:
-    """Return the entries of an object; None for one that takes no input."""
-    return next((entries(obj) for kind, entries in _ENTRIES if isinstance(obj, kind)), None)
-
-
-def _of_engine(obj: BaseQueryEngine) -> Entries:
-    return Entries("query engine", "query, aquery", _query, _aquery, snapshot, fault_in=_no_text)
 
 
 def _query(engine: Any, text: str) -> Any:
@@ -171,57 +139,17 @@ async def _aquery(engine: Any, text: str) -> Any:
     return await answer.get_response() if isinstance(answer, AsyncStreamingResponse) else answer
 
 
-def _of_retriever(obj: BaseRetriever) -> Entries:
-    return Entries(
-        "retriever",
-        "retrieve, aretrieve",
-        lambda one, text: one.retrieve(text),
-        lambda one, text: one.aretrieve(text),
-        snapshot,
-        fault_in=_no_text,
-    )
-
-
-def _of_synthesizer(obj: BaseSynthesizer) -> Entries:
-    return Entries(
-        "synthesizer",
-        "synthesize, asynthesize",
-        lambda one, value: one.synthesize(value["query"], _nodes(value)),
-        lambda one, value: one.asynthesize(value["query"], _nodes(value)),
-        snapshot,
-        fault_in=_no_query_with_nodes,
-    )
-
-
 def _nodes(value: dict[str, Any]) -> list[NodeWithScore]:
     texts = value["nodes"]
     return [NodeWithScore(node=TextNode(text=text, id_=f"node {i}"), score=1.0) for i, text in enumerate(texts)]
 
 
-def _of_chat_engine(obj: BaseChatEngine) -> Entries:
-    return Entries(
-        "chat engine",
-        "chat, achat",
-        lambda one, text: one.chat(text),
-        lambda one, text: one.achat(text),
-        lambda answer: answer.response,
-        fault_in=_no_text,
-        fresh=lambda one: one.reset(),
-    )
+async def _run_agent(agent: Any, value: Any) -> Any:
+    return await (agent.run(user_msg=value) if isinstance(value, str) else agent.run(**value))
 
 
-def _of_agent(obj: Any) -> Entries:
-    async def run(agent: Any, value: Any) -> Any:
-        return await (agent.run(user_msg=value) if isinstance(value, str) else agent.run(**value))
-
-    return Entries("agent", "run", None, run, _answer_of_agent, fault_in=_no_text_nor_arguments)
-
-
-def _of_workflow(obj: Workflow) -> Entries:
-    async def run(workflow: Any, value: Any) -> Any:
-        return await workflow.run(**value)
-
-    return Entries("workflow", "run", None, run, snapshot, fault_in=_no_arguments)
+async def _run_workflow(workflow: Any, value: Any) -> Any:
+    return await workflow.run(**value)
 
 
 def _answer_of_agent(answer: Any) -> Any:
@@ -256,14 +184,53 @@ def _no_query_with_nodes(value: Any) -> str:
     return 'it takes a query and texts: {"query": "What do lambs eat?", "nodes": ["Lambs eat grass."]}'
 
 
-_ENTRIES: tuple[tuple[Any, Callable[[Any], Entries]], ...] = (
-    (BaseQueryEngine, _of_engine),
-    (BaseRetriever, _of_retriever),
-    (BaseSynthesizer, _of_synthesizer),
-    (BaseChatEngine, _of_chat_engine),
-    ((BaseWorkflowAgent, AgentWorkflow), _of_agent),
-    (Workflow, _of_workflow),
+_ENTRIES: tuple[tuple[Any, Entries], ...] = (
+    (BaseQueryEngine, Entries("query engine", "query, aquery", _query, _aquery, snapshot, fault_in=_no_text)),
+    (
+        BaseRetriever,
+        Entries(
+            "retriever",
+            "retrieve, aretrieve",
+            lambda one, text: one.retrieve(text),
+            lambda one, text: one.aretrieve(text),
+            snapshot,
+            fault_in=_no_text,
+        ),
+    ),
+    (
+        BaseSynthesizer,
+        Entries(
+            "synthesizer",
+            "synthesize, asynthesize",
+            lambda one, value: one.synthesize(value["query"], _nodes(value)),
+            lambda one, value: one.asynthesize(value["query"], _nodes(value)),
+            snapshot,
+            fault_in=_no_query_with_nodes,
+        ),
+    ),
+    (
+        BaseChatEngine,
+        Entries(
+            "chat engine",
+            "chat, achat",
+            lambda one, text: one.chat(text),
+            lambda one, text: one.achat(text),
+            lambda answer: answer.response,
+            fault_in=_no_text,
+            fresh=lambda one: one.reset(),
+        ),
+    ),
+    (
+        (BaseWorkflowAgent, AgentWorkflow),
+        Entries("agent", "run", None, _run_agent, _answer_of_agent, fault_in=_no_text_nor_arguments),
+    ),
+    (Workflow, Entries("workflow", "run", None, _run_workflow, snapshot, fault_in=_no_arguments)),
 )
+
+
+def entries_of(obj: Any) -> Entries | None:
+    """Return the entries of an object; None for one that takes no input."""
+    return next((entries for kind, entries in _ENTRIES if isinstance(obj, kind)), None)
 
 
 hide_from_stack_levels(globals())

@@ -28,7 +28,7 @@ from teola_plugin.adapters.early_work import (
     starts_early,
     submit,
 )
-from teola_plugin.adapters.llamaindex.checking import OriginalCall
+from teola_plugin.adapters.llamaindex.checking import original_call
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.prefetching import PrefetchPlan, QueryPrefetcher, entries_of, plan_prefetching
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
@@ -274,7 +274,7 @@ class Session(ServedObject):
 
         if self.shadow is None or not self.shadow.choose():
             return run()
-        original = OriginalCall(self.original, name, args, kwargs)
+        original = original_call(self.original, name, args, kwargs)
         return self.shadow.acall(run, original) if is_async else self.shadow.call(run, original)
 
     def call(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Any]) -> Any:

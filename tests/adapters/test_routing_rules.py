@@ -15,7 +15,6 @@ from teola_plugin.adapters.routing import (
     WorkerTable,
     arouted_items,
     current_rules,
-    is_worker,
     route_of,
     routed_items,
     under_routing,
@@ -95,8 +94,6 @@ def test_the_route_of_a_class_goes_before_rules() -> None:
     with under_routing(RoutingRules(classes={Model: LLM})):
         assert route_of(Bound()) == OTHER
         assert route_of(Worker()) is None
-    assert is_worker(Worker())
-    assert not is_worker(Bound())
 
 
 def test_rules_never_leak_between_two_items() -> None:
