@@ -75,16 +75,12 @@ def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
         before = source[p.id]
         is_freed = any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
         if is_freed or (p.attributes.beside and p.holds_fragment):
-            yield from _call_sites(p)
+            yield from (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
         elif p.holds_fragment:
             for name in ("fragment", "otherwise"):
                 inner_source, inner = getattr(before, name), getattr(p, name)
                 if inner_source is not None and inner is not None:
                     yield from sites_that_start_sooner(inner_source.graph, inner.graph)
-
-
-def _call_sites(p: Primitive) -> Iterator[str]:
-    return (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
 
 
 def has_untold_drafts(p: Primitive) -> bool:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from teola_plugin.adapters.comparison import difference, failure, snapshot
@@ -84,7 +85,8 @@ class Shadow:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __reduce__(self) -> Any:
-        return _remade, self._arguments
+        share, snapshot, seed, in_flight = self._arguments
+        return partial(Shadow, seed=seed, in_flight=in_flight), (share, snapshot)
 
     @property
     def report(self) -> ShadowReport:
@@ -196,10 +198,6 @@ class _Outcome:
 
     answer: Any
     raised: bool
-
-
-def _remade(share: float, snapshot: Snapshot, seed: int, in_flight: int) -> Shadow:
-    return Shadow(share, snapshot, seed=seed, in_flight=in_flight)
 
 
 hide_from_stack_levels(globals())

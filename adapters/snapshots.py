@@ -63,14 +63,6 @@ def _copier(kind: Any) -> Callable[[Any], Any]:
     return _COPIERS.get(kind, _refuse_copy)
 
 
-def _list(value: list[Any]) -> list[Any]:
-    return [_copied(one) for one in value]
-
-
-def _tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([_copied(one) for one in value])
-
-
 def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
     constant: Any = _CONSTANT
     copier: Any = _copier
@@ -86,7 +78,11 @@ def _refuse_copy(value: Any) -> Any:
     raise NotCopied(f"it holds a {type(value).__qualname__}")
 
 
-_COPIERS: dict[type[Any], Callable[[Any], Any]] = {list: _list, tuple: _tuple, dict: _dict}
+_COPIERS: dict[type[Any], Callable[[Any], Any]] = {
+    list: lambda value: list(map(_copied, value)),
+    tuple: lambda value: tuple(map(_copied, value)),
+    dict: _dict,
+}
 
 
 def _model(value: Any) -> Any:

@@ -143,7 +143,7 @@ def accelerated_object(calls: AcceleratedRunnable) -> Any:
 
     It shares the state of the original.
     """
-    state = _state_of(calls)
+    state: Any = calls.chain if isinstance(calls.bound, BaseLanguageModel) else calls.bound
     cls = _subclass(type(state), _mixin(state))
     instance = sharing(cls, state)
     object.__setattr__(instance, _CALLS, calls)
@@ -153,10 +153,6 @@ def accelerated_object(calls: AcceleratedRunnable) -> Any:
 def calls_of(obj: Any) -> AcceleratedRunnable | None:
     """Return what makes the calls of an accelerated object; None for any other object."""
     return _calls_of(obj) if isinstance(obj, AcceleratedObject) else None
-
-
-def _state_of(calls: AcceleratedRunnable) -> Any:
-    return calls.chain if isinstance(calls.bound, BaseLanguageModel) else calls.bound
 
 
 def _mixin(state: Any) -> type[AcceleratedObject]:

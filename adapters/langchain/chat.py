@@ -127,8 +127,15 @@ def structured_output(
         raise unknown_name("method of with_structured_output", method, list(_METHODS))
     format_shown = {"kwargs": {"method": "json_schema", "strict": strict}, "schema": _schema_for_models(schema)}
     bound = model.bind(json_schema=json_schema_of(schema), ls_structured_output_format=format_shown)
-    parser = _parser(schema)
-    return _with_raw(bound, parser) if include_raw else bound | parser
+    parser: BaseOutputParser[Any] = JsonOutputParser()
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        parser = PydanticOutputParser(pydantic_object=schema)
+    if not include_raw:
+        return bound | parser
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    raw: Runnable[LanguageModelInput, Any] = RunnableMap(raw=bound)
+    return raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
 def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
@@ -145,18 +152,6 @@ def _schema_for_models(schema: dict[str, Any] | type) -> dict[str, Any]:
     return (
         json_schema_of(schema) if isinstance(schema, dict) and "title" not in schema else convert_to_json_schema(schema)
     )
-
-
-def _parser(schema: dict[str, Any] | type) -> BaseOutputParser[Any]:
-    if isinstance(schema, type) and is_basemodel_subclass(schema):
-        return PydanticOutputParser(pydantic_object=schema)
-    return JsonOutputParser()
-
-
-def _with_raw(model: Runnable[Any, Any], parser: BaseOutputParser[Any]) -> Runnable[LanguageModelInput, Any]:
-    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
-    failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
 if TYPE_CHECKING:

@@ -89,7 +89,10 @@ class Threads:
         if self.safety.is_named(node):
             return True
         if type(node) is VectorStoreRetriever:
-            return self._store(node.vectorstore)
+            store = node.vectorstore
+            return self.safety.is_named(store) or (
+                self.safety.allows(store, STORES) and self.embeddings(getattr(store, "embeddings", None))
+            )
         if is_pool_backed(node):
             return self._searches_engines(node)
         parts = composites.parts_of(node)
@@ -119,11 +122,6 @@ class Threads:
             yield from (one for leaf in leaves if not self.allow(leaf) for one in self._blocking(leaf))
         else:
             yield part
-
-    def _store(self, store: Any) -> bool:
-        return self.safety.is_named(store) or (
-            self.safety.allows(store, STORES) and self.embeddings(getattr(store, "embeddings", None))
-        )
 
     def _part(self, part: Any) -> bool:
         """Return True for a part of a retriever that threads may share: a retriever, a chain, or a compressor."""

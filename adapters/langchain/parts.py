@@ -19,7 +19,7 @@ from langchain_core.runnables import (
     RunnableLambda,
     RunnableWithFallbacks,
 )
-from langchain_core.runnables.base import RunnableBindingBase, RunnableEach
+from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
@@ -91,23 +91,9 @@ def _branch(node: RunnableBranch[Any, Any], accelerate: Accelerate) -> Node:
     return _updated(node, branches=arms, default=accelerate(node.default))
 
 
-def _router(node: RouterRunnable[Any], accelerate: Accelerate) -> Node:
-    return _updated(node, runnables={key: accelerate(one) for key, one in node.runnables.items()})
-
-
 def _fallbacks(node: RunnableWithFallbacks[Any, Any], accelerate: Accelerate) -> Node:
     fallbacks = [accelerate(one) for one in node.fallbacks]
     return _updated(node, runnable=accelerate(node.runnable), fallbacks=fallbacks)
-
-
-def _bound(node: RunnableBindingBase[Any, Any], accelerate: Accelerate) -> Node:
-    return _updated(node, bound=accelerate(node.bound))
-
-
-def _mapped(node: RunnableEach[Any, Any], accelerate: Accelerate) -> Node:
-    if accelerate.maps(node):
-        return node
-    return _updated(node, bound=accelerate(node.bound))
 
 
 def _alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: Accelerate) -> Node:
@@ -115,10 +101,6 @@ def _alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: 
         key: accelerate(one) if isinstance(one, Runnable) else one for key, one in node.alternatives.items()
     }
     return _updated(node, default=accelerate(node.default), alternatives=alternatives)
-
-
-def _history(node: RunnableWithMessageHistory, accelerate: Accelerate) -> Node:
-    return _updated(node, bound=with_parts(node.bound, accelerate))
 
 
 def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
@@ -179,11 +161,19 @@ def _returning(func: Callable[..., Any], accelerated: _Remembered) -> Callable[.
 
 _KINDS: tuple[tuple[type, Callable[[Any, Accelerate], Node]], ...] = (
     (RunnableBranch, _branch),
-    (RouterRunnable, _router),
+    (
+        RouterRunnable,
+        lambda node, accelerate: _updated(
+            node, runnables={key: accelerate(one) for key, one in node.runnables.items()}
+        ),
+    ),
     (RunnableWithFallbacks, _fallbacks),
-    (RunnableRetry, _bound),
-    (RunnableEach, _mapped),
+    (RunnableRetry, lambda node, accelerate: _updated(node, bound=accelerate(node.bound))),
+    (
+        RunnableEach,
+        lambda node, accelerate: node if accelerate.maps(node) else _updated(node, bound=accelerate(node.bound)),
+    ),
     (RunnableConfigurableAlternatives, _alternatives),
-    (RunnableWithMessageHistory, _history),
+    (RunnableWithMessageHistory, lambda node, accelerate: _updated(node, bound=with_parts(node.bound, accelerate))),
     (RunnableLambda, _lambda),
 )

@@ -93,7 +93,8 @@ class TeolaRerank(BaseDocumentCompressor):
 
     def _select(self, documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:
         order = sorted(range(len(documents)), key=lambda i: scores[i], reverse=True)  # stable, also in reverse
-        return [_scored(documents[i], scores[i]) for i in order[: self.top_n]]
+        best = [(documents[i], float(scores[i])) for i in order[: self.top_n]]
+        return [one.model_copy(update={"metadata": {**one.metadata, "relevance_score": score}}) for one, score in best]
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf | None:
         return None if kwargs else RerankingLeaf(self.engine, texts=_texts, select=self._select)
@@ -127,24 +128,15 @@ class RerankRunnable(RunnableSerializable[dict[str, Any], list[Document]]):
 
 def _pair(query_and_documents: Any) -> tuple[str, Sequence[Document]]:
     if not isinstance(query_and_documents, Mapping) or not {"query", "documents"} <= query_and_documents.keys():
+        described = type(query_and_documents).__name__
+        if isinstance(query_and_documents, Mapping):
+            described = f"a mapping with the keys {sorted(map(str, query_and_documents))}"
         raise RegistrationError(
-            f"the reranker got {_described(query_and_documents)}.",
+            f"the reranker got {described}.",
             hint='give it {"query": str, "documents": list of Document}',
         )
     return query_and_documents["query"], query_and_documents["documents"]
 
 
-def _described(query_and_documents: Any) -> str:
-    return (
-        f"a mapping with the keys {sorted(map(str, query_and_documents))}"
-        if isinstance(query_and_documents, Mapping)
-        else type(query_and_documents).__name__
-    )
-
-
 def _texts(documents: Sequence[Document]) -> list[str]:
     return [document.page_content for document in documents]
-
-
-def _scored(document: Document, score: float) -> Document:
-    return document.model_copy(update={"metadata": {**document.metadata, "relevance_score": float(score)}})

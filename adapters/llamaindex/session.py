@@ -422,16 +422,6 @@ def query_input(query: QueryType) -> GraphInput | None:
     return {QUERY_TEXT: query.query_str, TEXTS: texts} if texts else None
 
 
-def chunks_input(query: str, chunks: Any, kwargs: GraphInput) -> GraphInput | None:
-    """Return the input of a synthesizer's `get_response`; None if there are arguments that the graph does not know."""
-    return None if kwargs or not chunks else {QUERY_TEXT: query, CHUNKS: list(chunks)}
-
-
-def nodes_input(query: QueryType, nodes: Any) -> GraphInput:
-    """Return the input of a synthesizer's `synthesize`."""
-    return {QUERY_TEXT: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
-
-
 def _query_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
     (query,) = (*args, *kwargs.values())
     return query_input(query)
@@ -442,13 +432,14 @@ def _synthesize_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
         kwargs["query"] = kwargs.pop("query_bundle")
 
     def arguments(query: QueryType, nodes: Any, additional_source_nodes: Any = None) -> GraphInput:
-        return nodes_input(query, nodes)
+        return {QUERY_TEXT: query if isinstance(query, str) else query.query_str, NODES: list(nodes)}
 
     return arguments(*args, **kwargs)
 
 
 def _response_arguments(query_str: str, text_chunks: Any, **kwargs: Any) -> GraphInput | None:
-    return chunks_input(query_str, text_chunks, kwargs)
+    """Return the input of a synthesizer's `get_response`; None if there are arguments that the graph does not know."""
+    return None if kwargs or not text_chunks else {QUERY_TEXT: query_str, CHUNKS: list(text_chunks)}
 
 
 def _no_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:

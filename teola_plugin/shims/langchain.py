@@ -184,14 +184,12 @@ Hook = tuple[ContextVar[Any], bool, Any, str | None]
 
 def _hooks() -> list[Hook] | None:
     hooks = getattr(tracers, "_configure_hooks", None)
-    if isinstance(hooks, list) and all(_is_hook(one) for one in hooks):
+    if isinstance(hooks, list) and all(
+        isinstance(one, tuple) and len(one) == 4 and isinstance(one[0], ContextVar) for one in hooks
+    ):
         return hooks
     _report_listeners("tracers.context._configure_hooks")
     return None
-
-
-def _is_hook(one: object) -> bool:
-    return isinstance(one, tuple) and len(one) == 4 and isinstance(one[0], ContextVar)
 
 
 def _streaming_handlers() -> tuple[type, ...] | None:
@@ -227,7 +225,10 @@ class inline_callback:
         self._method = method
 
     def __get__(self, handler: Any, owner: type | None = None) -> Any:
-        return self._method if handler is None else _like_a_coroutine(MethodType(self._method, handler))
+        if handler is None:
+            return self._method
+        method = MethodType(self._method, handler)
+        return _Forged(method) if _mark is None else _mark(_Call(method))
 
 
 class _Done:
@@ -261,10 +262,6 @@ class _Forged(_Call):
     __annotations__ = {}
 
 
-def _like_a_coroutine(method: Callable[..., None]) -> Any:
-    return _Forged(method) if _mark is None else _mark(_Call(method))
-
-
 # ------------------------------------------------------------ models
 
 
@@ -279,11 +276,10 @@ def prompt_value(model: Any, value: Any) -> PromptValue:
         return convert(value)  # type: ignore[no-any-return]
     if isinstance(value, PromptValue):
         return value
-    return StringPromptValue(text=value) if isinstance(value, str) else ChatPromptValue(messages=_messages(value))
-
-
-def _messages(value: Any) -> Any:
-    return convert_to_messages(value)
+    if isinstance(value, str):
+        return StringPromptValue(text=value)
+    messages: Any = convert_to_messages(value)
+    return ChatPromptValue(messages=messages)
 
 
 def generates_as_usual(model: Any) -> bool:

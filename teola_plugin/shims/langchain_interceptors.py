@@ -337,14 +337,6 @@ def _aresult(original: Any) -> Any:
     return wrapper
 
 
-def _chunks(original: Any) -> Any:
-    return _stream_wrapper(original, "items")
-
-
-def _achunks(original: Any) -> Any:
-    return _stream_wrapper(original, "aitems")
-
-
 def _stream_wrapper(original: Any, entry: str) -> Any:
     """Return the wrapper of a method that returns an iterator of chunks. `entry`: the scope's method for it."""
     name = original.__name__
@@ -502,13 +494,13 @@ def _tool_aresult(original: Any) -> Any:
     return wrapper
 
 
-METHODS = {
+METHODS: dict[str, Wrap] = {
     "_generate": _result,
     "_agenerate": _aresult,
     "_call": _result,
     "_acall": _aresult,
-    "_stream": _chunks,
-    "_astream": _achunks,
+    "_stream": partial(_stream_wrapper, entry="items"),
+    "_astream": partial(_stream_wrapper, entry="aitems"),
     "_get_relevant_documents": _result,
     "_aget_relevant_documents": _aresult,
     "compress_documents": _result,
@@ -560,14 +552,10 @@ def wrap_new_classes(needed: Iterable[type] | None = None) -> bool:
             new.append(cls)
     if not new:
         return True
-    new = [cls for cls in new if not _is_framework(cls)]
+    new = [cls for cls in new if not (cls.__module__ in _UNWRAPPED_MODULES or cls.__module__.startswith(_COMPOSITES))]
     for bases, methods in _METHODS_BY_BASE:
         interceptors.install([cls for cls in new if issubclass(cls, bases)], methods)
     return True
-
-
-def _is_framework(cls: type) -> bool:
-    return cls.__module__ in _UNWRAPPED_MODULES or cls.__module__.startswith(_COMPOSITES)
 
 
 _seen: dict[int, ref[type]] = {}

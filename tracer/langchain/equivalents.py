@@ -320,14 +320,6 @@ def _join_documents(prompt: BasePromptTemplate[str], separator: str) -> Node:
     return PureStep(lambda documents: separator.join(format_document(document, prompt) for document in documents))
 
 
-def _llm_chain(node: Any) -> Node | None:
-    return _with_answer(node, _llm_answer(node) if node.return_final_only else None)
-
-
-def _stuff_documents(node: Any) -> Node | None:
-    return _with_answer(node, _stuffed_answer(node))
-
-
 def _retrieval_qa(node: Any) -> Node | None:
     """Retrieve documents, put them into the prompt, answer."""
     combine_chain = node.combine_documents_chain
@@ -392,8 +384,8 @@ _WHOLE: dict[str, Builder] = {
     f"{_RETRIEVERS}.ensemble.EnsembleRetriever": _ensemble,
     f"{_RETRIEVERS}.contextual_compression.ContextualCompressionRetriever": _contextual_compression,
     **dict.fromkeys(_PARENT_RETRIEVERS, _parent_documents),
-    f"{_CHAINS}.llm.LLMChain": _llm_chain,
-    f"{_CHAINS}.combine_documents.stuff.StuffDocumentsChain": _stuff_documents,
+    f"{_CHAINS}.llm.LLMChain": lambda node: _with_answer(node, _llm_answer(node) if node.return_final_only else None),
+    f"{_CHAINS}.combine_documents.stuff.StuffDocumentsChain": lambda node: _with_answer(node, _stuffed_answer(node)),
     f"{_CHAINS}.retrieval_qa.base.RetrievalQA": _retrieval_qa,
     "langchain_core.runnables.base.RunnableLambda": _format_docs,
 }

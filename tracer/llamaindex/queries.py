@@ -87,16 +87,10 @@ def _lower_decompose(
     return SymbolicQuery(rewritten, (rewritten,))
 
 
-def _lower_identity(
-    lowering: Lowering, transform: Any, query: SymbolicQuery, metadata: Any, name: str
-) -> SymbolicQuery:
-    return query
-
-
 _TRANSFORM_RULES: dict[type, Callable[..., SymbolicQuery]] = {
     HyDEQueryTransform: _lower_hyde,
     DecomposeQueryTransform: _lower_decompose,
-    IdentityQueryTransform: _lower_identity,
+    IdentityQueryTransform: lambda lowering, transform, query, metadata, name: query,
 }
 
 

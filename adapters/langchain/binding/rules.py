@@ -181,9 +181,11 @@ def _server_routes(
 
     def _engine_of(spec: EngineSpec, address: ServerModel) -> EngineRoute | None:
         if pool is not None and pool is not PROCESS.pool:
-            fitting = (name for name in pool.engine_names if spec.is_kind_of(pool.engine(name)))
-            name = next((name for name in fitting if _is_for(pool.engine(name), address.model)), None)
-            return None if name is None else EngineRoute(pool, name)
+            for name in pool.engine_names:
+                engine: Any = pool.engine(name)
+                if spec.is_kind_of(engine) and engine.model in (None, address.model):
+                    return EngineRoute(pool, name)
+            return None
         if options.engines == "dedicated":
             return None
         try:
@@ -192,7 +194,3 @@ def _server_routes(
             return None
 
     return route_of_server
-
-
-def _is_for(engine: Any, model: str) -> bool:
-    return engine.model is None or engine.model == model
