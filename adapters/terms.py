@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from teola_plugin.errors import QueryTimeout, RegistrationError
-from teola_plugin.graph import Terms
+from teola_plugin.graph import Query, Terms
 from teola_plugin.runtime.context import current_terms
 
 
@@ -91,6 +91,12 @@ NO_APP = "default"
 def with_app(terms: Terms, app: str) -> Terms:
     """Return the terms with the name of the accelerated object; without one they keep that of the object around it."""
     return terms if app == NO_APP else replace(terms, app=app)
+
+
+def new_query(requested: RequestedTerms, runs: Iterable[Any], app: str, input: Any, now: float) -> Query:
+    """Create a query that begins now, within `runs` (innermost first)."""
+    terms = with_app(requested.terms(outer_terms(runs), now), app)
+    return Query({"input": input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
 
 
 def unplanned(

@@ -41,11 +41,10 @@ from teola_plugin.adapters.terms import (
     RequestedTerms,
     context_of,
     interrupting,
-    outer_terms,
+    new_query,
     unplanned,
-    with_app,
 )
-from teola_plugin.graph import PrimitiveKind, Query
+from teola_plugin.graph import PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
@@ -398,7 +397,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         around = context_of(terms.requested, terms.runs, pool)
         if table is None and (query_run := joinable(around.run)) is not None:
             return query_run.part(optimised.graph, traced.calls, input, form=terms.form)
-        query = self._query(input, terms, pool)
+        query = new_query(terms.requested, terms.runs, self._app, input, pool.runtime.time())
         gains = optimised.source is None or can_start_early(optimised.source, optimised.graph)
         if table is None and not gains:
             return pool.runtime.watch(query, joins=True)
@@ -416,16 +415,6 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if table is not None:
             table.begin(run)
         return run
-
-    def _query(self, input: Any, context: _Terms, pool: EnginePool) -> Query:
-        query_terms = with_app(context.requested.terms(outer_terms(context.runs), pool.runtime.time()), self._app)
-        return Query(
-            {"input": input},
-            app=query_terms.app,
-            tenant=query_terms.tenant,
-            deadline=query_terms.deadline,
-            weight=query_terms.weight,
-        )
 
     def _arguments(self, started: StartedCall, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(kwargs) if started.run is None else {**self.kwargs, **kwargs}

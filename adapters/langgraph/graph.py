@@ -28,8 +28,7 @@ from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_c
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, outer_terms, unplanned, with_app
-from teola_plugin.graph import Query
+from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, new_query, unplanned
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
@@ -149,8 +148,7 @@ class AcceleratedGraph:
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
             return self._call_of(_InnerCall(outer_run))
-        terms = with_app(call_options.terms(outer_terms(runs), pool.runtime.time()), self._teola.app)
-        query = Query({"input": None}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+        query = new_query(call_options, runs, self._teola.app, None, pool.runtime.time())
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'
         self._teola.last_run[:] = [run]

@@ -40,12 +40,11 @@ from teola_plugin.adapters.terms import (
     RequestedTerms,
     context_of,
     interrupting,
-    outer_terms,
+    new_query,
     unplanned,
-    with_app,
 )
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.graph import Query, Terms
+from teola_plugin.graph import Terms
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
@@ -85,13 +84,6 @@ class Settings:
     def own_terms(self) -> RequestedTerms:
         """The terms that were set; one that has its default is left to the query around."""
         return RequestedTerms(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
-
-    def new_query(self, graph_input: GraphInput | None, runs: Sequence[Any], now: float) -> Query:
-        """Create a query that begins now, inside of the queries `runs`."""
-        terms = with_app(self.own_terms.terms(outer_terms(runs), now), self.app)
-        return Query(
-            {"input": graph_input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight
-        )
 
 
 class JoinedRun:
@@ -364,12 +356,13 @@ class Session(ServedObject):
         outer_run = joinable(context_of(self.terms.own_terms, runs, pool).run)
         if outer_run is not None:
             return JoinedRun(outer_run)
-        return pool.runtime.watch(self.terms.new_query(None, runs, pool.runtime.time()), joins=True)
+        query = new_query(self.terms.own_terms, runs, self.terms.app, None, pool.runtime.time())
+        return pool.runtime.watch(query, joins=True)
 
     def _submit(self, pool: EnginePool, entry: str, graph_input: GraphInput | None, runs: Sequence[Any]) -> Run:
         """Submit the graph of a call: as a query, or as a part of the query around it."""
         outer_run = joinable(context_of(self.terms.own_terms, runs, pool).run)
-        query = self.terms.new_query(graph_input, runs, pool.runtime.time())
+        query = new_query(self.terms.own_terms, runs, self.terms.app, graph_input, pool.runtime.time())
         if graph_input is None:  # it cannot be planned; its parts can
             return JoinedRun(outer_run) if outer_run is not None else pool.runtime.watch(query, joins=True)
         texts = len(graph_input.get(TEXTS, ()))
