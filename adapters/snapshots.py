@@ -11,8 +11,9 @@ import datetime
 import decimal
 import uuid
 from collections.abc import Callable, Hashable
+from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic
 
 from pydantic import BaseModel
 
@@ -56,7 +57,7 @@ def _copied(value: Any) -> Any:
 @lru_cache(maxsize=1024)
 def _copier(kind: Any) -> Callable[[Any], Any]:
     """Return the function that copies values of one class."""
-    if _is_text(kind):
+    if _is_text(kind) or _is_enum(kind):
         return lambda value: value
     if _is_model(kind):
         return _model
@@ -86,7 +87,7 @@ _COPIERS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 def _model(value: Any) -> Any:
-    """Copy a message, a document, or a prompt as `copy` does, field by field."""
+    """Copy a message, a document, a prompt or data of the user's as `copy` does, field by field."""
     kind: Any = type(value)
     copy, put = kind.__new__(kind), object.__setattr__
     put(copy, "__dict__", _dict(value.__dict__))
@@ -102,8 +103,25 @@ def _is_text(kind: type[Any]) -> bool:
     return issubclass(kind, str) and _of_framework(kind)
 
 
+def _is_enum(kind: type[Any]) -> bool:
+    return issubclass(kind, Enum)
+
+
 def _is_model(kind: type[Any]) -> bool:
-    return issubclass(kind, BaseModel) and _of_framework(kind)
+    """Return True for a pydantic class of a framework, and for one of the user's that is data alone: a schema."""
+    if not issubclass(kind, BaseModel):
+        return False
+    own = [base for base in kind.__mro__ if base not in (object, Generic) and not _of_pydantic(base)]
+    is_schema = not any(_of_framework(base) or _COPY_HOOKS & vars(base).keys() for base in own)
+    return is_schema or _of_framework(kind)
+
+
+_COPY_HOOKS = frozenset(("__new__", "__copy__", "__deepcopy__", "__getattribute__", "__setattr__", "__del__"))
+"""Methods by which a class decides what a copy of it is."""
+
+
+def _of_pydantic(kind: type[Any]) -> bool:
+    return kind.__module__.split(".", 1)[0] == "pydantic"
 
 
 def _of_framework(kind: type[Any]) -> bool:
@@ -111,20 +129,21 @@ def _of_framework(kind: type[Any]) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    kind = type(one)
+    kind: Any = type(one)
     if kind is not type(other):
         return False
     if kind is float or kind is complex or kind in _SHOWN:
         return repr(one) == repr(other)
     if kind in _IMMUTABLE or _is_text(kind):
         return bool(one == other)
+    if _is_enum(kind):
+        return one is other
     if kind in (list, tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     if kind is dict:
         return _equal(list(one.items()), list(other.items()))
-    if _is_model(kind):
-        return all(_equal(field(one), field(other)) for field in _CONTENTS)
-    return False
+    copier: Any = _copier
+    return copier(kind) is _model and all(_equal(field(one), field(other)) for field in _CONTENTS)
 
 
 _CONTENTS: tuple[Callable[[Any], Any], ...] = (lambda m: m.__dict__, lambda m: m.__pydantic_extra__)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.public_apps.server import fake_server
+
 Printed = dict[Path, tuple[Future[str], Path]]
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
 
@@ -34,8 +36,10 @@ def measured(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines()) + "\n"
 
 
-def run(script: Path, folder: Path, *arguments: str) -> str:
+def run(script: Path, folder: Path, *arguments: str, base_url: str = "") -> str:
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TEOLA_DISABLE")}
+    if base_url:
+        env |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "none"}
     command = [sys.executable, "-W", "error::RuntimeWarning", str(script), *arguments]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,6 +56,11 @@ def written(output: str, folder: Path) -> None:
     assert '"traceEvents"' in (folder / "trace.json").read_text()
 
 
+def at_least_a_fifth_sooner(output: str, folder: Path) -> None:
+    plain, accelerated = (float(value) for value in re.findall(r"(?m)^(?:plain|accelerated) +([\d.]+) s", output))
+    assert plain > 1.2 * accelerated
+
+
 def order_of_policies(output: str, folder: Path) -> None:
     mean = {name: float(value) for name, value in re.findall(r"(?m)^([a-z-]+) +([\d.]+) s", output)}
     assert mean["topology-aware"] < mean["throughput-oriented"] < mean["per-invocation"]
@@ -61,6 +70,8 @@ FURTHER: dict[str, Callable[[str, Path], None]] = {
     "01_no_gpu": ratio_of_virtual_runs,
     "05_inspect_a_query": written,
     "06_compare_policies": order_of_policies,
+    "13_hosted_corrective_rag": at_least_a_fifth_sooner,
+    "14_hosted_research": at_least_a_fifth_sooner,
 }
 
 
@@ -75,10 +86,11 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def begun(script: Path) -> tuple[Future[str], Path]:
         folder = tmp_path_factory.mktemp(script.stem)
         arguments = [str(folder)] if script.stem == "05_inspect_a_query" else []
-        return pool.submit(run, script, folder, *arguments), folder
+        base_url = server.base_url if "_hosted_" in script.stem else ""
+        return pool.submit(run, script, folder, *arguments, base_url=base_url), folder
 
     asked = [item.callspec.params["script"] for item in request.session.items if "printed" in item.fixturenames]  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(2) as pool:
+    with fake_server() as server, ThreadPoolExecutor(2) as pool:
         yield {script: begun(script) for script in asked}
 
 
