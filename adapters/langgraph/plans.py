@@ -53,9 +53,6 @@ class PlanKey(NamedTuple):
     """True for tasks of a graph that runs on a loop: nodes with a sync and an async function run the latter."""
 
 
-"""The name of a node, and True if the node is the target of a `Send`."""
-
-
 class Plans:
     """The plans of one graph. Used from any thread."""
 
