@@ -7,10 +7,40 @@ import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from teola_plugin.observe.waits import OwnCall
 from teola_plugin.runtime.claims import Caller, Claims
+
+
+class Invocation(Protocol):
+    """One entry into a provider method, as its framework made it."""
+
+    target: Any
+    """The model or retriever."""
+    kind: str
+    """What the trace calls it, as of a `Span`."""
+    streams: bool
+    """Whether the method yields chunks; otherwise it returns one result."""
+    is_pure: bool
+    """True if equal calls give equal results, so that the planner needs only one of them."""
+
+    @property
+    def run_id(self) -> Any:
+        """The id of the framework's run in which the method is called; None if that is not known."""
+        ...
+
+    def key(self) -> Hashable:
+        """Return the request key. Raises `UnknownValue`."""
+        ...
+
+    def start(self, record: Callable[[Any], object] | None) -> Any:
+        """Call the original method. `record`, if any, gets what the provider reports to the run manager."""
+        ...
+
+    def report(self, event: Any) -> Any:
+        """Report to the run manager what `record` got of a prefetched call. Async methods return an awaitable."""
+        ...
 
 
 class CallNotShared(Exception):

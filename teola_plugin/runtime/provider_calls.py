@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.observe.waits import OwnCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
 from teola_plugin.runtime.context import current_call, current_place
-from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Item, Parked, ProviderCall
-from teola_plugin.runtime.provider_limits import ProviderLimit, provider_limit
+from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Invocation, Item, Parked, ProviderCall
+from teola_plugin.runtime.provider_limits import ProviderLimit, is_transient, provider_limit
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED
 
@@ -154,36 +154,6 @@ class ProviderCallTable:
             if not call.is_claimed_by(Caller.ORIGINAL):
                 call.cancel()
                 call.withdraw()
-
-
-class Invocation(Protocol):
-    """One entry into a provider method, as its framework made it."""
-
-    target: Any
-    """The model or retriever."""
-    kind: str
-    """What the trace calls it, as of a `Span`."""
-    streams: bool
-    """Whether the method yields chunks; otherwise it returns one result."""
-    is_pure: bool
-    """True if equal calls give equal results, so that the planner needs only one of them."""
-
-    @property
-    def run_id(self) -> Any:
-        """The id of the framework's run in which the method is called; None if that is not known."""
-        ...
-
-    def key(self) -> Hashable:
-        """Return the request key. Raises `UnknownValue`."""
-        ...
-
-    def start(self, record: Callable[[Any], object] | None) -> Any:
-        """Call the original method. `record`, if any, gets what the provider reports to the run manager."""
-        ...
-
-    def report(self, event: Any) -> Any:
-        """Report to the run manager what `record` got of a prefetched call. Async methods return an awaitable."""
-        ...
 
 
 executing: ContextVar[Any] = ContextVar("teola_executing", default=None)
@@ -608,15 +578,3 @@ async def _one(result: Awaitable[Any]) -> AsyncGenerator[Any, None]:
 
 
 _END: Any = object()
-_TRANSIENT = frozenset({408, 409, 429})
-_TRANSIENT_NAMES = frozenset({"APIConnectionError", "APITimeoutError", "ConnectError", "ReadTimeout", "TransportError"})
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return True for an error that says nothing of another attempt: too many requests, no connection, a timeout."""
-    if isinstance(error, (ConnectionError, TimeoutError)):
-        return True
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int):
-        return status in _TRANSIENT or status >= 500
-    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)

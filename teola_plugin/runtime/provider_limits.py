@@ -26,6 +26,8 @@ DEFAULT_PAUSE_S = 1.0
 """Seconds without prefetched calls after a refusal that names no time."""
 LONGEST_PAUSE_S = 60.0
 _REFUSED = frozenset({429, 503})
+_TRANSIENT = frozenset({408, 409, 429})
+_TRANSIENT_NAMES = frozenset({"APIConnectionError", "APITimeoutError", "ConnectError", "ReadTimeout", "TransportError"})
 _CHARACTERS_PER_TOKEN = 4
 _MODEL_FIELDS = ("model_name", "model", "model_id", "deployment_name", "azure_deployment")
 _ADDRESS_FIELDS = ("openai_api_base", "base_url", "api_base", "azure_endpoint", "endpoint_url", "anthropic_api_url")
@@ -168,6 +170,16 @@ def _reset_s(text: str) -> float | None:
         return max(0.0, (datetime.fromisoformat(text) - datetime.now(UTC)).total_seconds())
     except (TypeError, ValueError):
         return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True for an error that says nothing of another attempt: too many requests, no connection, a timeout."""
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return status in _TRANSIENT or status >= 500
+    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)
 
 
 # ------------------------------------------------------------ the limit of an object
