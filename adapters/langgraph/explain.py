@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from teola_plugin.adapters.early_words import listed
-from teola_plugin.adapters.explain import COMPARE, Explanation, only_whole
+from teola_plugin.adapters.explain import COMPARE, Explanation, measured, only_whole
 from teola_plugin.graph import PromptPart
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration
@@ -130,11 +130,10 @@ def _expectation(
         if in_place:
             reason = f"{in_place[0].name} starts in its place: {in_place[0].reason}"
         return f"no gain: {note or reason}"
-    last_call = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
-    if last_call and left:
-        return f"{last_call}; {only_whole(left)}: {COMPARE}"
+    if trace is not None and left:
+        return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
     unstreamed = [call.name for call in calls if call.start and call.only_whole]
-    text = f"faster; {last_call or 'not estimated, as a graph decides while it runs'}: {COMPARE}"
+    text = f"faster; not estimated, as a graph decides while it runs: {COMPARE}" if trace is None else measured(trace)
     return f"{text}; {only_whole(unstreamed)}" if unstreamed else text
 
 

@@ -27,10 +27,14 @@ from support.documented import chain as documented
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.early_words import component_of, listed
+from teola_plugin.adapters.explain import measured, seconds_saved
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.langchain import ChatTeola
 from teola_plugin.llamaindex import TeolaLLM
+from teola_plugin.observe import QueryTrace
+from teola_plugin.observe.spans import Span
+from teola_plugin.observe.waits import Wait
 from teola_plugin.runtime.virtual_time import run_virtual
 
 QUESTION = {"question": "what do lambs eat?"}
@@ -267,6 +271,47 @@ def test_a_graph(pool: EnginePool) -> None:
     ]
     fast.invoke(QUESTION)
     assert lines(fast.explain())[2].startswith("faster; the last call took ")
+
+
+def trace_of(*calls: tuple[float, float, float], engine: str = "wrapped") -> QueryTrace:
+    """Return the trace of a query of 3 s, whose calls have (seconds, when the original asked, when it was answered)."""
+    spans = [
+        Span("q", "app", str(i), "GENERATION", 0.0, 0.0, done=seconds, engine=engine)
+        for i, (seconds, *_) in enumerate(calls)
+    ]
+    waits = [Wait(asked, answered, (str(i),)) for i, (_, asked, answered) in enumerate(calls)]
+    return QueryTrace("q", "app", 0.0, 3.0, tuple(spans), waits=tuple(waits))
+
+
+@pytest.mark.parametrize(
+    ("trace", "saved"),
+    [
+        (trace_of((1.0, 0.0, 1.0), (1.0, 1.0, 2.0)), 0.0),
+        (trace_of((1.0, 0.0, 1.0), (1.0, 1.0, 1.1), (2.0, 1.1, 2.1)), 1.9),
+        (trace_of((1.0, 0.0, 1.0), (1.0, 0.5, 1.5)), None),
+        (trace_of((1.0, 0.0, 1.0), engine="llm"), None),
+        (trace_of(), None),
+    ],
+    ids=["each in its place", "prefetched", "side by side in the original", "on an engine", "no calls"],
+)
+def test_time_that_was_saved_is_what_calls_took_less_what_the_original_waited(
+    trace: QueryTrace, saved: float | None
+) -> None:
+    assert seconds_saved(trace) == (None if saved is None else pytest.approx(saved))
+
+
+def test_a_call_that_gained_nothing_is_said_to_have_gained_nothing() -> None:
+    assert measured(trace_of((1.0, 0.0, 1.0), (1.0, 1.0, 2.0))).startswith("no gain in the last call (3.00 s)")
+    assert measured(trace_of((1.0, 0.0, 1.0), (1.5, 1.0, 1.0))).startswith("1.50 times faster in the last call: 3.00 s")
+
+
+def test_functions_whose_calls_are_prefetched_are_no_reason_for_advice() -> None:
+    model = Slow()
+    answer_all = RunnableLambda(lambda given: [model.invoke(f"{one} in short") for one in given["questions"]])
+    fast = accelerate(RunnablePassthrough() | answer_all, concurrent=[Slow])
+    said = fast.explain()
+    assert "change first" not in said
+    assert "beside those of the other items" in said
 
 
 def test_a_part_counts_once() -> None:

@@ -17,7 +17,7 @@ from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[at
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.explain import COMPARE, NO_POOL, Explanation, ended_trace
+from teola_plugin.adapters.explain import COMPARE, NO_POOL, Explanation, ended_trace, measured
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
@@ -26,7 +26,6 @@ from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace
-from teola_plugin.observe.text import duration
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.workflows import Result, call_when_ended, intercept_result, step_names
@@ -249,8 +248,8 @@ def explain_workflow(
         prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
     if not prefetched:
         return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
-    took = f"the last call took {duration(trace.seconds)}" if trace is not None else ""
-    return Explanation(report, prefetched, f"faster; {took or 'not estimated, as it decides while it runs'}: {COMPARE}")
+    expected = f"faster; not estimated, as it decides while it runs: {COMPARE}" if trace is None else measured(trace)
+    return Explanation(report, prefetched, expected)
 
 
 def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
