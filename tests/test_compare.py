@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import subprocess
@@ -202,6 +203,34 @@ def test_from_a_shell_stdout_holds_the_json_alone(app: str, tmp_path: Path) -> N
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["object"] == f"{app}:one_way"
     assert "the app prints" in ran.stderr and "user code prints" in ran.stderr
+
+
+class Terminal(io.StringIO):
+    """A standard input at which somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("reply", ["", "n\n", "no\n"])
+def test_many_runs_are_not_made_unless_the_user_agrees(
+    app: str, reply: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(reply))
+    assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl"]) == 2
+    printed = capsys.readouterr()
+    assert "the app runs 93 times (2 inputs, 6 repeats of each way" in printed.err
+    assert "nothing was run" in printed.err
+    assert "equal" not in printed.out
+
+
+@pytest.mark.parametrize(("reply", "arguments"), [("y\n", []), ("", ["--yes"])], ids=["agreed", "--yes"])
+def test_many_runs_are_made_if_the_user_agrees(
+    app: str, reply: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(reply))
+    assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl", *arguments]) == 0
+    assert "equal: every accelerated answer" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------ bad input

@@ -21,6 +21,8 @@ EQUAL, DIFFERENT, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
 REPEATS, PAIRS = 3, 12
 """Of few inputs more runs are made, so that there are as many pairs."""
+MOST_UNASKED = 50
+"""Runs of an app that are made without asking a user who sits at a terminal: its models may cost money."""
 
 
 def add_compare(commands: Any) -> None:
@@ -58,6 +60,7 @@ def add_compare(commands: Any) -> None:
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="only the first N inputs")
     parser.add_argument("--speculate", choices=("auto", "all", "off"), help="see accelerate() (default auto)")
+    parser.add_argument("--yes", action="store_true", help=f"do not ask before more than {MOST_UNASKED} runs")
     parser.add_argument("--no-stream", action="store_true", help="leave out the time to first token")
     parser.add_argument("--plot", metavar="FILE", help="write the latencies as a picture (.html or .svg)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
@@ -110,7 +113,10 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
     with Session(target.plain, fast, _pool_of(fast), entries) as session:
-        runs = _all_runs(session, inputs, repeats, streams=not options.no_stream)
+        chosen = _ways(session, streams=not options.no_stream)
+        count = (len(inputs) * repeats + 1) * len(chosen) + len(inputs)
+        _announce(count, len(inputs), repeats, is_confirmed=options.yes)
+        runs = _all_runs(session, inputs, repeats, chosen, count)
         found = facts(fast, inputs, runs)
     if options.plot:
         _write(plot.write, options, runs)
@@ -135,13 +141,32 @@ def _pool_of(fast: Any) -> EnginePool | None:
     return pool
 
 
-def _all_runs(session: Session, inputs: Sequence[Given], repeats: int, *, streams: bool) -> list[Run]:
-    from teola_plugin.cli.compare.measure import FAST_STREAM, STREAM, order, warm_up
+def _ways(session: Session, *, streams: bool) -> list[str]:
+    from teola_plugin.cli.compare.measure import FAST_STREAM, STREAM
+
+    return [way for way in session.ways if streams or way not in (STREAM, FAST_STREAM)]
+
+
+def _announce(count: int, inputs: int, repeats: int, *, is_confirmed: bool) -> None:
+    """Say how often the app will run; where that is often, ask at a terminal. Raises `RegistrationError` for a no."""
+    inputs_text = "1 input" if inputs == 1 else f"{inputs} inputs"
+    sys.stderr.write(
+        f"teola: the app runs {count} times ({inputs_text}, {repeats} repeats of each way, and once or twice before), "
+        "and each run calls its models. --repeats, --limit and --no-stream make it fewer.\n"
+    )
+    if count <= MOST_UNASKED or is_confirmed or not sys.stdin.isatty():
+        return
+    sys.stderr.write("Go on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RegistrationError("nothing was run.", hint="--yes does not ask; --repeats 3 makes fewer runs")
+
+
+def _all_runs(session: Session, inputs: Sequence[Given], repeats: int, chosen: Sequence[str], count: int) -> list[Run]:
+    from teola_plugin.cli.compare.measure import order, warm_up
     from teola_plugin.observe import progress
 
-    chosen = [way for way in session.ways if streams or way not in (STREAM, FAST_STREAM)]
-    calls = (len(inputs) * repeats + 1) * len(chosen) + len(inputs)
-    with progress(calls, "plain and accelerated, in turn") as bar:
+    with progress(count, "plain and accelerated, in turn") as bar:
         warm_up(session, inputs, chosen, bar.advance)
         runs = []
         for way, index, round_ in order(len(inputs), repeats, chosen):
