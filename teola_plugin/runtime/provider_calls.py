@@ -185,13 +185,12 @@ class CallScope:
     """The graph that asks for the prefetch."""
     expected: ProviderCall | None = None
     """The call that a prefetch which was parked for it gets now."""
-    on_change: Callable[[], object] = bool
-    """Called when the method of a prefetched call was seen to change what it was called with."""
+    on_change: Callable[[], object] | None = bool
+    """Called once, when the method of a prefetched call was seen to change what it was called with; None after that."""
     shares_errors: bool = True
     """False for a prefetch on a thread that its object may not bear: after a failure the original makes the call."""
     is_user_code: bool = False
     """True for tools: their code calls other objects as any code of the user's does, not as a part of the call."""
-    has_changed: bool = False
     is_dropped: bool = False
     """Set once nobody wants the prefetch any more."""
     calls: list[ProviderCall] = field(default_factory=list)
@@ -492,10 +491,10 @@ class CallScope:
 
     def _note_changed_arguments(self, call: ProviderCall, invocation: Invocation) -> None:
         """Do not share a prefetched result if the method changed what it was called with: the original would, too."""
-        if self.caller is not Caller.PLANNER or self.has_changed or invocation.key() == call.key:
+        if self.caller is not Caller.PLANNER or self.on_change is None or invocation.key() == call.key:
             return
-        self.has_changed = True
         self.on_change()
+        self.on_change = None
         if not invocation.streams:
             call.withdraw()
 
