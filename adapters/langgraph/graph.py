@@ -27,6 +27,7 @@ from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
+from teola_plugin.adapters.provider_executor import ProviderPool
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, new_query, unplanned
 from teola_plugin.observe.spans import QueryTrace
@@ -148,6 +149,8 @@ class AcceleratedGraph:
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
             return self._call_of(_InnerCall(outer_run))
+        if isinstance(pool, ProviderPool):
+            pool.running_now()
         query = new_query(call_options, runs, self._teola.app, None, pool.runtime.time())
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'

@@ -39,11 +39,13 @@ def home() -> Iterator[Path]:
 @pytest.fixture
 def pool(home: Path) -> Iterator[EnginePool]:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
+    threads_before = threading.enumerate()  # the pool of all objects without one lives as long as the process
     with EnginePool.local([FakeLLM(), FakeEmbedder(), PgVectorEngine("store", data_dir=home)]) as made:
         yield made
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE], left
-    assert not [thread for thread in threading.enumerate() if thread.name == "teola-pool"]
+    new_threads = [thread for thread in threading.enumerate() if thread not in threads_before]
+    assert not [thread for thread in new_threads if thread.name == "teola-pool"]
 
 
 def postmaster(home: Path) -> int:

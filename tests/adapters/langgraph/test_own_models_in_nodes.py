@@ -19,6 +19,7 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from support.hosted_model import LATENCY_S, HostedModel
 
 from teola_plugin import accelerate
+from teola_plugin.adapters import provider_executor
 
 
 class State(TypedDict, total=False):
@@ -455,3 +456,22 @@ def test_node_behind_two_side_by_side_waits_for_both(way: str, is_join: bool) ->
 
     assert sorted(map(str, result)) == sorted(map(str, expected))
     assert fast.prompts == plain.prompts
+
+
+def test_graph_whose_functions_are_completed_later_runs_on_the_process_s_own_pool(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(provider_executor, "_shared", [])
+
+    def note(state: State) -> State:
+        return {"answer": complete(state["topic"])}
+
+    fast = accelerate(compiled(note))
+
+    def complete(topic: str) -> str:
+        return f"all about {topic}"
+
+    assert fast.invoke(INPUT)["answer"] == "all about oats"
+    assert not caplog.records
+    for pool in provider_executor._shared:
+        pool.close()
