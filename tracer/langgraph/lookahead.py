@@ -423,13 +423,13 @@ class _LookaheadTracer:
                 self._add_sent_tasks(draft, last_span, send, state, path)
             if chooser.sends:
                 return
-            runs_alone = runs_alone and len(chooser.goto) == 1
-            if runs_alone and branch.node_for(chooser.goto[0]) == END:
-                self.ends.append(state)
-            for name in chooser.goto:
-                target = branch.node_for(name)
-                self._add_successor(draft, last_span, target, state, path, allow_repeat=True, runs_alone=runs_alone)
             if chooser.goto:
+                goes_alone = runs_alone and len(chooser.goto) == 1
+                if goes_alone and branch.node_for(chooser.goto[0]) == END:
+                    self.ends.append(state)
+                for name in chooser.goto:
+                    target = branch.node_for(name)
+                    self._add_successor(draft, last_span, target, state, path, allow_repeat=True, runs_alone=goes_alone)
                 return
         if self.depth:
             return
