@@ -492,7 +492,11 @@ class _LookaheadTracer:
             name: UNKNOWN_VALUE if lowered.mutations.has_inside(value) else value
             for name, value in state.values.items()
         }
-        for name, new in lowered.updates.items():
+        updates = lowered.updates
+        if ROOT in self.shape.update_rules:  # the state is one value, which a node returns whole
+            is_known = updates and self.shape.update_rules[ROOT] == "replace"
+            updates = {ROOT: Fields(updates) if is_known else UNKNOWN_VALUE}
+        for name, new in updates.items():
             rule = self.shape.update_rules.get(name)
             if rule is not None:
                 old = values.get(name, UNKNOWN_VALUE)

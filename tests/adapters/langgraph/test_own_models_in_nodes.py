@@ -475,3 +475,22 @@ def test_graph_whose_functions_are_completed_later_runs_on_the_process_s_own_poo
     assert not caplog.records
     for pool in provider_executor._shared:
         pool.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_state_that_is_one_value_is_what_the_node_before_returned(way: str) -> None:
+    def graph(model: HostedModel) -> Any:
+        def plan(state: dict[str, Any]) -> dict[str, Any]:
+            return {"topic": str(model.invoke(f"plan {state['topic']}").content)}
+
+        def write(state: dict[str, Any]) -> dict[str, Any]:
+            return {"answer": str(model.invoke(f"write {state['topic']}").content)}
+
+        builder = StateGraph(dict)
+        builder.add_sequence([plan, write])
+        builder.add_edge(START, "plan")
+        return builder.compile()
+
+    plain, fast = HostedModel(), HostedModel()
+    assert called(accelerate(graph(fast)), way) == called(graph(plain), way)
+    assert fast.prompts == plain.prompts == ["plan oats", "write answer to plan oats"]
