@@ -232,7 +232,8 @@ def main() -> int:
                 figures = cpu_times if options.instant else measure
                 rows.append(figures(app, Runner(server, loop), server.base_url, options.repeats))
                 print(json.dumps(rows[-1]), file=sys.stderr)
-    result: dict[str, Any] = {"environment": environment(), "scale": scale, "apps": rows, "repeats": options.repeats}
+    result: dict[str, Any] = {"benchmark": "public_apps", "environment": environment(), "scale": scale}
+    result |= {"apps": rows, "repeats": options.repeats}
     if options.instant:
         added = [
             {"app": row["app"], "way": way, "original, ms": one["original_cpu_ms"], "added, ms": cpu_ms["median"]}

@@ -69,14 +69,53 @@ def copied() -> str:
 
 
 def real_engines() -> str:
-    """The sentence below the README's first chain, of the committed run of benchmarks.real_engines."""
+    """The sentences below the README's first chain, of committed runs of public_apps and real_engines."""
     one = json.loads((ROOT / "benchmarks" / "results" / "real_engines.json").read_text())["cases"]["one_line"]
     seconds = f"{one['plain_s']:.2f} s plain, {one['accelerated_s']:.2f} s accelerated"
     return (
-        "A model behind an API takes as long for three answers as for one. "
+        f"{public_apps()} A model behind an API takes as long for three answers as for one. "
         "A small one on a real vLLM server with one CPU core does not: "
         f"{seconds}, **{one['speedup']:.2f} times faster**, with that one line."
     )
+
+
+def _public_apps() -> list[dict[str, Any]]:
+    apps: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / "public_apps.json").read_text())["apps"]
+    return apps
+
+
+def public_apps() -> str:
+    """The sentence on apps on hosted models, of the committed run of benchmarks.public_apps."""
+    names = {
+        "langgraph corrective RAG": "a corrective RAG graph",
+        "research agent with a subgraph": "a research agent",
+        "four analysts and a trader": "four analysts in sequence",
+    }
+    figures = {row["app"]: row["ways"]["ainvoke"] for row in _public_apps()}
+    parts = [
+        f"{text} in {figures[name]['fast_s']:.1f} s instead of {figures[name]['original_s']:.1f} s "
+        f"(**{figures[name]['speed_up']:.1f} times faster**)"
+        for name, text in names.items()
+    ]
+    return (
+        f"Whole apps, with that one line and nothing else: {parts[0]}, {parts[1]}, {parts[2]}; "
+        "[seventeen](docs/benchmarks.md#apps-on-hosted-models) after public tutorials, with those that gain nothing, "
+        "on a fake server with the latencies of hosted models."
+    )
+
+
+def public_apps_table() -> str:
+    """All apps of the same run, by each way in which they are called."""
+    rows = [
+        "| app | called by | original, s | accelerated, s | times faster | possible | control |",
+        "|---|---|" + "--:|" * 5,
+    ]
+    for row in _public_apps():
+        for way, one in row["ways"].items():
+            seconds = [f"{one[key]:.2f}" for key in ("original_s", "fast_s")]
+            ratios = [f"{one[key]:.2f}" for key in ("speed_up", "possible", "control")]
+            rows.append("| " + " | ".join([row["app"], way, *seconds, *ratios]) + " |")
+    return "\n".join(rows)
 
 
 _REAL = {
