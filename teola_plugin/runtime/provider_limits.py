@@ -73,10 +73,10 @@ class ProviderLimit(ConcurrencyLimit):
         """False while the provider refuses calls, or has said that it would."""
         if not self._prefetches_from and not self._remaining:
             return True
-        now, needed = time.monotonic(), {"requests": self.original_calls + self.prefetched_calls + 1}
-        needed["tokens"] = needed["requests"] * self._last_request_tokens
+        now, required = time.monotonic(), {"requests": self.original_calls + self.prefetched_calls + 1}
+        required["tokens"] = required["requests"] * self._last_request_tokens
         with self._state_lock:
-            is_exhausted = any(left < needed[unit] and now < until for unit, (left, until) in self._remaining.items())
+            is_exhausted = any(left < required[unit] and now < until for unit, (left, until) in self._remaining.items())
             return now >= self._prefetches_from and not is_exhausted
 
     @property

@@ -533,14 +533,14 @@ def install(find_scope: FindScope) -> None:
     wrap_new_classes()
 
 
-def wrap_new_classes(needed: Iterable[type] | None = None) -> bool:
-    """Intercept the methods of classes that were defined since, if one of the `needed` ones is among them.
+def wrap_new_classes(required: Iterable[type] | None = None) -> bool:
+    """Intercept the methods of classes that were defined since, if one of the `required` ones is among them.
 
     Return False, and do nothing, after `uninstall`.
     """
     if not interceptors.is_installed:
         return False
-    if needed is not None and all(id(cls) in _seen for cls in needed):
+    if required is not None and all(id(cls) in _seen for cls in required):
         return True
     new, todo = list[type](), list[type](_BASES)
     while todo:

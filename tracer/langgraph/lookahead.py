@@ -170,8 +170,8 @@ def lower_node(
         find_leaves=find_leaves,
         lower_graph=lower_graph,
     )
-    sent = summary.value
-    sends = (sent,) if isinstance(sent, InstancePerItem) and sent.instance.kind.__name__ == "Send" else ()
+    tasks = summary.value
+    sends = (tasks,) if isinstance(tasks, InstancePerItem) and tasks.instance.kind.__name__ == "Send" else ()
     is_opaque = summary.runs_user_code and not summary.uses_engines
     return LoweredNode(
         summary.span,

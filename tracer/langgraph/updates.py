@@ -52,10 +52,10 @@ def _add_messages(items: list[Item], new_items: Iterable[Item]) -> Symbol:
         elif isinstance(removed_id, KnownValue) and removed_id.value == REMOVE_ALL_MESSAGES:
             items = []
         else:
-            kept = [one for one in items if not _is_id_of(removed_id, one)]
-            if len(kept) != len(items) - 1:
+            remaining = [one for one in items if not _is_id_of(removed_id, one)]
+            if len(remaining) != len(items) - 1:
                 return UNKNOWN_VALUE
-            items = kept
+            items = remaining
     return ItemList(tuple(items))
 
 
