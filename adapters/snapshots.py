@@ -111,8 +111,8 @@ def _is_model(kind: type[Any]) -> bool:
     """Return True for a pydantic class of a framework, and for one of the user's that is data alone: a schema."""
     if not issubclass(kind, BaseModel):
         return False
-    own = [base for base in kind.__mro__ if base not in (object, Generic) and not _of_pydantic(base)]
-    is_schema = not any(_of_framework(base) or _COPY_HOOKS & vars(base).keys() for base in own)
+    classes = [base for base in kind.__mro__ if base not in (object, Generic) and not _of_pydantic(base)]
+    is_schema = not any(_of_framework(base) or _COPY_HOOKS & vars(base).keys() for base in classes)
     return is_schema or _of_framework(kind)
 
 

@@ -44,7 +44,7 @@ PRIMITIVES_PER_NODE = 4
 
 
 class PlanKey(NamedTuple):
-    """What a plan is made for: the tasks of a node."""
+    """The tasks of a node that share one plan."""
 
     node: str
     is_sent: bool = False

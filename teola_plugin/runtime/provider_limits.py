@@ -100,18 +100,18 @@ class ProviderLimit(ConcurrencyLimit):
         if status in _REFUSED:
             with self._state_lock:
                 self.refused_prefetches += is_prefetch
-            self._refused(retry_after_s(getattr(response, "headers", None) or {}), is_prefetch)
+            self._note_refusal(retry_after_s(getattr(response, "headers", None) or {}), is_prefetch)
 
     def note_response(self, status: int, headers: Mapping[str, str], request_characters: int) -> None:
-        """Note a provider's HTTP response to a call in this context. `headers`: names in any case or in lower case."""
+        """Note a provider's HTTP response to a call in this context. `headers`: found by names in lower case."""
         if status in _REFUSED:
-            self._refused(retry_after_s(headers), inside_early.get())
-        left = _remaining(headers)
+            self._note_refusal(retry_after_s(headers), inside_early.get())
+        left = _remaining_in(headers)
         with self._state_lock:
             self._remaining.update(left)
             self._last_request_tokens = max(1, request_characters // _CHARACTERS_PER_TOKEN)
 
-    def _refused(self, pause_s: float | None, is_prefetch: bool) -> None:
+    def _note_refusal(self, pause_s: float | None, is_prefetch: bool) -> None:
         now = time.monotonic()
         until = now + min(DEFAULT_PAUSE_S if pause_s is None else pause_s, LONGEST_PAUSE_S)
         with self._state_lock:
@@ -146,7 +146,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _remaining(headers: Mapping[str, str]) -> dict[str, tuple[int, float]]:
+def _remaining_in(headers: Mapping[str, str]) -> dict[str, tuple[int, float]]:
     """Return how many requests and tokens a provider still takes, and until when, where the headers say both."""
     remaining = {}
     for unit in ("requests", "tokens"):

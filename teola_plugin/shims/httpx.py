@@ -17,7 +17,7 @@ from teola_plugin.shims.interception import MethodInterceptors
 
 
 class ResponseWatch(Protocol):
-    """What is told of a provider's responses; see `ProviderLimit`."""
+    """Notes a provider's responses, and says how long requests have to wait; see `ProviderLimit`."""
 
     @property
     def seconds_to_wait(self) -> float: ...

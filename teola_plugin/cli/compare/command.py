@@ -113,10 +113,10 @@ def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
     with Session(target.plain, fast, _pool_of(fast), entries) as session:
-        chosen = _ways(session, streams=not options.no_stream)
-        count = (len(inputs) * repeats + 1) * len(chosen) + len(inputs)
+        entries_run = _entries_to_run(session, streams=not options.no_stream)
+        count = (len(inputs) * repeats + 1) * len(entries_run) + len(inputs)
         _announce(count, len(inputs), repeats, is_confirmed=options.yes)
-        runs = _all_runs(session, inputs, repeats, chosen, count)
+        runs = _all_runs(session, inputs, repeats, entries_run, count)
         found = facts(fast, inputs, runs)
     if options.plot:
         _write(plot.write, options, runs)
@@ -141,10 +141,10 @@ def _pool_of(fast: Any) -> EnginePool | None:
     return pool
 
 
-def _ways(session: Session, *, streams: bool) -> list[str]:
+def _entries_to_run(session: Session, *, streams: bool) -> list[str]:
     from teola_plugin.cli.compare.measure import FAST_STREAM, STREAM
 
-    return [way for way in session.ways if streams or way not in (STREAM, FAST_STREAM)]
+    return [name for name in session.ways if streams or name not in (STREAM, FAST_STREAM)]
 
 
 def _announce(count: int, inputs: int, repeats: int, *, is_confirmed: bool) -> None:
@@ -162,15 +162,17 @@ def _announce(count: int, inputs: int, repeats: int, *, is_confirmed: bool) -> N
         raise RegistrationError("nothing was run.", hint="--yes does not ask; --repeats 3 makes fewer runs")
 
 
-def _all_runs(session: Session, inputs: Sequence[Given], repeats: int, chosen: Sequence[str], count: int) -> list[Run]:
+def _all_runs(
+    session: Session, inputs: Sequence[Given], repeats: int, entries_run: Sequence[str], count: int
+) -> list[Run]:
     from teola_plugin.cli.compare.measure import order, warm_up
     from teola_plugin.observe import progress
 
     with progress(count, "plain and accelerated, in turn") as bar:
-        warm_up(session, inputs, chosen, bar.advance)
+        warm_up(session, inputs, entries_run, bar.advance)
         runs = []
-        for way, index, round_ in order(len(inputs), repeats, chosen):
-            runs.append(session.run(way, index, inputs[index].value, round_))
+        for entry, index, round_ in order(len(inputs), repeats, entries_run):
+            runs.append(session.run(entry, index, inputs[index].value, round_))
             bar.advance()
     return runs
 
