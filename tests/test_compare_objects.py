@@ -350,4 +350,7 @@ def test_nobody_reads(app: str, command: str) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     os.close(writer)
-    assert ran.stderr == "" and ran.returncode == (0 if command == "--help" else 141)
+    announced = ["teola: the app runs "] if command.startswith("compare") else []
+    lines = ran.stderr.splitlines()
+    assert len(lines) == len(announced) and all(map(str.startswith, lines, announced))
+    assert ran.returncode == (0 if command == "--help" else 141)
