@@ -11,7 +11,7 @@ from typing import Any
 from teola_plugin.adapters.early_work import dropped_waits, forms_matter, has_untold_drafts
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
-from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import DERIVED
 
@@ -69,7 +69,7 @@ class AnswerForms:
         names: dict[str, set[str]] = {"whole": set(), "unknown": set()}
         left: set[str] = set()
         for p in graph:
-            for one in held(p):
+            for one in leaf_primitives(p):
                 if one.prefills and forms_matter(one, pool):
                     names[one.attributes.form].add(component_of(one.id))
                     left |= {p.id} if one.attributes.form == "unknown" else set()
@@ -100,7 +100,7 @@ def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
 
 
 def _drafted(graph: Graph) -> Iterator[str]:
-    names = dict.fromkeys(component_of(p.id) for p in graph for one in held(p) if has_untold_drafts(one))
+    names = dict.fromkeys(component_of(p.id) for p in graph for one in leaf_primitives(p) if has_untold_drafts(one))
     if names:
         yield f"{listed(list(names))} in fewer steps, with what it may repeat as drafts"
 
@@ -179,18 +179,18 @@ def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[st
 
 def asks(p: Primitive) -> bool:
     """Return True if a primitive, or one of its fragment, makes requests to engines."""
-    return any(one.on_engine for one in held(p))
+    return any(one.on_engine for one in leaf_primitives(p))
 
 
 def _sites(p: Primitive) -> set[str]:
-    return {one.attributes.wrapped for one in held(p)}
+    return {one.attributes.wrapped for one in leaf_primitives(p)}
 
 
 def _kinds(graph: Graph) -> dict[str, set[PrimitiveKind]]:
     """Return the components that make requests to engines, in order, and the kinds of these requests."""
     kinds_by_name: dict[str, set[PrimitiveKind]] = {}
     for p in graph:
-        if kinds := {one.kind for one in held(p) if one.on_engine}:
+        if kinds := {one.kind for one in leaf_primitives(p) if one.on_engine}:
             kinds_by_name.setdefault(component_of(p.id), set()).update(kinds)
     return kinds_by_name
 
@@ -214,7 +214,7 @@ def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
     kinds, phrases = _kinds(source), dict[str, str]()
     inside: dict[str, set[str]] = {}
     for p in graph:
-        names = {component_of(one.id) for one in held(p)}
+        names = {component_of(one.id) for one in leaf_primitives(p)}
         if names & forms.unknown:
             continue
         inside.setdefault(InstancePath(p.id).outermost.partition("[")[0], set()).update(names)

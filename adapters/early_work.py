@@ -12,7 +12,7 @@ from teola_plugin.adapters.terms import Deadline
 from teola_plugin.errors import EngineUnavailable, TeolaError
 from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
-from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.dead_parts import Once, cause_of
@@ -75,7 +75,7 @@ def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
         before = source[p.id]
         is_freed = any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
         if is_freed or (p.attributes.beside and p.holds_fragment):
-            yield from (one.attributes.wrapped for one in held(p) if one.attributes.wrapped)
+            yield from (one.attributes.wrapped for one in leaf_primitives(p) if one.attributes.wrapped)
         elif p.holds_fragment:
             for name in ("fragment", "otherwise"):
                 inner_source, inner = getattr(before, name), getattr(p, name)

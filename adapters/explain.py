@@ -19,7 +19,7 @@ from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, Primit
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.text import duration
 from teola_plugin.passes import Optimised, PassContext, ready_times
-from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.tracer.draft import TraceResult
@@ -94,7 +94,7 @@ def _with_early_calls(
 ) -> str:
     if trace is not None and trace.outcome in ("done", "closed"):
         return measured(trace, None if waits else source)
-    if any(one.on_engine and one.engine not in context.profiles for p in source for one in held(p)):
+    if any(one.on_engine and one.engine not in context.profiles for p in source for one in leaf_primitives(p)):
         return f"faster; {_OWN}: {COMPARE}"
     return f"faster; not estimated before the first call, as the length of answers is not known: {COMPARE}"
 
@@ -175,10 +175,10 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     counts. With user code, which has no spans, and with what the plain object asks for by itself (rows that it writes),
     the trace does not tell.
     """
-    if any(is_impure(one) for p in source for one in held(p)):
+    if any(is_impure(one) for p in source for one in leaf_primitives(p)):
         return None
     done = [s for s in spans if s.engine and s.done is not None]
-    components = {component_of(one.id) for p in source for one in held(p) if one.on_engine}
+    components = {component_of(one.id) for p in source for one in leaf_primitives(p) if one.on_engine}
     if any(component_of(s.primitive) not in components for s in done):
         return None
     last_primitives = {component_of(p.id): p for p in source if asks(p)}.values()  # each stands for its component

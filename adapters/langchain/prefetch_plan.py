@@ -36,7 +36,7 @@ from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
 from teola_plugin.passes import Optimised, Pass
-from teola_plugin.passes.decoding_pipelining import held
+from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
 from teola_plugin.runtime.provider_calls import PROVIDER
@@ -227,9 +227,9 @@ class AlwaysReached:
         return self._looked_up <= known_values and not any(self._may_end(step, known_values) for step in steps)
 
     def _may_end(self, step: Primitive, known_values: set[Ref]) -> bool:
-        if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *held(step))):
+        if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *leaf_primitives(step))):
             return True
-        if step.holds_fragment and any(ref.external and ref.path for one in held(step) for ref in one.refs):
+        if step.holds_fragment and any(ref.external and ref.path for one in leaf_primitives(step) for ref in one.refs):
             return True  # keys of an item
         return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known_values)
 
@@ -328,7 +328,8 @@ def unread_sites(graph: Graph, traced: TraceResult) -> frozenset[str]:
     readers = [p for p in graph if (p.on_engine and not p.decodes) or p.holds_fragment or p.call in functions]
     read = {name for p in readers for name in graph.ancestors[p.id]}
     unread = {_site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id not in read}
-    read_too = {_site(q) for p in graph for q in held(p) if q is not p or p.id in read}  # one site, several calls
+    # One site may make several calls, some of which are read.
+    read_too = {_site(q) for p in graph for q in leaf_primitives(p) if q is not p or p.id in read}
     return frozenset(unread - read_too)
 
 
@@ -337,7 +338,7 @@ def predicted_sites(graph: Graph) -> frozenset[str]:
     writing = [d for d in graph if d.kind in _WRITING and d.engine != PROVIDER]
     grown = {name for d in writing for name in d.attributes.stream_items}
     cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
-    mapped = [q for p in graph if p.id in grown for q in held(p)]
+    mapped = [q for p in graph if p.id in grown for q in leaf_primitives(p)]
     return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == PROVIDER and q.kind in _CALLS)
 
 

@@ -1,4 +1,4 @@
-"""What a pass is, what it may know, and the pipeline that applies passes to a fixed point."""
+"""The interface of a pass, the facts that passes may use, and the pipeline that applies passes to a fixed point."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ CARRIED = frozenset({CARRY})
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes know beyond the graph: the engines' profiles, and how far work may run on predictions.
+    """The facts that passes use beyond the graph: engine profiles, and how much speculation is allowed.
 
-    An engine without a profile is not the pool's own: nothing is known of it, so passes leave its primitives alone
-    unless `speculate` is `"all"`. One that is not declared `dedicated` gets no work on predictions either.
+    An engine without a profile does not belong to the pool, so nothing is known about it, and passes leave its
+    primitives unchanged unless `speculate` is `"all"`. An engine that is not declared `dedicated` gets no speculative
+    requests unless `speculate` is `"all"`.
     """
 
     profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
     speculate: str = "auto"
     late: frozenset[str] = frozenset()
-    """External values that are known last: inside a FOLD or LOOP, what is carried from one instance to the next."""
+    """Producers of external values that are ready last: inside a FOLD or LOOP, the value carried between instances."""
 
     def __post_init__(self) -> None:
         if self.speculate not in SPECULATE:
@@ -36,69 +37,69 @@ class PassContext:
         return self.profiles.get(engine)
 
     def overlap(self, first: str, second: str) -> bool:
-        """Whether two engines can work at the same time: not one and the same, and not on one device."""
+        """Return True if two engines can work at the same time: they are different and do not share a device."""
         if first == second:
             return False
         one, other = self.profiles.get(first), self.profiles.get(second)
         return one is None or other is None or not share_hardware(one.device, other.device)
 
     def may_read(self, engine: str) -> bool:
-        """Whether what the engine writes may be read as it comes, as a guess at the whole."""
+        """Return True if text streamed by the engine may be used to predict the complete text."""
         return self.speculate == "all" or (self.speculate == "auto" and engine in self.profiles)
 
     def may_predict(self, *engines: str) -> bool:
-        """Whether work on predicted values may be sent to all of `engines`."""
+        """Return True if requests on predicted values may be sent to all of `engines`."""
         if self.speculate != "auto":
             return self.speculate == "all"
         return all(engine in self.profiles for engine in engines if engine) and self.may_ask(*engines)
 
     def may_ask(self, *engines: str) -> bool:
         """Return True if each of these engines is declared dedicated, or `speculate` allows all."""
-        found = (self.profiles.get(engine) for engine in engines)
-        return self.speculate == "all" or all(profile.dedicated for profile in found if profile is not None)
+        profiles = (self.profiles.get(engine) for engine in engines)
+        return self.speculate == "all" or all(profile.dedicated for profile in profiles if profile is not None)
 
     def fingerprint(self) -> Hashable:
-        """Equal for contexts that lead the passes to equal graphs."""
-        return self.speculate, tuple((name, _facts(profile)) for name, profile in sorted(self.profiles.items()))
+        """Return a key that is equal for contexts in which the passes produce equal graphs."""
+        return self.speculate, tuple((name, _profile_key(profile)) for name, profile in sorted(self.profiles.items()))
 
 
-def _facts(profile: EngineProfile) -> Hashable:
-    """Worked out once for a profile, which is frozen: it is asked for with every call."""
-    known = _known_facts.get(id(profile))
-    if known is not None and known[0] is profile:
-        return known[1]
+MAX_PROFILE_KEYS = 256
+_profile_keys: dict[int, tuple[EngineProfile, Hashable]] = {}
+"""Keys of profiles by `id(profile)`. Each entry holds its profile, so that its id is not reused."""
+
+
+def _profile_key(profile: EngineProfile) -> Hashable:
+    """Return a hashable key of all fields of a profile. Computed once for a profile, since each call needs it."""
+    cached = _profile_keys.get(id(profile))
+    if cached is not None and cached[0] is profile:
+        return cached[1]
     curves = tuple((kind.value, curve.points) for kind, curve in profile.curves.items())
     curves += tuple((str(batch), curve.points) for batch, curve in profile.verifying.items())
-    others = tuple(getattr(profile, name) for name in EngineProfile.__slots__ if name not in ("curves", "verifying"))
-    if len(_known_facts) >= KNOWN_PROFILES:
-        _known_facts.clear()
-    _known_facts[id(profile)] = profile, (curves, others)
-    return curves, others
-
-
-KNOWN_PROFILES = 256
-_known_facts: dict[int, tuple[EngineProfile, Hashable]] = {}
-"""By identity, which the profile beside it keeps from being another's."""
+    fields = tuple(getattr(profile, name) for name in EngineProfile.__slots__ if name not in ("curves", "verifying"))
+    if len(_profile_keys) >= MAX_PROFILE_KEYS:
+        _profile_keys.clear()
+    _profile_keys[id(profile)] = profile, (curves, fields)
+    return curves, fields
 
 
 @runtime_checkable
 class Pass(Protocol):
-    """One rewrite of a graph. Implementations are frozen dataclasses.
+    """A rewrite of a graph. Implementations are frozen dataclasses.
 
-    One that only concerns what the template brought, never what other passes make of it, may say `once = True`: it is
-    applied in the first round only.
+    A pass that only changes what came from the template, never what other passes produced, may set `once = True`: the
+    pipeline applies it in the first round only.
     """
 
     name: ClassVar[str]
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
-        """A graph with the same meaning; the very same object when nothing matched."""
+        """Return a graph with the same meaning: the same object if there was nothing to rewrite."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """One application of one pass."""
+    """A record of one application of one pass."""
 
     pass_name: str
     fired: bool
@@ -109,90 +110,94 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """An e-graph, and how it came about."""
+    """An e-graph, and the record of the passes that produced it."""
 
     graph: Graph
     reports: tuple[PassReport, ...] = ()
     source: Graph | None = None
-    """The p-graph it was made from."""
+    """The p-graph that the passes started from."""
 
     @property
     def fired(self) -> tuple[str, ...]:
-        """Names of the passes that changed something, each once, in order."""
+        """Return the names of the passes that changed the graph, each once, in the order of their first change."""
         return tuple(dict.fromkeys(report.pass_name for report in self.reports if report.fired))
 
 
 @dataclass(frozen=True, slots=True)
 class PassPipeline:
-    """Passes in order, applied again and again until none of them changes the graph."""
+    """A sequence of passes that is applied repeatedly until none of them changes the graph."""
 
     passes: tuple[Pass, ...] = ()
     observer: Callable[[PassReport], None] | None = None
     max_rounds: int = 16
 
     def run(self, graph: Graph, context: PassContext) -> Optimised:
-        """The fixed point, fragments included. Raises `PassError` when a pass fails, or the passes never agree."""
-        settled = self._settle(graph, context)
-        made = self._inside(settled, context) if self.passes else settled
-        for report in made.reports:  # whoever keeps them keeps them long
+        """Return the fixed point of the passes, with fragments optimised, too.
+
+        Raises:
+            PassError: A pass failed, or the graph still changed after `max_rounds`.
+        """
+        optimised = self._run_to_fixed_point(graph, context)
+        if self.passes:
+            optimised = self._optimise_fragments(optimised, context)
+        for report in optimised.reports:  # reports stay in caches for long, so their derived masks are dropped
             report.after.forget_ancestors()
         graph.forget_ancestors()
-        return made
+        return optimised
 
-    def _inside(self, outer: Optimised, context: PassContext) -> Optimised:
-        """Fragments are optimised once, here, instead of at every splice: their instances are all alike."""
+    def _optimise_fragments(self, outer: Optimised, context: PassContext) -> Optimised:
+        """Optimise each fragment once, instead of at every splice: the instances of a fragment are all alike."""
         edit, reports = GraphEdit(outer.graph), outer.reports
         for p in outer.graph:
-            if p.fragment is None:  # whoever has another arm has this one
+            if p.fragment is None:  # a primitive with an `otherwise` fragment also has a `fragment`
                 continue
             late = CARRIED if p.kind in (PrimitiveKind.FOLD, PrimitiveKind.LOOP) else frozenset[str]()
             for name in ("fragment", "otherwise"):
-                held: Fragment | None = getattr(p, name)
-                if held is None or not any(q.after or q.prefills for q in held.graph):
+                fragment: Fragment | None = getattr(p, name)
+                if fragment is None or not any(q.after or q.prefills for q in fragment.graph):
                     continue
-                inner = self.run(held.graph, replace(context, late=late))
+                inner = self.run(fragment.graph, replace(context, late=late))
                 reports += inner.reports
                 if inner.fired:
                     edit.replace(edit[p.id].with_(**{name: Fragment(inner.graph, inner.graph.output)}))
         return Optimised(edit.freeze(), reports, outer.source)
 
-    def _settle(self, graph: Graph, context: PassContext) -> Optimised:
+    def _run_to_fixed_point(self, graph: Graph, context: PassContext) -> Optimised:
         reports: list[PassReport] = []
-        now, quiet = graph, 0
-        for number in range(self.max_rounds if self.passes else 0):
-            for one in self.passes:
+        current, unchanged_count = graph, 0
+        for round_number in range(self.max_rounds if self.passes else 0):
+            for graph_pass in self.passes:
                 fired = False
-                if not number or not getattr(one, "once", False):
-                    reports.append(report := self._apply(one, now, context))
-                    now, fired = report.after, report.fired
-                quiet = 0 if fired else quiet + 1
-                if quiet >= len(self.passes):
-                    return Optimised(now, tuple(reports), graph)
-        if self.passes:
-            raise self._unsettled(reports)
-        return Optimised(graph, (), graph)
+                if not round_number or not getattr(graph_pass, "once", False):
+                    reports.append(report := self._apply(graph_pass, current, context))
+                    current, fired = report.after, report.fired
+                unchanged_count = 0 if fired else unchanged_count + 1
+                if unchanged_count >= len(self.passes):
+                    return Optimised(current, tuple(reports), graph)
+        if not self.passes:
+            return Optimised(graph, (), graph)
+        last_round = reports[-len(self.passes) :]
+        last_name = last_round[-1].pass_name
+        names = ", ".join(dict.fromkeys(repr(r.pass_name) for r in last_round if r.fired)) or repr(last_name)
+        raise PassError(
+            f"the passes did not settle in {self.max_rounds} rounds; still changing the graph: {names}.",
+            pass_name=last_name,
+            hint="a pass must return its input where it has nothing to do",
+        )
 
-    def _apply(self, one: Pass, graph: Graph, context: PassContext) -> PassReport:
-        started = perf_counter()
+    def _apply(self, graph_pass: Pass, graph: Graph, context: PassContext) -> PassReport:
+        name, started_s = graph_pass.name, perf_counter()
         try:
-            made = one.run(graph, context)
+            rewritten = graph_pass.run(graph, context)
         except Exception as error:
-            message = f"pass {one.name!r} failed on a graph of {len(graph)} primitives: {type(error).__name__}: {error}"
-            raise PassError(message, pass_name=one.name, hint="leave it out of passes=, and report it") from error
-        if not isinstance(made, Graph):
-            message = f"pass {one.name!r} returned {type(made).__name__}, not a Graph."
-            raise PassError(message, pass_name=one.name, hint="return GraphEdit(graph).freeze()")
-        # An equal copy is no change; counting it as one would never settle.
-        fired = made is not graph and made != graph
-        report = PassReport(one.name, fired, perf_counter() - started, graph, made if fired else graph)
+            message = f"pass {name!r} failed on a graph of {len(graph)} primitives: {type(error).__name__}: {error}"
+            raise PassError(message, pass_name=name, hint="leave it out of passes=, and report it") from error
+        if not isinstance(rewritten, Graph):
+            message = f"pass {name!r} returned {type(rewritten).__name__}, not a Graph."
+            raise PassError(message, pass_name=name, hint="return GraphEdit(graph).freeze()")
+        # An equal copy counts as unchanged: otherwise the pipeline would never reach a fixed point.
+        fired = rewritten is not graph and rewritten != graph
+        report = PassReport(name, fired, perf_counter() - started_s, graph, rewritten if fired else graph)
         if self.observer is not None:
             self.observer(report)
         return report
-
-    def _unsettled(self, reports: list[PassReport]) -> PassError:
-        last = reports[-len(self.passes) :]
-        names = ", ".join(dict.fromkeys(repr(r.pass_name) for r in last if r.fired)) or repr(last[-1].pass_name)
-        message = f"the passes did not settle in {self.max_rounds} rounds; still changing the graph: {names}."
-        return PassError(
-            message, pass_name=last[-1].pass_name, hint="a pass must return its input where it has nothing to do"
-        )

@@ -1,4 +1,4 @@
-"""Optimised graphs of recent templates, so that a repeated call pays for a look-up only."""
+"""A cache of the optimised graphs of recent templates: a repeated call costs one look-up."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from typing import Any
 from teola_plugin.graph import Component, Primitive, Shape, WorkflowTemplate, build_pgraph
 from teola_plugin.passes.base import Optimised, PassContext, PassPipeline
 
-MOST_PRIMITIVES = 1 << 18
-"""Of all graphs that are kept, those on the way to the e-graphs included."""
+MAX_PRIMITIVES = 1 << 18
+"""Default bound on the primitives of all cached graphs, those between the p-graph and the e-graph included."""
 
 
 class GraphCache:
-    """The least recently used go first. Safe to use from several threads.
+    """A least-recently-used cache of optimised graphs. Safe to use from several threads.
 
-    Templates count as the same when they are equal, whatever objects they are: a function that returns a new chain
-    each time is planned once. `capacity` plans are kept, fewer if they are large.
+    Two equal templates share an entry, even if they are different objects: the chains that a function builds anew on
+    each call are planned once.
+
+    Args:
+        pipeline: The passes to apply on a miss.
+        capacity: Maximum number of cached plans.
+        max_primitives: Maximum number of primitives in all cached graphs; the newest plan is kept even if it is larger.
     """
 
-    def __init__(self, pipeline: PassPipeline, capacity: int = 128, most: int = MOST_PRIMITIVES) -> None:
+    def __init__(self, pipeline: PassPipeline, capacity: int = 128, max_primitives: int = MAX_PRIMITIVES) -> None:
         self.pipeline = pipeline
         self.capacity = capacity
-        self.most = most
+        self.max_primitives = max_primitives
         self.hits = 0
         self.misses = 0
         self._entries: OrderedDict[Hashable, Optimised] = OrderedDict()
         self._structures: OrderedDict[int, _Structure] = OrderedDict()
-        """By the identity of the template, which they keep alive: an identity is never taken over by another one."""
+        """Keys of templates by `id(template)`. Each holds its template, so that its id is not reused."""
         self._primitives = 0
         self._lock = Lock()
 
@@ -43,44 +48,57 @@ class GraphCache:
         certain: bool = True,
         chosen: bool = True,
     ) -> Optimised:
-        """The e-graph of `template` for queries of this shape, with or without work for parts that are certain to be
-        called, or that are yet to be chosen. Raises `GraphError` and `PassError` as its makers do."""
+        """Return the e-graph of `template` for queries of this shape.
+
+        Args:
+            template: The workflow template to plan.
+            shape: Expected number of items by component, None if unknown.
+            context: Engine profiles and the speculation setting.
+            certain: Include requests of subplans that are certain to be called.
+            chosen: Include requests of subplans of which one is chosen at run time.
+
+        Raises:
+            GraphError: The template cannot be built into a p-graph.
+            PassError: A pass failed, or the passes did not settle.
+        """
         sizes = tuple(sorted((shape or {}).items()))
         key = self._structure(template), certain, chosen, sizes, context.fingerprint(), self.pipeline.passes
         with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
+            cached = self._entries.get(key)
+            if cached is not None:
                 self.hits += 1
                 self._entries.move_to_end(key)
-                return found
-        # Made outside the lock: two threads may make the same graph, none waits for another's.
-        wanted = template.looking_ahead(certain=certain, chosen=chosen)
-        made = self.pipeline.run(build_pgraph(wanted, shape), context)
+                return cached
+        # Planned outside the lock: two threads may plan the same graph, but no thread waits for another's plan.
+        optimised = self.pipeline.run(
+            build_pgraph(template.looking_ahead(certain=certain, chosen=chosen), shape), context
+        )
         with self._lock:
             self.misses += 1
-            return self._keep(key, made)
+            return self._add(key, optimised)
 
-    def _keep(self, key: Hashable, made: Optimised) -> Optimised:
-        kept = self._entries.setdefault(key, made)
-        if kept is made:
-            self._primitives += _weight(made)
-        while len(self._entries) > self.capacity or (self._primitives > self.most and len(self._entries) > 1):
-            self._primitives -= _weight(self._entries.popitem(last=False)[1])
-        return kept
+    def _add(self, key: Hashable, optimised: Optimised) -> Optimised:
+        """Add an entry unless another thread added an equal one. Return the entry that the cache now has."""
+        entry = self._entries.setdefault(key, optimised)
+        if entry is optimised:
+            self._primitives += _count_primitives(optimised)
+        while len(self._entries) > self.capacity or (self._primitives > self.max_primitives and len(self._entries) > 1):
+            self._primitives -= _count_primitives(self._entries.popitem(last=False)[1])
+        return entry
 
     def _structure(self, template: WorkflowTemplate) -> _Structure:
-        """Worked out once for a template that stays."""
+        """Return the key of a template. Computed once while the template is among the recent ones."""
         with self._lock:
-            found = self._structures.get(id(template))
-            if found is not None:
+            cached = self._structures.get(id(template))
+            if cached is not None:
                 self._structures.move_to_end(id(template))
-                return found
-        made = _Structure(template)
+                return cached
+        structure = _Structure(template)
         with self._lock:
-            self._structures[id(template)] = made
+            self._structures[id(template)] = structure
             while len(self._structures) > self.capacity:
                 self._structures.popitem(last=False)
-        return made
+        return structure
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,7 +111,7 @@ class GraphCache:
 
 
 class _Structure:
-    """A template as a key: equal for templates that are equal and say values of the same types."""
+    """A template as a key: two keys are equal if the templates are equal and their options have the same types."""
 
     __slots__ = ("_hash", "_template", "_types")
 
@@ -101,7 +119,7 @@ class _Structure:
         self._template = template
         try:
             self._types, self._hash = _option_types(template), hash(template)
-        except TypeError:  # an option of a type that is not known here: the same as itself only
+        except TypeError:  # an option has a type that cannot be compared: the key equals itself only
             self._types, self._hash = None, id(template)
 
     def __hash__(self) -> int:
@@ -116,17 +134,17 @@ class _Structure:
 
 
 def _option_types(template: WorkflowTemplate) -> Hashable:
-    """1, 1.0 and True are equal, and mean different things in a filter."""
+    """Return the types of all options: 1, 1.0 and True are equal, but mean different things in a filter."""
     inner = [body for c in template.components for body in (c.body, c.otherwise) if body is not None]
-    every: list[Component | Primitive] = [*template.components]
-    every += [p for c in template.components for p in c.primitives]
-    said = [(*one.attributes.said(), *one.options) for one in every]
-    options = tuple([_types(value) for pairs in said for _, value in pairs])
+    nodes: list[Component | Primitive] = [*template.components]
+    nodes += [p for c in template.components for p in c.primitives]
+    pairs = [pair for node in nodes for pair in (*node.attributes.said(), *node.options)]
+    options = tuple([_types(value) for _, value in pairs])
     return options, tuple([_option_types(body) for body in inner])
 
 
 def _types(value: Any) -> Hashable:
-    """Raises TypeError for what may look equal and not be."""
+    """Return the types inside a value. Raise TypeError for a type whose equal values may differ in meaning."""
     if isinstance(value, tuple):
         return type(value), tuple([_types(inner) for inner in value])
     if isinstance(value, frozenset):
@@ -136,7 +154,7 @@ def _types(value: Any) -> Hashable:
     raise TypeError(type(value))
 
 
-def _weight(made: Optimised) -> int:
-    """Primitives that a plan holds, inner ones aside."""
-    graphs = {id(graph): len(graph) for report in made.reports for graph in (report.before, report.after)}
-    return sum(graphs.values()) + len(made.graph)
+def _count_primitives(optimised: Optimised) -> int:
+    """Return the number of primitives in all graphs of a plan, those inside fragments not counted."""
+    graphs = {id(graph): len(graph) for report in optimised.reports for graph in (report.before, report.after)}
+    return sum(graphs.values()) + len(optimised.graph)

@@ -1,7 +1,7 @@
-"""Pass 4: items of a splittable decoding are worked on as soon as each is complete (streaming decoding output).
+"""Pass 4: process each item of a splittable decoding as soon as it is complete (streaming decoding output).
 
-The work is tentative: it runs on the items that the streamed text predicts, while the list makers (the framework's
-parser, the user's lambda) run once, on the whole text. A VERIFY compares the two.
+Requests for such items are speculative: the items are predicted from the streamed text, while the list's parsers (the
+framework's parser, the user's lambda) run once, on the complete text. A VERIFY compares the predictions with the list.
 """
 
 from __future__ import annotations
@@ -28,107 +28,110 @@ from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.stage_decomposition import list_inputs
 
 _K = PrimitiveKind
-LIST_MAKERS = frozenset({_K.CALL, _K.OPAQUE})
-TENTATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE, *LLM_KINDS})
+PARSER_KINDS = frozenset({_K.CALL, _K.OPAQUE})
+SPECULATIVE_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.CALL, _K.AGGREGATE, *LLM_KINDS})
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingPipelining:
-    """`d` of expected width n becomes the PARTIAL_DECODINGs `d#0..n-1` and `d`; a MAP `m` over its items gets the
-    instances `m[0]..m[n-1]` early and reads the items from `m.verify`. Other batchable readers get single requests.
+    """Split a decoding `d` of expected width n into the PARTIAL_DECODINGs `d#0..n-1` and `d`.
+
+    A MAP `m` over its items gets speculative instances `m[0]..m[n-1]` and reads the list from `m.verify`. Other
+    batchable readers get speculative single requests.
     """
 
     name: ClassVar[str] = "decoding-pipelining"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
-        decodings = [p for p in graph if p.kind is _K.DECODING and p.splittable and not _streams(p, graph)]
+        decodings = [p for p in graph if p.kind is _K.DECODING and p.splittable and not _is_pipelined(p, graph)]
         if not decodings or context.speculate == "off":
             return graph
         edit = GraphEdit(graph)
-        taken: set[str] = set()
+        pipelined: set[str] = set()
         for d in decodings:
-            consumers = [c for c in _consumers(d, graph, context) if c.id not in taken]
-            taken.update(c.id for c in consumers)
+            consumers = [c for c in _consumers(d, graph, context) if c.id not in pipelined]
+            pipelined.update(c.id for c in consumers)
             if consumers and d.size:
-                items = _items(edit, d, graph, d.size)
+                items = _split_into_items(edit, d, graph, d.size)
                 for c in consumers:
                     if c.kind is _K.MAP:
-                        _early_instances(edit, c, d, graph, items)
+                        _add_instances(edit, c, d, graph, items)
                     else:
-                        _early_requests(edit, c, _followers(c, d, graph, context), items)
+                        _add_requests(edit, c, _searches(c, d, graph, context), items)
             elif consumers:
-                _grown(edit, d, [c for c in consumers if c.kind is _K.MAP])
+                _grow_maps(edit, d, [c for c in consumers if c.kind is _K.MAP])
         return edit.freeze()
 
 
-def _streams(d: Primitive, graph: Graph) -> bool:
-    """Whether this pass was here already."""
+def _is_pipelined(d: Primitive, graph: Graph) -> bool:
+    """Return True if this pass has rewritten the decoding before."""
     return any(graph[r.producer].kind is _K.PARTIAL_DECODING for r in d.refs if not r.external) or bool(
         d.attributes.stream_items
     )
 
 
 def _consumers(d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
-    """Readers of the list that `d`'s text becomes, as far as they may work on predictions."""
+    """Return the readers of the list in `d`'s text that may run on predicted items."""
     if not context.may_read(d.engine):
         return []
-    makers, found = [d.id], dict[str, Primitive]()
-    for name in makers:
+    parsers, consumers = [d.id], dict[str, Primitive]()
+    for name in parsers:
         for reader in graph.readers(name):
-            if reader.kind in LIST_MAKERS and reader.id not in makers and _only_reshapes(reader, makers, d, graph):
-                makers.append(reader.id)
-            elif _per_item(reader, name) and _may_run(reader, d, graph, context):
-                found[reader.id] = reader
-    return list(found.values())
+            if reader.kind in PARSER_KINDS and reader.id not in parsers and _only_parses(reader, parsers, d, graph):
+                parsers.append(reader.id)
+            elif _runs_per_item(reader, name) and _may_speculate(reader, d, graph, context):
+                consumers[reader.id] = reader
+    return list(consumers.values())
 
 
-def _only_reshapes(p: Primitive, makers: list[str], d: Primitive, graph: Graph) -> bool:
-    """Whether all that `p` reads of `d`'s making is the list itself, not what became of its items further on."""
-    made = (ref.producer for ref in p.refs if not ref.external)
-    return all(name in makers or not graph.above[name] & graph.bits[d.id] for name in made)
+def _only_parses(p: Primitive, parsers: list[str], d: Primitive, graph: Graph) -> bool:
+    """Return True if `p` reads nothing that depends on `d` except the list itself."""
+    producers = (ref.producer for ref in p.refs if not ref.external)
+    return all(name in parsers or not graph.above[name] & graph.bits[d.id] for name in producers)
 
 
-def _per_item(p: Primitive, maker: str) -> bool:
-    """Whether `p` does something for each item of the list that `maker` gives."""
+def _runs_per_item(p: Primitive, parser: str) -> bool:
+    """Return True if `p` processes each item of the list that `parser` returns by itself."""
     if p.tentative:
         return False
     if p.kind is _K.MAP:
-        return _is_list(p.input("items"), maker)
+        return _is_whole_list(p.input("items"), parser)
     if p.batchable and p.kind in (_K.EMBEDDING, _K.RERANKING):
         lists = list_inputs(p)
-        return len(lists) == 1 and _is_list(p.input(lists[0]), maker)
+        return len(lists) == 1 and _is_whole_list(p.input(lists[0]), parser)
     return False
 
 
-def _is_list(ref: Ref | None, maker: str) -> bool:
-    return ref is not None and ref.producer == maker and not any(isinstance(key, Slice) for key in ref.path)
+def _is_whole_list(ref: Ref | None, parser: str) -> bool:
+    return ref is not None and ref.producer == parser and not any(isinstance(key, Slice) for key in ref.path)
 
 
-def _may_run(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> bool:
-    """Whether everything an early instance of `p` holds may be tentative."""
+def _may_speculate(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> bool:
+    """Return True if all primitives of a speculative instance of `p` may run speculatively."""
     inner = list(p.fragment.graph) if p.fragment is not None else [p]
-    every = [one for q in inner for one in held(q)]
-    if not all(q.kind in TENTATIVE_KINDS for q in every) or not context.may_predict(*(q.engine for q in every)):
+    leaves = [leaf for q in inner for leaf in leaf_primitives(q)]
+    if not all(q.kind in SPECULATIVE_KINDS for q in leaves) or not context.may_predict(*(q.engine for q in leaves)):
         return False
-    if any(e.writes for q in every for e in q.effects):
+    if any(e.writes for q in leaves for e in q.effects):
         return False
     return all(e.validated or not _overtaken((e,), q, p, d, graph) for q in inner for e in q.effects)
 
 
-def held(p: Primitive) -> Iterator[Primitive]:
-    """`p` itself, or what the fragments that it holds are made of, however deep."""
-    arms = [arm for arm in (p.fragment, p.otherwise) if arm is not None]
-    if not arms:
+def leaf_primitives(p: Primitive) -> Iterator[Primitive]:
+    """Yield `p` itself if it has no fragment, else the leaf primitives of its fragments, at any depth."""
+    fragments = [fragment for fragment in (p.fragment, p.otherwise) if fragment is not None]
+    if not fragments:
         yield p
-    for arm in arms:
-        for q in arm.graph:
-            yield from held(q)
+    for fragment in fragments:
+        for q in fragment.graph:
+            yield from leaf_primitives(q)
 
 
 def _overtaken(effects: tuple[Effect, ...], q: Primitive, p: Primitive, d: Primitive, graph: Graph) -> tuple[str, ...]:
-    """What conflicts with `effects` of an early `q`, comes before `p`, and is not waited for anyway.
+    """Return the ids of primitives that a speculative `q` would overtake although their effects conflict.
 
-    `q` is `p` itself or in its fragment.
+    These come before `p`, conflict with `effects`, and are not among the ancestors of the speculative `q`. `q` is `p`
+    itself or a primitive of its fragment.
     """
     if not effects:
         return ()
@@ -139,7 +142,7 @@ def _overtaken(effects: tuple[Effect, ...], q: Primitive, p: Primitive, d: Primi
 
 
 def _awaited(q: Primitive, p: Primitive, d: Primitive) -> tuple[str, ...]:
-    """Primitives that an early `q` waits for: the order edges of `p`, and what `q` reads, directly or not."""
+    """Return the ids of primitives that a speculative `q` waits for: the order edges of `p`, and all that `q` reads."""
     if p.fragment is None:
         lists = list_inputs(p)
         return (d.id, *p.after, *(ref.producer for key, ref in p.inputs if key not in lists and not ref.external))
@@ -149,71 +152,69 @@ def _awaited(q: Primitive, p: Primitive, d: Primitive) -> tuple[str, ...]:
     return (*p.after, *(ref.producer for name, ref in bound.items() if name in read and not ref.external))
 
 
-def _grown(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
+def _grow_maps(edit: GraphEdit, d: Primitive, maps: list[Primitive]) -> None:
+    """Mark a decoding of unknown width and its MAPs: instances are added at run time, as items arrive."""
     if maps:
         edit.replace(d.with_(attributes=d.attributes.with_(stream_items=tuple(m.id for m in maps))))
     for m in maps:
         edit.replace(m.with_(attributes=m.attributes.with_(grow=True)))
 
 
-def _items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]:
-    """Cuts `d` into partial decodings; their values."""
-    partials = list(_partials(d, width))
-    edit.add(*partials)
-    edit.replace(d.with_(inputs=_after_lead(d, graph, Ref(partials[-1].id))))
-    return [Ref(partial.id) for partial in partials]
-
-
-def _partials(d: Primitive, width: int) -> Iterator[Primitive]:
-    inputs, after = d.inputs, d.after
+def _split_into_items(edit: GraphEdit, d: Primitive, graph: Graph, width: int) -> list[Ref]:
+    """Add `width` partial decodings before `d`, which then continues the last of them. Return their values."""
+    inputs, after, items = d.inputs, d.after, list[Ref]()
     for item in range(width):
         name = InstancePath(d.id).stage(item)
-        yield d.with_(
-            id=name, kind=_K.PARTIAL_DECODING, inputs=inputs, after=after, splittable=False, size=1, item=item
+        edit.add(
+            d.with_(id=name, kind=_K.PARTIAL_DECODING, inputs=inputs, after=after, splittable=False, size=1, item=item)
         )
-        inputs, after = (("previous", Ref(name)),), ()
+        items.append(Ref(name))
+        inputs, after = (("previous", items[-1]),), ()
 
-
-def _after_lead(d: Primitive, graph: Graph, last: Ref) -> tuple[tuple[str, Ref], ...]:
-    """The inputs of `d`, with the prefilling replaced by the last partial decoding."""
-
-    def leads(ref: Ref) -> bool:
+    def is_prefilling(ref: Ref) -> bool:
         return not ref.external and graph[ref.producer].prefills
 
-    return tuple(("previous", last) if leads(ref) else (key, ref) for key, ref in d.inputs)
+    edit.replace(
+        d.with_(inputs=tuple(("previous", items[-1]) if is_prefilling(ref) else (k, ref) for k, ref in d.inputs))
+    )
+    return items
 
 
-def _early_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, items: list[Ref]) -> None:
+def _add_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, items: list[Ref]) -> None:
+    """Add a speculative instance of the MAP `m` for each predicted item."""
     assert m.fragment is not None
     after = {q.id: m.after + _overtaken(q.effects, q, m, d, graph) for q in m.fragment.graph if q.effects}
     outputs: list[Ref] = []
     for i, item in enumerate(items):
         name = InstancePath(m.id).instance(i)
-        made, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, tentative=True)
-        for inner, q in zip(m.fragment.graph, made, strict=True):
+        instance, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, tentative=True)
+        for inner, q in zip(m.fragment.graph, instance, strict=True):
             waits = tuple(dict.fromkeys(q.after + after.get(inner.id, ())))
             edit.add(q.with_(after=waits) if waits != q.after else q)
         outputs.append(output)
-    _verify(edit, m, "items", items, early=tuple(outputs))
+    _add_verify(edit, m, "items", items, outputs=tuple(outputs))
 
 
-def _early_requests(edit: GraphEdit, p: Primitive, followers: list[Primitive], items: list[Ref]) -> None:
-    """Single tentative requests; the batchable primitive itself finds their results by content when it runs."""
+def _add_requests(edit: GraphEdit, p: Primitive, searches: list[Primitive], items: list[Ref]) -> None:
+    """Add a speculative request for each predicted item, and searches over its result.
+
+    The batchable primitive `p` finds their results by content when it runs.
+    """
     key = list_inputs(p)[0]
-    edit.add(*(_single(p, i, key, item) for i, item in enumerate(items)))
-    for follower in followers:
-        made = (Ref(InstancePath(p.id).instance(i)) for i in range(len(items)))
-        edit.add(*(_single(follower, i, list_inputs(follower)[0], one) for i, one in enumerate(made)))
-    _verify(edit, p, key, items)
+    edit.add(*(_single_request(p, i, key, item) for i, item in enumerate(items)))
+    for search in searches:
+        vectors = (Ref(InstancePath(p.id).instance(i)) for i in range(len(items)))
+        edit.add(*(_single_request(search, i, list_inputs(search)[0], vector) for i, vector in enumerate(vectors)))
+    _add_verify(edit, p, key, items)
 
 
-def _single(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
+def _single_request(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
     inputs = tuple((name, value if name == key else ref) for name, ref in p.inputs)
     return p.with_(id=InstancePath(p.id).instance(item), inputs=inputs, batchable=False, size=1, tentative=True)
 
 
-def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
-    """Batchable searches over the vectors of `p`: they can go on with each early vector."""
+def _searches(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:
+    """Return the batchable searches over the vectors of `p`, which can search with each vector by itself."""
     return [
         q.with_(after=q.after + _overtaken(q.effects, q, q, d, graph))
         for q in graph.readers(p.id)
@@ -221,15 +222,15 @@ def _followers(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -
         and q.batchable
         and len(list_inputs(q)) == 1
         and q.input(list_inputs(q)[0]) == Ref(p.id)
-        and _may_run(q, d, graph, context)
+        and _may_speculate(q, d, graph, context)
     ]
 
 
-def _verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], early: tuple[Ref, ...] = ()) -> None:
-    """`p` reads the list through a VERIFY that knows what was predicted."""
+def _add_verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], outputs: tuple[Ref, ...] = ()) -> None:
+    """Let `p` read the list through a VERIFY that compares it with the predicted items."""
     actual = p.input(key)
     assert actual is not None
     name = InstancePath(p.id).verify()
     predicted = tuple((f"predicted{i}", item) for i, item in enumerate(items))
     edit.add(Primitive(name, _K.VERIFY, inputs=(("actual", actual), *predicted), scope=p.scope))
-    edit.replace(p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early=p.early + early))
+    edit.replace(p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early=p.early + outputs))

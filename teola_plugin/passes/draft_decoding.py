@@ -1,6 +1,7 @@
-"""Drafts: what an answer may repeat is named, so that an engine can verify several of its tokens at a time.
+"""A pass that names texts which an answer may repeat, so that an engine can verify several tokens at a time.
 
-What a request tells of itself (its schema, its tools) goes along with it, planned or not: see `requests.draft_texts`.
+Drafts that follow from a request alone (its schema, its tools) are sent with every request, planned or not: see
+`requests.draft_texts`.
 """
 
 from __future__ import annotations
@@ -15,57 +16,56 @@ from teola_plugin.requests.draft_texts import forms_of_list
 
 _K = PrimitiveKind
 _CODE = frozenset({_K.CALL, _K.AGGREGATE})
-"""What may stand between an answer and the prompt that it goes into: a parser, a key."""
+"""Kinds of primitives that may stand between an answer and the prompt that contains it: a parser, a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftDecoding:
-    """A prompt that holds an earlier answer, as that of a refinement does, gets that answer as its draft; a list its
-    numbers or the keys of its JSON; an answer of which only some are understood, those.
+    """Add draft texts to prefillings on engines that accept drafts.
 
-    Only for engines that take drafts. A draft changes no text: it is verified by the model.
+    Drafts are the earlier answers that the prompt contains (as in a refinement), the fixed forms that the app accepts
+    as an answer, and the numbering or JSON keys of a list. A draft never changes the generated text: the model
+    verifies it.
     """
 
     name: ClassVar[str] = "draft-decoding"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
-        found = [(p, texts) for p in graph if _takes_drafts(p, context) and (texts := _texts(p, graph))]
-        if not found:
+        drafts = [(p, texts) for p in graph if _accepts_drafts(p, context) and (texts := _draft_texts(p, graph))]
+        if not drafts:
             return graph
         edit = GraphEdit(graph)
-        for p, texts in found:
+        for p, texts in drafts:
             edit.replace(p.with_(attributes=p.attributes.with_(drafts=texts)))
         return edit.freeze()
 
 
-def _takes_drafts(p: Primitive, context: PassContext) -> bool:
+def _accepts_drafts(p: Primitive, context: PassContext) -> bool:
     profile = context.profile(p.engine)
     return p.kind in LLM_PREFILLS and profile is not None and profile.drafts > 0 and not p.attributes.drafts
 
 
-def _texts(p: Primitive, graph: Graph) -> tuple[DraftText, ...]:
-    return (*_answers(p, graph), *p.attributes.forms, *_list_forms(p))
+def _draft_texts(p: Primitive, graph: Graph) -> tuple[DraftText, ...]:
+    return (*_earlier_answers(p, graph), *p.attributes.forms, *_list_forms(p))
 
 
-def _answers(p: Primitive, graph: Graph) -> Iterator[DraftText]:
-    """Variables of the prompt that are answers, the last one first: that is the likeliest to be repeated."""
+def _earlier_answers(p: Primitive, graph: Graph) -> Iterator[DraftText]:
+    """Yield the prompt's variables that are answers, the last one first: it is the likeliest to be repeated."""
     names = dict.fromkeys(part.variable for part in reversed(p.prompt) if part.variable)
     return (DraftText("an earlier answer", variable=name) for name in names if _is_answer(p.input(name), graph))
 
 
 def _list_forms(p: Primitive) -> Iterator[DraftText]:
-    """Of a list that something maps over, unless its schema says more."""
-    spelled = "" if p.attributes.forms else p.attributes.items
-    return (DraftText("the form of its list", text=form) for form in forms_of_list(spelled))
+    """Yield the texts that begin the items of a list answer, unless `forms` names more precise texts."""
+    items = "" if p.attributes.forms else p.attributes.items
+    return (DraftText("the form of its list", text=form) for form in forms_of_list(items))
 
 
 def _is_answer(ref: Ref | None, graph: Graph) -> bool:
-    if ref is None or ref.producer == CARRY:
-        return ref is not None
-    made = graph.get(ref.producer)
-    while made is not None and made.kind in _CODE and len(made.inputs) == 1:
-        ref = made.inputs[0][1]
-        if ref.producer == CARRY:
-            return True
-        made = graph.get(ref.producer)
-    return made is not None and made.decodes
+    """Return True if the value is an answer, or was computed from one alone. A carried value counts as an answer."""
+    while ref is not None and ref.producer != CARRY:
+        producer = graph.get(ref.producer)
+        if producer is None or producer.kind not in _CODE or len(producer.inputs) != 1:
+            return producer is not None and producer.decodes
+        ref = producer.inputs[0][1]
+    return ref is not None

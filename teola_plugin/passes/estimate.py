@@ -1,4 +1,4 @@
-"""When values are expected to be ready: a forward pass over the profiles, engines idle."""
+"""Estimates of when values are ready, from engine profiles, on the assumption that engines are idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from teola_plugin.graph import (
     ENGINE_KINDS,
     LLM_DECODES,
     LLM_KINDS,
-    Fragment,
     Graph,
     Primitive,
     PrimitiveKind,
@@ -18,23 +17,23 @@ from teola_plugin.passes.base import PassContext
 
 _K = PrimitiveKind
 NOMINAL_SECONDS = 0.01
-"""Taken for a primitive of an engine without a measured curve."""
+"""Assumed duration of a primitive on an engine without a measured curve."""
 TOOL_SECONDS = 0.1
-"""Taken for a tool, and for a retriever or a model of the user's own (OPAQUE that is `slow`)."""
+"""Assumed duration of a tool, and of a retriever or model of the user's own (an OPAQUE primitive marked `slow`)."""
 ANSWER_TOKENS = 64
-"""Expected output of a decoding, where nothing says more."""
+"""Expected output of a decoding, if nothing more is known."""
 ITEM_TOKENS = 16
 """Expected output of one item of a splittable decoding."""
 VARIABLE_TOKENS = 64
-"""Expected length of a prompt variable, where nothing says more: a passage, a history, a question."""
+"""Expected length of a prompt variable (a passage, a history, a question), if nothing more is known."""
 
 
 def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
-    """Seconds after the query's start at which each primitive's value is expected; order edges count too."""
+    """Return the expected time of each primitive's value, in seconds after the query's start, order edges included."""
     ready: dict[str, float] = {}
     for p in graph:
         start = 0.0
-        for name in graph.parents(p.id):  # a loop: `max` of a generator takes three times as long
+        for name in graph.parents(p.id):  # a loop, because `max` of a generator takes three times as long
             if ready[name] > start:
                 start = ready[name]
         ready[p.id] = start + seconds(p, context)
@@ -42,49 +41,41 @@ def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
 
 
 def remaining_times(graph: Graph, context: PassContext) -> dict[str, float]:
-    """Seconds from each primitive's beginning to the end of the graph, along the longest way."""
-    left: dict[str, float] = {}
+    """Return the seconds from each primitive's start to the end of the graph, along the longest path."""
+    remaining: dict[str, float] = {}
     for p in reversed(tuple(graph)):
-        left[p.id] = seconds(p, context) + max([left[name] for name in graph.children(p.id)], default=0.0)
-    return left
+        remaining[p.id] = seconds(p, context) + max([remaining[name] for name in graph.children(p.id)], default=0.0)
+    return remaining
 
 
 def seconds(p: Primitive, context: PassContext) -> float:
-    """Expected seconds of one primitive on an idle engine."""
+    """Return the expected duration of a primitive on an idle engine, in seconds."""
     if p.fragment is not None:
-        arms = [_span(f, context) for f in (p.fragment, p.otherwise) if f is not None]
+        fragments = [f for f in (p.fragment, p.otherwise) if f is not None]
+        spans = [max(ready_times(f.graph, context).values(), default=0.0) for f in fragments]
         rounds = p.size or 1 if p.kind is _K.FOLD else 1
-        return rounds * max(arms)
+        return rounds * max(spans)
     if p.kind not in ENGINE_KINDS:
         return TOOL_SECONDS if p.kind is _K.TOOL or p.attributes.slow else 0.0
-    return _on_engine(p, context) or NOMINAL_SECONDS
+    profile = context.profiles.get(p.engine)
+    return (profile.seconds(p.kind, _size(p)) if profile is not None else 0.0) or NOMINAL_SECONDS
 
 
 def measured(p: Primitive, context: PassContext) -> bool:
-    """Whether the engine's profile has a curve for `p`; true for what runs at the client."""
+    """Return True if the engine's profile has a curve for `p`, or `p` runs at the client."""
     if p.kind not in ENGINE_KINDS:
         return True
     profile = context.profiles.get(p.engine)
     return profile is not None and profile.measured(p.kind)
 
 
-def _on_engine(p: Primitive, context: PassContext) -> float:
-    """Seconds by the engine's profile; 0 where nothing was measured."""
-    profile = context.profiles.get(p.engine)
-    return profile.seconds(p.kind, _size(p)) if profile is not None else 0.0
-
-
 def tokens(parts: Iterable[PromptPart]) -> int:
-    """Expected tokens of the parts."""
+    """Return the expected number of tokens of the parts of a prompt."""
     return sum([part.tokens or (VARIABLE_TOKENS if part.variable else 0) for part in parts])
 
 
-def _span(fragment: Fragment, context: PassContext) -> float:
-    return max(ready_times(fragment.graph, context).values(), default=0.0)
-
-
 def _size(p: Primitive) -> int:
-    """In the unit of the kind's curve: requests, prompt tokens or output tokens."""
+    """Return the size of `p` in the unit of its kind's curve: requests, prompt tokens or output tokens."""
     if p.kind not in LLM_KINDS:
         return p.size or 1
     if p.kind not in LLM_DECODES:

@@ -1,4 +1,4 @@
-"""Pass 3: the parts of a prompt that are ready early are prefilled early (causal prefilling)."""
+"""Pass 3: prefill the parts of a prompt that are ready before the rest (causal prefilling)."""
 
 from __future__ import annotations
 
@@ -21,58 +21,63 @@ from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.estimate import measured, ready_times, tokens
 
 _K = PrimitiveKind
-LATE = 1.0
-"""Seconds after its instance at which a carried value is taken to be ready."""
-MIN_GAP = 0.001
+CARRIED_READY_S = 1.0
+"""Assumed seconds after the start of an instance at which the value carried into it is ready."""
+MIN_GAP_S = 0.001
 """Seconds. A prefix that is ready less than this before the rest is not worth a request of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillingSplit:
-    """`x` becomes `x.partial#0`, `x.partial#1`, ... (each a longer prefix of the prompt) and the FULL_PREFILLING `x`.
+    """Split `x` into `x.partial#0`, `x.partial#1`, ... and the FULL_PREFILLING `x`.
 
-    The order of the parts never changes: a part counts as ready when all parts before it are. A prompt whose next part
-    is made of a list that is worked on as it grows may be prefilled as it grows, too.
+    Each partial prefilling covers a longer prefix of the prompt than the one before it. The order of the parts never
+    changes: a part counts as ready when all parts before it are ready. A prompt whose next part is built from a list
+    that is processed while it grows may be prefilled while it grows, too.
     """
 
     name: ClassVar[str] = "prefilling-split"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
-        found = [p for p in graph if p.kind is _K.PREFILLING and _candidate(p, context)]
-        growing = list(_growing(graph, context))
-        if not found and not growing:
+        candidates = [p for p in graph if p.kind is _K.PREFILLING and _is_splittable(p, context)]
+        growing = list(_growing_prompts(graph, context))
+        if not candidates and not growing:
             return graph
         edit = GraphEdit(graph)
-        for p, holder in growing:
-            edit.replace(p.with_(attributes=p.attributes.with_(grows_with=holder)))
+        for p, map_id in growing:
+            edit.replace(p.with_(attributes=p.attributes.with_(grows_with=map_id)))
         estimates = _Estimates(graph, context)
-        for p in found:
-            ends = _ends(p, estimates)
+        for p in candidates:
+            ends = _split_points(p, estimates)
             if ends:
-                _split(edit, edit[p.id], ends, _pauses(p, estimates))
+                _split(edit, edit[p.id], ends, _expects_pause(p, estimates))
         return edit.freeze()
 
 
-def _growing(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, str]]:
-    """Prefillings whose prompt grows with a list that is being made, on engines that can prefill beside decoding."""
-    holders = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.attributes.grow or _decodes(m.fragment))]
-    for p in graph if holders else ():
+def _growing_prompts(graph: Graph, context: PassContext) -> Iterator[tuple[Primitive, str]]:
+    """Yield prefillings whose prompt grows with the results of a MAP, with that MAP's id.
+
+    Only on engines that can prefill while they decode. The results of the MAP must come one after the other: it
+    processes a list that is still being generated, or its instances generate text themselves.
+    """
+    maps = [m.id for m in graph if m.kind is _K.MAP and (m.early or m.attributes.grow or _decodes(m.fragment))]
+    for p in graph if maps else ():
         if p.kind not in LLM_PREFILLS or p.tentative or p.attributes.grows_with:
             continue
         profile = context.profile(p.engine)
         if profile is not None and profile.prefix_caching and not profile.takes_turns:
-            found = next((m for m in holders if growth(graph, p, m) is not None), None)
-            if found is not None:
-                yield p, found
+            map_id = next((m for m in maps if growth(graph, p, m) is not None), None)
+            if map_id is not None:
+                yield p, map_id
 
 
 def _decodes(body: Fragment | None) -> bool:
-    """Whether the outputs of its instances are written, so that they come one after the other."""
+    """Return True if the fragment generates text."""
     return body is not None and any(p.decodes for p in body.graph)
 
 
 def _occupies(p: Primitive, engine: str) -> bool:
-    """Whether it runs on the engine, or holds what does."""
+    """Return True if `p`, or a primitive of its fragments, runs on the engine."""
     if p.on_engine:
         return p.engine == engine
     return any(
@@ -81,14 +86,14 @@ def _occupies(p: Primitive, engine: str) -> bool:
 
 
 class _Estimates:
-    """What the cuts depend on, for one graph. Sets of primitives are bit masks over their places in it."""
+    """Ready times and engine use of one graph. Sets of primitives are bit masks over their positions in it."""
 
     def __init__(self, graph: Graph, context: PassContext) -> None:
         self.graph = graph
         self.context = context
-        self.ready = dict.fromkeys(context.late, LATE) | ready_times(graph, context)
+        self.ready = dict.fromkeys(context.late, CARRIED_READY_S) | ready_times(graph, context)
         self.engines: dict[str, int] = {}
-        """What runs on each engine."""
+        """Mask of the primitives on each engine."""
         self._busy: dict[str, dict[str, float]] = {}
         self.unmeasured = 0
         for p in graph:
@@ -99,22 +104,22 @@ class _Estimates:
                     self.unmeasured |= bit
 
     def busy(self, engine: str) -> dict[str, float]:
-        """For each primitive, when the last of the engine's that it waits for, directly or not, is expected to end."""
-        found = self._busy.get(engine)
-        if found is None:
-            found = self._busy[engine] = {}
+        """Return, for each primitive, when the last of its ancestors on the engine is expected to end, in seconds."""
+        busy = self._busy.get(engine)
+        if busy is None:
+            busy = self._busy[engine] = {}
             until: dict[str, float] = {}
             for p in self.graph:
                 latest = 0.0
                 for name in self.graph.parents(p.id):  # a loop, as in `ready_times`
                     if until[name] > latest:
                         latest = until[name]
-                found[p.id] = latest
+                busy[p.id] = latest
                 until[p.id] = max(latest, self.ready[p.id]) if _occupies(p, engine) else latest
-        return found
+        return busy
 
-    def above(self, p: Primitive, start: int, end: int) -> int:
-        """What parts `start` to `end` of the prompt wait for."""
+    def ancestors(self, p: Primitive, start: int, end: int) -> int:
+        """Return the mask of the primitives that parts `start` to `end` of the prompt wait for."""
         variables = {part.variable for part in p.prompt[start:end]}
         mask = 0
         for key, ref in p.inputs:
@@ -123,29 +128,29 @@ class _Estimates:
         return mask
 
 
-def _candidate(p: Primitive, context: PassContext) -> bool:
-    """Whether a split is possible at all: the engine keeps prefixes, and some value is not there from the start."""
+def _is_splittable(p: Primitive, context: PassContext) -> bool:
+    """Return True if the engine caches prefixes and some value of the prompt is not known from the start."""
     profile = context.profile(p.engine)
     if profile is None or not profile.prefix_caching or len(p.prompt) < 2:
         return False
     return any(not ref.external or ref.producer in context.late for _, ref in p.inputs)
 
 
-def _ends(p: Primitive, estimates: _Estimates) -> list[int]:
-    """Where in the prompt the partial prefillings end, ascending."""
+def _split_points(p: Primitive, estimates: _Estimates) -> list[int]:
+    """Return the indices of the prompt parts before which partial prefillings end, ascending."""
     profile = estimates.context.profiles[p.engine]
-    times = list(_times(p, estimates.ready))
+    times = list(_ready_times_of_parts(p, estimates.ready))
     ends: list[int] = []
     for end in range(1, len(times)):
-        # A run ends where the next part is ready noticeably later; what is too short joins the next run.
-        early = times[end] - times[end - 1] > MIN_GAP
-        if early and _enough(p, ends[-1] if ends else 0, end, profile) and _gains(p, end, estimates):
+        # A run ends where the next part is ready noticeably later; a run that is too short joins the next one.
+        waits = times[end] - times[end - 1] > MIN_GAP_S
+        if waits and _is_long_enough(p, ends[-1] if ends else 0, end, profile) and _has_gain(p, end, estimates):
             ends.append(end)
     return ends
 
 
-def _times(p: Primitive, ready: dict[str, float]) -> Iterator[float]:
-    """For each part, when the prompt up to its end is expected to be known."""
+def _ready_times_of_parts(p: Primitive, ready: dict[str, float]) -> Iterator[float]:
+    """Yield, for each part of the prompt, when the prompt up to its end is expected to be known, in seconds."""
     latest = 0.0
     inputs = dict(p.inputs)
     for part in p.prompt:
@@ -155,34 +160,34 @@ def _times(p: Primitive, ready: dict[str, float]) -> Iterator[float]:
         yield latest
 
 
-def _enough(p: Primitive, start: int, end: int, profile: EngineProfile) -> bool:
-    """Whether the run adds enough tokens. A later run may also rest on a variable whose length nobody knows."""
+def _is_long_enough(p: Primitive, start: int, end: int, profile: EngineProfile) -> bool:
+    """Return True if the run adds enough tokens, or is not the first and has a variable of unknown length."""
     run = p.prompt[start:end]
     if tokens(run) >= profile.min_split_tokens:
         return True
     return start > 0 and any(part.variable and not part.tokens for part in run)
 
 
-def _gains(p: Primitive, end: int, estimates: _Estimates) -> bool:
-    """Whether the engine has time for the prefix while the rest is made."""
-    run, rest = estimates.above(p, 0, end), estimates.above(p, end, len(p.prompt))
-    waited = [engine for engine, mask in estimates.engines.items() if mask & rest & ~run]
-    if waited and not any(engine == p.engine or estimates.context.overlap(engine, p.engine) for engine in waited):
+def _has_gain(p: Primitive, end: int, estimates: _Estimates) -> bool:
+    """Return True if the engine has time for the prefix while the values of the rest are computed."""
+    run, rest = estimates.ancestors(p, 0, end), estimates.ancestors(p, end, len(p.prompt))
+    busy = [engine for engine, mask in estimates.engines.items() if mask & rest & ~run]
+    if busy and not any(engine == p.engine or estimates.context.overlap(engine, p.engine) for engine in busy):
         return False
-    # Without measurements only the structure counts: the rest must wait for all of the run's makers, and more.
+    # Without measurements only the structure decides: the rest must wait for all that the run waits for, and more.
     return (run != rest and run & rest == run) or not (run | rest) & estimates.unmeasured
 
 
-def _pauses(p: Primitive, estimates: _Estimates) -> bool:
-    """Whether its engine is expected to pause before `p`, long enough to prefill the prefix at nobody's cost."""
+def _expects_pause(p: Primitive, estimates: _Estimates) -> bool:
+    """Return True if the engine is expected to be idle before `p`, long enough to prefill the prefix in that time."""
     graph, ready = estimates.graph, estimates.ready
-    needed = max([ready[name] for name in graph.parents(p.id)], default=0.0)
-    busy = estimates.busy(p.engine)[p.id]
+    start = max([ready[name] for name in graph.parents(p.id)], default=0.0)
+    idle_since = estimates.busy(p.engine)[p.id]
     profile = estimates.context.profiles[p.engine]
-    return needed - busy >= max(MIN_GAP, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
+    return start - idle_since >= max(MIN_GAP_S, 0.5 * profile.seconds(_K.PREFILLING, tokens(p.prompt)))
 
 
-def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None:
+def _split(edit: GraphEdit, p: Primitive, ends: list[int], when_idle: bool) -> None:
     before: tuple[str, ...] = ()
     for number, end in enumerate(ends):
         prefix = p.prompt[:end]
@@ -194,7 +199,7 @@ def _split(edit: GraphEdit, p: Primitive, ends: list[int], pauses: bool) -> None
             after=before,
             effects=(),
             prompt=prefix,
-            attributes=p.attributes.with_(when="idle") if pauses else p.attributes,
+            attributes=p.attributes.with_(when="idle") if when_idle else p.attributes,
         )
         edit.add(partial)
         before = (partial.id,)

@@ -1,4 +1,4 @@
-"""Pass 1: drop the order edges of the template that neither data nor effects ask for (paper, section 4.2)."""
+"""Pass 1: remove order edges of the template that neither data nor effects require (paper, section 4.2)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from teola_plugin.graph import IMPURE_KINDS, Effect, Graph, GraphEdit, Primitive
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.stage_decomposition import CONCAT
 
-_NOTED = IMPURE_KINDS | {PrimitiveKind.AGGREGATE}
-"""Kinds that may bring effects or keep an order without saying so in a field."""
+_ORDERED_KINDS = IMPURE_KINDS | {PrimitiveKind.AGGREGATE}
+"""Kinds that may have effects, or must keep an order, although no field of the primitive says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class PruneDependencies:
-    """Keeps an order edge only where two effects conflict, in front of user code, or behind a partial prefilling.
+    """Keep an order edge only between conflicting effects, before user code, and after a partial prefilling.
 
-    What the template ordered through a primitive whose own edges go stays ordered: the edge is drawn directly.
-    User code waits for everything it waited for before. `early` values may be dropped at run time, so nothing is
-    taken as implied by them.
+    If two primitives with conflicting effects were ordered only through a third one whose edges are removed, a direct
+    edge replaces them. User code waits for all that it waited for before. `early` values may be dropped at run time,
+    so no order is taken as implied by them.
     """
 
     name: ClassVar[str] = "prune-dependencies"
@@ -31,83 +31,91 @@ class PruneDependencies:
         edit = GraphEdit(graph)
         pruning = _Pruning(graph)
         for p in graph:
-            if p.after or p.early or p.effects or p.kind in _NOTED or p.fragment is not None:
-                after = pruning.edges(p)
+            if p.after or p.early or p.effects or p.kind in _ORDERED_KINDS or p.fragment is not None:
+                after = pruning.prune(p)
                 if after != p.after:
                     edit.replace(p.with_(after=after))
             else:
-                pruning.follow(p)
+                pruning.skip(p)
         return edit.freeze()
 
 
 class _Pruning:
-    """Walks a graph in order; sets of primitives are bit masks over their places in it."""
+    """A walk over a graph in topological order. Sets of primitives are bit masks over their positions in it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.order = tuple(graph)
-        self.walked: dict[str, tuple[int, int]] = {}
-        """Each primitive so far, with all that it waited for before this pass, and with the edges kept so far."""
+        self.ancestors: dict[str, tuple[int, int]] = {}
+        """Masks of the primitive and its ancestors, by the template's edges and by those that stay."""
         self.effects: dict[int, tuple[Effect, ...]] = {}
         self.effectful = 0
 
-    def follow(self, p: Primitive) -> None:
-        """A primitive with data edges only, which all stay."""
-        before = waits = 1 << len(self.walked)
+    def skip(self, p: Primitive) -> None:
+        """Walk past a primitive that has data edges only, which all stay."""
+        template_mask = pruned_mask = 1 << len(self.ancestors)
         for name in self.graph.parents(p.id):
-            was, now = self.walked[name]
-            before |= was
-            waits |= now
-        self.walked[p.id] = before, waits
+            template, pruned = self.ancestors[name]
+            template_mask |= template
+            pruned_mask |= pruned
+        self.ancestors[p.id] = template_mask, pruned_mask
 
-    def edges(self, p: Primitive) -> tuple[str, ...]:
-        """The order edges that stay, in their old order, then those drawn directly."""
-        at, before, waits = len(self.walked), 0, 0
+    def prune(self, p: Primitive) -> tuple[str, ...]:
+        """Walk past `p` and return its new order edges: those that stay, in their old order, then the direct ones."""
+        position, template_mask, pruned_mask = len(self.ancestors), 0, 0
         for _, ref in p.inputs:
-            found = self.walked.get(ref.producer)
-            if found is not None:  # otherwise an external value
-                before |= found[0]
-                waits |= found[1]
-        kept: tuple[str, ...] = ()
+            masks = self.ancestors.get(ref.producer)
+            if masks is not None:  # otherwise an external value
+                template_mask |= masks[0]
+                pruned_mask |= masks[1]
+        after: tuple[str, ...] = ()
         impure, effects = is_impure(p), self._effects(p)
         if p.after or impure or effects:
             for name in p.after:
-                before |= self.walked[name][0]
+                template_mask |= self.ancestors[name][0]
             partial = PrimitiveKind.PARTIAL_PREFILLING
             always = p.after if impure else [name for name in p.after if self.graph[name].kind is partial]
             for name in always:
-                waits |= self.walked[name][1]
-            needed, waits = self._needed(before, waits, None if impure else effects)
-            drawn = [self.order[i].id for i in needed]
-            kept = tuple([name for name in p.after if name in always or name in drawn])
-            kept += tuple([name for name in reversed(drawn) if name not in p.after])
-        self.walked[p.id] = before | 1 << at, waits | 1 << at
+                pruned_mask |= self.ancestors[name][1]
+            required, pruned_mask = self._required(template_mask, pruned_mask, None if impure else effects)
+            names = [self.order[i].id for i in required]
+            after = tuple([name for name in p.after if name in always or name in names])
+            after += tuple([name for name in reversed(names) if name not in p.after])
+        self.ancestors[p.id] = template_mask | 1 << position, pruned_mask | 1 << position
         if effects:
-            self.effects[at] = effects
-            self.effectful |= 1 << at
-        return kept
+            self.effects[position] = effects
+            self.effectful |= 1 << position
+        return after
 
     def _effects(self, p: Primitive) -> tuple[Effect, ...]:
         if p.kind is PrimitiveKind.AGGREGATE and p.call == CONCAT:
-            # The end of staged primitives stands for all of them, and a stage may have stages.
+            # The AGGREGATE behind stages has the effects of all stages; a stage may be an AGGREGATE of stages itself.
             staged = [self.graph[r.producer] for r in p.refs if not r.external]
             return p.effects + tuple(e for q in staged for e in self._effects(q))
         return p.effects
 
-    def _needed(self, before: int, waits: int, effects: tuple[Effect, ...] | None) -> tuple[list[int], int]:
-        """What of `before` must be waited for beyond `waits`, latest first; and all that is waited for then.
+    def _required(
+        self, template_mask: int, pruned_mask: int, effects: tuple[Effect, ...] | None
+    ) -> tuple[list[int], int]:
+        """Return the order edges that a primitive needs beyond its pruned ancestors.
 
-        Without `effects`, everything must.
+        Args:
+            template_mask: Ancestors with the template's edges.
+            pruned_mask: Ancestors with the edges that stay in any case.
+            effects: Effects of the primitive; None if it must wait for all of `template_mask`.
+
+        Returns:
+            Positions of the primitives to wait for, latest first, and `pruned_mask` with their ancestors added.
         """
-        needed: list[int] = []
-        missing = before & ~waits
+        required: list[int] = []
+        missing = template_mask & ~pruned_mask
         if effects is not None:
             missing &= self.effectful
         while missing:
-            latest = missing.bit_length() - 1  # whatever a later one waits for is implied by it
+            latest = missing.bit_length() - 1  # an edge to the latest one implies edges to its ancestors
             missing ^= 1 << latest
             if effects is None or conflict(effects, self.effects[latest]):
-                needed.append(latest)
-                waits |= self.walked[self.order[latest].id][1]
-                missing &= ~waits
-        return needed, waits
+                required.append(latest)
+                pruned_mask |= self.ancestors[self.order[latest].id][1]
+                missing &= ~pruned_mask
+        return required, pruned_mask

@@ -1,4 +1,4 @@
-"""Passes by name: those of this package, and those that other packages offer as entry points."""
+"""A registry of passes by name: those of this package, and those that other packages register as entry points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from teola_plugin.passes.prune_dependencies import PruneDependencies
 from teola_plugin.passes.stage_decomposition import StageDecomposition
 
 GROUP = "teola_plugin.passes"
-"""Entry-point group; an entry names a Pass, or something that makes one without arguments."""
+"""Entry-point group. An entry names a Pass, or a callable without arguments that returns one."""
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
     PruneDependencies(),
@@ -27,46 +27,46 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
 
 
 def default_pipeline(observer: Callable[[PassReport], None] | None = None) -> PassPipeline:
-    """The four passes of the paper, in its order, and drafts."""
+    """Return a pipeline of the four passes of the paper, in its order, followed by DraftDecoding."""
     return PassPipeline(DEFAULT_PASSES, observer)
 
 
 def known_passes() -> tuple[str, ...]:
-    """Names that `find_pass` takes, sorted."""
-    return tuple(sorted({one.name for one in DEFAULT_PASSES} | set(_offered())))
+    """Return the names that `find_pass` accepts, sorted."""
+    return tuple(sorted({one.name for one in DEFAULT_PASSES} | set(_entry_points())))
 
 
 def find_pass(name: str) -> Pass:
-    """The pass of that name. Raises `RegistrationError`."""
+    """Return the pass of that name. Raise RegistrationError if there is none."""
     for one in DEFAULT_PASSES:
         if one.name == name:
             return one
-    entry = _offered().get(name)
+    entry = _entry_points().get(name)
     if entry is None:
         raise unknown_name("pass", name, known_passes())
-    return _made(entry)
+    return _load(entry)
 
 
 def resolve_passes(passes: Iterable[Pass | str]) -> tuple[Pass, ...]:
-    """Pass objects as they are, names looked up. Raises `RegistrationError`."""
+    """Return `passes` with each name replaced by its pass. Raise RegistrationError for an unknown name."""
     if isinstance(passes, str):
         raise RegistrationError(f"passes is the text {passes!r}.", hint=f"give a list: passes=[{passes!r}]")
     return tuple(find_pass(one) if isinstance(one, str) else one for one in passes)
 
 
 @cache
-def _offered() -> dict[str, EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def _made(entry: EntryPoint) -> Pass:
+def _load(entry: EntryPoint) -> Pass:
     try:
-        found = entry.load()
-        made = found() if isinstance(found, type) or not isinstance(found, Pass) else found
+        target = entry.load()
+        graph_pass = target() if isinstance(target, type) or not isinstance(target, Pass) else target
     except Exception as error:
         message = f"pass {entry.name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
         raise RegistrationError(message, hint="repair or uninstall the package that offers it") from error
-    if not isinstance(made, Pass):
-        message = f"pass {entry.name!r} ({entry.value}) is a {type(made).__name__}, not a Pass."
+    if not isinstance(graph_pass, Pass):
+        message = f"pass {entry.name!r} ({entry.value}) is a {type(graph_pass).__name__}, not a Pass."
         raise RegistrationError(message, hint="give it a `name` and `run(graph, context)`")
-    return made
+    return graph_pass

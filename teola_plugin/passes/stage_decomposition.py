@@ -1,4 +1,4 @@
-"""Pass 2: a batchable primitive beyond its engine's max efficient batch becomes pipelined stages."""
+"""Pass 2: split a batchable primitive larger than its engine's max efficient batch into pipelined stages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _K = PrimitiveKind
 STAGED_KINDS = frozenset({_K.EMBEDDING, _K.RERANKING, _K.SEARCHING, _K.INGESTION})
 LIST_INPUTS = frozenset({"texts", "chunks", "vectors", "documents", "queries"})
 CONCAT = "concat"
-"""`call` of the AGGREGATE at the end of stages: the values of its inputs, which are lists, one after the other."""
+"""`call` of the AGGREGATE behind the stages: it concatenates its inputs, which are lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """One stage's share of the requests."""
+    """The share of the requests that one stage sends."""
 
     items: Slice
     size: int
@@ -28,10 +28,10 @@ _Cuts = tuple[_Cut, ...]
 
 @dataclass(frozen=True, slots=True)
 class StageDecomposition:
-    """`x` becomes `x#0`, `x#1`, ...; the last stage is open-ended, so any actual number of requests is right.
+    """Split `x` into the stages `x#0`, `x#1`, ... The last one is open-ended, to fit any actual number of requests.
 
-    A batchable reader on an engine that can work meanwhile is cut alike, its stage i reading the producer's stage i.
-    An AGGREGATE with the old id follows where somebody still needs the whole.
+    A batchable reader on an engine that can work at the same time is split alike: its stage i reads the producer's
+    stage i. An AGGREGATE with the original id is added if another primitive still reads the complete list.
     """
 
     name: ClassVar[str] = "stage-decomposition"
@@ -39,16 +39,16 @@ class StageDecomposition:
     def run(self, graph: Graph, context: PassContext) -> Graph:
         plan: dict[str, _Cuts] = {}
         for p in graph:
-            if p.batchable and p.kind in STAGED_KINDS and not _follows_as_a_whole(p, plan, graph):
-                cuts = _inherited(p, plan, graph, context) or _own(p, graph, context)
+            if p.batchable and p.kind in STAGED_KINDS and not _must_wait_for_all_stages(p, plan, graph):
+                cuts = _producer_cuts(p, plan, graph, context) or _batch_cuts(p, graph, context)
                 if cuts:
                     plan[p.id] = cuts
-        return _staged(graph, plan) if plan else graph
+        return _apply(graph, plan) if plan else graph
 
 
-def _follows_as_a_whole(p: Primitive, plan: dict[str, _Cuts], graph: Graph) -> bool:
-    """Whether all of a cut primitive has to come before any of `p`: both touch one thing, and a way leads from one to
-    the other. Stage by stage, the first of `p` would overtake the last of the other."""
+def _must_wait_for_all_stages(p: Primitive, plan: dict[str, _Cuts], graph: Graph) -> bool:
+    """Return True if all of a split primitive must end before `p` begins: their effects conflict, and `p` depends on
+    it. If `p` were split, too, its first stage would overtake the last stage of the other."""
     if not plan or not p.effects:
         return False
     above = graph.above[p.id]
@@ -56,25 +56,31 @@ def _follows_as_a_whole(p: Primitive, plan: dict[str, _Cuts], graph: Graph) -> b
 
 
 def list_inputs(p: Primitive) -> tuple[str, ...]:
-    """Names of the inputs that hold one entry a request. A reranker's query is shared by all requests."""
+    """Return the names of the inputs with one entry per request. (All requests of a reranker share its query.)"""
     names = tuple(key for key, _ in p.inputs if key in LIST_INPUTS)
     return names or tuple(key for key, _ in p.inputs if key != "query")[:1]
 
 
-def _inherited(p: Primitive, plan: dict[str, _Cuts], graph: Graph, context: PassContext) -> _Cuts:
-    """The cuts of a producer that `p` can be pipelined with."""
+def _producer_cuts(p: Primitive, plan: dict[str, _Cuts], graph: Graph, context: PassContext) -> _Cuts:
+    """Return the cuts of a producer that `p` can be pipelined with, () if there is none."""
     if plan:
         lists = list_inputs(p)
         for key, ref in p.inputs:
-            found = plan.get(ref.producer)
-            if found and key in lists and not ref.path and context.overlap(p.engine, graph[ref.producer].engine):
-                return found
+            cuts = plan.get(ref.producer)
+            if cuts and key in lists and not ref.path and context.overlap(p.engine, graph[ref.producer].engine):
+                return cuts
     return ()
 
 
-def _own(p: Primitive, graph: Graph, context: PassContext) -> _Cuts:
+def _batch_cuts(p: Primitive, graph: Graph, context: PassContext) -> _Cuts:
+    """Return cuts of the engine's max efficient batch, () if `p` is small enough or would gain nothing."""
     profile = context.profile(p.engine)
-    if profile is None or p.size is None or p.size <= profile.max_efficient_batch or not _gains(p, graph, context):
+    if (
+        profile is None
+        or p.size is None
+        or p.size <= profile.max_efficient_batch
+        or not _can_overlap(p, graph, context)
+    ):
         return ()
     size, step = p.size, profile.max_efficient_batch
     starts = range(0, size, step)
@@ -82,8 +88,8 @@ def _own(p: Primitive, graph: Graph, context: PassContext) -> _Cuts:
     return tuple(_Cut(Slice(at, None if at == last else at + step), size - at if at == last else step) for at in starts)
 
 
-def _gains(p: Primitive, graph: Graph, context: PassContext) -> bool:
-    """Whether stages of `p` can overlap with anything: a batchable reader elsewhere, or instances elsewhere."""
+def _can_overlap(p: Primitive, graph: Graph, context: PassContext) -> bool:
+    """Return True if stages of `p` can overlap with a batchable reader on another engine, or with each other."""
     readers = [q for q in graph.readers(p.id) if q.batchable and q.kind in STAGED_KINDS]
     if readers:
         return any(context.overlap(p.engine, q.engine) for q in readers)
@@ -91,25 +97,25 @@ def _gains(p: Primitive, graph: Graph, context: PassContext) -> bool:
     return profile is not None and not profile.device
 
 
-def _staged(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
+def _apply(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
     edit = GraphEdit(graph)
     stages = {name: _stages(graph[name], cuts, plan) for name, cuts in plan.items()}
-    wanted = {graph.output.producer}
-    wanted.update(*(graph.parents(p.id) for p in graph if p.id not in plan))
-    wanted.update(*(Graph.edges_into(stage) for made in stages.values() for stage in made))
-    for name, made in stages.items():
+    read = {graph.output.producer}
+    read.update(*(graph.parents(p.id) for p in graph if p.id not in plan))
+    read.update(*(Graph.edges_into(stage) for group in stages.values() for stage in group))
+    for name, group in stages.items():
         edit.remove(name)
-        edit.add(*made)
-        if name in wanted:
-            parts = tuple((f"part{i}", Ref(stage.id)) for i, stage in enumerate(made))
-            edit.add(Primitive(name, _K.AGGREGATE, inputs=parts, scope=made[0].scope, call=CONCAT))
+        edit.add(*group)
+        if name in read:
+            parts = tuple((f"part{i}", Ref(stage.id)) for i, stage in enumerate(group))
+            edit.add(Primitive(name, _K.AGGREGATE, inputs=parts, scope=group[0].scope, call=CONCAT))
     return edit.freeze()
 
 
 def _stages(p: Primitive, cuts: _Cuts, plan: dict[str, _Cuts]) -> list[Primitive]:
-    lists, here = list_inputs(p), InstancePath(p.id)
+    lists, path = list_inputs(p), InstancePath(p.id)
 
-    def read(key: str, ref: Ref, i: int) -> Ref:
+    def stage_input(key: str, ref: Ref, i: int) -> Ref:
         if key not in lists:
             return ref
         if not ref.path and plan.get(ref.producer) == cuts:
@@ -117,6 +123,6 @@ def _stages(p: Primitive, cuts: _Cuts, plan: dict[str, _Cuts]) -> list[Primitive
         return ref.at(cuts[i].items)
 
     return [
-        p.with_(id=here.stage(i), inputs=tuple([(key, read(key, ref, i)) for key, ref in p.inputs]), size=cut.size)
+        p.with_(id=path.stage(i), inputs=tuple([(k, stage_input(k, ref, i)) for k, ref in p.inputs]), size=cut.size)
         for i, cut in enumerate(cuts)
     ]

@@ -152,7 +152,7 @@ def test_names() -> None:
 def test_passes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {name: EntryPoint(name, f"{__name__}:{value}", registry.GROUP) for name, value in
             {"restless": "Restless", "small": "SMALL", "gone": "Gone"}.items()}  # fmt: skip
-    monkeypatch.setattr(registry, "_offered", lambda: here)
+    monkeypatch.setattr(registry, "_entry_points", lambda: here)
     assert find_pass("restless").name == "restless" and "restless" in known_passes()
     with pytest.raises(RegistrationError, match=r"'gone'.*AttributeError"):
         find_pass("gone")

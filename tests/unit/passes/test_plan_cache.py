@@ -99,7 +99,7 @@ def test_templates_whose_options_cannot_be_compared_are_the_same_as_themselves_o
 
 def test_large_plans_leave_room_for_fewer_of_them() -> None:
     parts = tuple(Component(f"c{i}", Role.CALL) for i in range(10))
-    cache = GraphCache(PassPipeline(), most=25)
+    cache = GraphCache(PassPipeline(), max_primitives=25)
     for i in range(9):
         cache.optimised(WorkflowTemplate(parts, Ref(f"c{i}")), None, PassContext())
     assert len(cache) == 2
