@@ -1,6 +1,7 @@
 """The pool as a service: OpenAI's protocol on its engines and on apps, queries as resources. See docs/server.md.
 
-Rooms: `settings` (the YAML), `access` (keys, terms, limits, admission), `models` (what answers: engines, apps), `wire`
-(the protocol's bodies), `routes` (addresses), `service` (what all of them share), `run` (the process).
-`access.keys` needs nothing beyond the base, `client` httpx, everything else the extra `server`.
+`settings` holds the YAML; `keys`, `callers` and `admission` decide who may ask, and how much; `models` answer: engines
+and apps; `wire` has the protocol's bodies, `routes` its addresses, `queries` and `documents` what is kept; `service` is
+what all routes share, `app` the ASGI app, `run` the process. `keys` needs nothing beyond the base, `client` httpx,
+everything else the extra `server`.
 """

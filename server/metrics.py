@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace, Span
-from teola_plugin.server.kept_traces import Batch, batch_of
+from teola_plugin.server.traces import Batch, batch_of
 
 if TYPE_CHECKING:
     from teola_plugin.pool import EnginePool

@@ -14,25 +14,19 @@ from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.server.access.admission import Admission, Refused
-from teola_plugin.server.access.keys import found, secret_in
-from teola_plugin.server.access.limits import KeyLimits
-from teola_plugin.server.access.pool_names import PoolNames
-from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.admission import Admission, Refused
+from teola_plugin.server.callers import Caller, KeyLimits, PoolNames, Told
 from teola_plugin.server.errors import HttpError, not_found, too_many
-from teola_plugin.server.kept_traces import KeptTraces
-from teola_plugin.server.live_queries import LiveQueries, LiveQuery
+from teola_plugin.server.keys import found, secret_in
+from teola_plugin.server.live_queries import LiveQueries, LiveQuery, Visit
 from teola_plugin.server.metrics import Metrics, hear
-from teola_plugin.server.models.apps import App, app
+from teola_plugin.server.models.apps import App, app, part_tenants
 from teola_plugin.server.models.base import Model
-from teola_plugin.server.models.carried import CarriedEngine
-from teola_plugin.server.models.collections import part_tenants
-from teola_plugin.server.models.text_engine import TextEngine
+from teola_plugin.server.models.engines import CarriedEngine, TextEngine, VectorEngine
 from teola_plugin.server.models.token_ids import TokenIds
-from teola_plugin.server.models.vectors import VectorEngine
 from teola_plugin.server.settings import AppSettings, KeySettings, ServerSettings
+from teola_plugin.server.traces import KeptTraces
 from teola_plugin.server.tracing import RequestSpans
-from teola_plugin.server.visits import Visit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

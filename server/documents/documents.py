@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from teola_plugin.server.access.terms import Caller
+from teola_plugin.server.callers import Caller
 from teola_plugin.server.documents.fetching import Fetcher
 from teola_plugin.server.documents.files import FileStore, StoredFile
 from teola_plugin.server.documents.parts import (
@@ -21,9 +21,9 @@ from teola_plugin.server.documents.parts import (
     with_parts,
 )
 from teola_plugin.server.documents.reading import ReadDocument, Reader, too_large
-from teola_plugin.server.documents.settings import DocumentSettings
 from teola_plugin.server.errors import HttpError, bad_request, not_found, too_many
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.settings import DocumentSettings
+from teola_plugin.server.wire.requests import ChatRequest
 
 _MOST_FILES = 10_000
 """Of one tenant."""

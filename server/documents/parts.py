@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.server.errors import HttpError, bad_request
 
 if TYPE_CHECKING:
-    from teola_plugin.server.wire.chat import ChatRequest
+    from teola_plugin.server.wire.requests import ChatRequest
 
 FILE, DOCUMENT = "file", "document"
 """Types of parts: one that is to be read, one that was."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters import app_frameworks
@@ -13,9 +14,49 @@ from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
 from teola_plugin.observe.spans import GENERATION, QueryTrace
 from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
+from teola_plugin.server.live_queries import Kept
+from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer, Usage
-from teola_plugin.server.wire.chat import ChatMessage, ChatRequest, parse_json
+from teola_plugin.server.wire.requests import ChatMessage, ChatRequest, parse_json
 from teola_plugin.server.wire.sampling import calls_of, content_of, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an app is given."""
+
+    value: Any
+    thread: str
+    """The conversation that a graph with checkpoints goes on with: each tenant has its own."""
+    config: Any = None
+    """Settings of a deployed workflow, for this query alone."""
+    kept: Kept | None = None
+    """Of a submitted query."""
+    told: tuple[Any, ...] = ()
+    """What a graph that has stopped to ask somebody is told; one value, or none where it has not asked."""
+    began: Callable[[str], object] = bool
+    """Is told the id of a query of its own in the pool, where the app begins one."""
+
+
+Pieces = AsyncIterator["str | Answer"]
+"""Text as it comes, then the whole answer, unless it is that text and nothing more. An app that cannot stream gives the
+whole answer alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How objects of one kind are asked."""
+
+    given: Callable[[Any, ChatRequest, AppSettings], Any]
+    """The input that messages make."""
+    whole: Callable[[Any, Any, AppSettings], Any]
+    """A coroutine of its whole answer."""
+    stream: Callable[[Any, Any, AppSettings], Pieces]
+    check: Callable[[Any, Any, AppSettings], None]
+    """Raises `HttpError` for inputs of a client's own that the app cannot take."""
+    alone: bool = False
+    """Whether it keeps the conversation of a call in itself, so that it answers one after the other."""
+
 
 INPUTS = "inputs"
 """The key of `metadata` that holds an app's whole input, as JSON text (or as it is)."""

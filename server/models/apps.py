@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -20,18 +21,133 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.usage import Tally, atallied, tallied
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import HttpError, bad_request
-from teola_plugin.server.models.app_inputs import given_inputs, without_documents
-from teola_plugin.server.models.asked import Asked, Way
-from teola_plugin.server.models.collections import TenantsOwn
-from teola_plugin.server.models.document_input import DocumentInput, document_input
+from teola_plugin.server.live_queries import Visit
+from teola_plugin.server.models.app_inputs import Asked, Way, given_inputs, without_documents
+from teola_plugin.server.models.app_protocols import CHAT_ENGINE, DEPLOYMENT, QUERY_ENGINE, pure, way_of
 from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
-from teola_plugin.server.models.ways import DEPLOYMENT, pure, way_of
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
-from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas, Usage
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.requests import ChatRequest
 from teola_plugin.server.wire.sampling import check_no_tools
+
+Place = tuple[str, str]
+"""(engine, collection)"""
+
+
+def written(fasts: Iterable[Any]) -> frozenset[Place]:
+    """Collections that deployed workflows among these write into."""
+    from teola_plugin.workflow import PER_QUERY, Indexing, Ingestion
+
+    flows = [fast.workflow.flow for fast in fasts if way_of(fast) is DEPLOYMENT]
+    writers = [one for flow in flows for one in flow.everything() if isinstance(one, Indexing | Ingestion)]
+    return frozenset(place for one in writers for place in one.collections() if place[1] != PER_QUERY)
+
+
+def part_tenants(apps: Iterable[TenantsOwn]) -> None:
+    """Each tenant has its own of what these apps write."""
+    every = list(apps)
+    places = written(one.fast for one in every)
+    for one in every:
+        one.places = places if way_of(one.fast) is DEPLOYMENT else frozenset()
+
+
+def own_name(collection: str, tenant: str) -> str:
+    return f"{collection}@{hashlib.sha256(tenant.encode()).hexdigest()[:24]}"
+
+
+@dataclass(slots=True, eq=False)
+class TenantsOwn:
+    """One deployed workflow, as each tenant has it. Lives on the server's loop."""
+
+    fast: Any
+    places: frozenset[Place] = frozenset()
+    """Collections that each tenant has of its own."""
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, tenant: str) -> Any:
+        """The workflow in this tenant's collections."""
+        if not self.places:
+            return self.fast
+        if tenant not in self._made:
+            self._made[tenant] = self.fast.in_collections(
+                lambda engine, name: own_name(name, tenant) if (engine, name) in self.places else name
+            )
+        return self._made[tenant]
+
+    async def forget(self, tenant: str) -> None:
+        """Deletes the tenant's collections. Raises what the store raises."""
+        self._made.pop(tenant, None)
+        for engine, name in self.places:
+            deleted = self.fast.pool.admin(engine, "delete_collection", own_name(name, tenant))
+            await asyncio.wrap_future(deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentInput:
+    """`key`: of the app's input; empty where it takes no documents."""
+
+    app: str
+    key: str = ""
+    form: str = "texts"
+    """`texts`: a list of them; `text`: one; `documents`: texts with their names."""
+
+    def given(self, value: Any, documents: Sequence[tuple[str, str]]) -> Any:
+        """The app's input with documents, name and text each. Raises `HttpError`."""
+        if documents:
+            self.check()
+        if not self.key or (not documents and self.form != "texts"):
+            return value
+        if not isinstance(value, Mapping):
+            raise bad_request(f"the input of {self.app!r} is no object.", "give one", param="inputs")
+        if documents and self.key in value:
+            raise bad_request(
+                f"inputs has {self.key!r}, and documents are given, too.", "give one of both", param="inputs"
+            )
+        return {self.key: self._formed(documents), **value}
+
+    def check(self) -> None:
+        """Raises `HttpError` where documents cannot be taken."""
+        if not self.key:
+            raise self._takes_none()
+
+    def _formed(self, documents: Sequence[tuple[str, str]]) -> Any:
+        if self.form == "text":
+            return "\n\n".join(text for _, text in documents)
+        if self.form == "documents":
+            return [{"text": text, "metadata": {"source": name}} for name, text in documents]
+        return [text for _, text in documents]
+
+    def _takes_none(self) -> HttpError:
+        hint = "ask an app that does; or say which of its inputs they are (`documents:` in the app's settings)"
+        return bad_request(f"the app {self.app!r} takes no documents.", hint, param="documents", code="unsupported")
+
+
+def document_input(name: str, settings: AppSettings, way: Way, fast: Any) -> DocumentInput:
+    """Of a workflow the input whose kind is documents, unless the settings name one. Raises `RegistrationError`."""
+    if way is DEPLOYMENT:
+        return _of_workflow(name, settings.documents, fast)
+    if settings.documents and way in (QUERY_ENGINE, CHAT_ENGINE):
+        raise RegistrationError(
+            f"app {name!r}: documents names {settings.documents!r}, and its input is a text.",
+            hint="leave it out: an engine of LlamaIndex has an index of its own",
+        )
+    return DocumentInput(name, settings.documents)
+
+
+def _of_workflow(name: str, key: str, fast: Any) -> DocumentInput:
+    from teola_plugin.workflow.values import Kind
+
+    forms = {Kind.DOCUMENTS: "documents", Kind.TEXT: "text"}
+    inputs = {one.name: one.kind for one in fast.workflow.inputs}
+    if key and key not in inputs:
+        raise RegistrationError(
+            f"app {name!r}: documents names {key!r}, which is no input of the workflow.",
+            hint=f"its inputs are {', '.join(sorted(inputs)) or 'none'}",
+        )
+    found = key or next((one for one, kind in inputs.items() if kind is Kind.DOCUMENTS), "")
+    return DocumentInput(name, found, forms.get(inputs[found], "texts") if found else "documents")
+
 
 log = logging.getLogger("teola_plugin.server")
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.visits import Visit
+from teola_plugin.server.live_queries import Visit
 from teola_plugin.server.wire.answers import Answer, Deltas
-from teola_plugin.server.wire.chat import ChatRequest, CompletionRequest
+from teola_plugin.server.wire.requests import ChatRequest, CompletionRequest
 
 _PATH = re.compile(r"[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]|file:")
 _HUB_SNAPSHOT = re.compile(r"models--(.+)[/\\]snapshots[/\\][^/\\]+[/\\]*$")

@@ -10,6 +10,9 @@ from typing import Any
 from teola_plugin.adapters import app_frameworks
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.app_inputs import (
+    Asked,
+    Pieces,
+    Way,
     answer_of,
     check_messages,
     framework_messages,
@@ -17,10 +20,9 @@ from teola_plugin.server.models.app_inputs import (
     plain,
     text_in,
 )
-from teola_plugin.server.models.asked import Asked, Pieces, Way
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.requests import ChatRequest
 
 WAITING = "waiting"
 """What an answer tells, beside its text, where the graph has stopped to ask somebody."""

@@ -1,34 +1,145 @@
-"""Runs submitted queries, and tells of them. Lives on the server's loop."""
+"""Run submitted queries, recover those that a server left unfinished, and serve their events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, cast
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.callers import Caller, Told
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.parts import without_files
 from teola_plugin.server.errors import HttpError, bad_request, http_error, not_found, unexpected
-from teola_plugin.server.models.apps import App
+from teola_plugin.server.live_queries import Kept, Visit
+from teola_plugin.server.models.apps import CONFIG, App, no_settings
 from teola_plugin.server.models.base import ChatModel, Model
 from teola_plugin.server.models.graphs import WAITING as ANSWER_WAITS
 from teola_plugin.server.queries.checkpoints import Checkpoints
-from teola_plugin.server.queries.records import WAITING, Record
-from teola_plugin.server.queries.recovery import Begin, Report, Wait, recovered
-from teola_plugin.server.queries.running import Event, Running, ended, followed
-from teola_plugin.server.queries.said import check_asked, check_told, told_of
+from teola_plugin.server.queries.records import WAITING, Event, Record, Running, ended, followed
 from teola_plugin.server.queries.store import Store
-from teola_plugin.server.queries.variables import check, filled, references
 from teola_plugin.server.service import Service
-from teola_plugin.server.visits import Kept, Visit
 from teola_plugin.server.wire.answers import Answer
-from teola_plugin.server.wire.chat import to_chat
+from teola_plugin.server.wire.requests import ChatRequest, to_chat
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """It runs: from its beginning, or from its last checkpoint."""
+
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It has stopped to ask somebody."""
+
+    waiting: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """It cannot go on, or must not."""
+
+    error: dict[str, Any]
+
+
+GONE = "it is gone."
+WROTE = "the server was stopped while it ran, and it may have written something."
+
+
+async def recovered(record: Record, caller: Caller | None, model: Model | None) -> Begin | Wait | Report:
+    """What is to be done with a query that is not over. `caller`, `model`: those it was of, if they are still there."""
+    if caller is None or model is None:
+        return Report(_error(GONE))
+    if record.status == WAITING and record.waiting is not None:
+        return Wait(record.waiting)
+    if record.status == "queued":
+        return Begin(Kept(record.id))
+    stop = await model.stopped(record) if isinstance(model, App) else None
+    if stop is not None and isinstance(model, App):
+        approved = str((record.waiting or {}).get("at", ""))
+        if model.waits(stop, approved):
+            return Wait(stop.told())
+        return Begin(Kept(record.id, "checkpoint"))
+    return Begin(Kept(record.id)) if record.repeatable else Report(_error(WROTE))
+
+
+def _error(why: str) -> dict[str, Any]:
+    return {"message": why, "type": "server_error", "param": None, "code": "interrupted"}
+
+
+def check_asked(model: Model, body: ChatRequest) -> None:
+    """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+    if isinstance(model, App):
+        model.check(body)
+    elif (body.metadata or {}).get(CONFIG) is not None:
+        raise no_settings(model.name)
+
+
+def check_told(record: Record, value: Any) -> None:
+    """Raises `HttpError` for what does not answer what the graph has asked."""
+    asked = [str(one["id"]) for one in (record.waiting or {}).get("interrupts", ())]
+    if not asked and value is not None:
+        hint = "send no value"
+        raise bad_request("the graph has not asked anything: it waits for leave to go on.", hint, param="value")
+    if asked and value is None:
+        raise bad_request("the graph has asked something, and null is no answer.", "send a value", param="value")
+    if len(asked) > 1 and not (isinstance(value, Mapping) and value and value.keys() <= set(asked)):
+        hint = "send an object of values by the ids of its interrupts"
+        raise bad_request(f"the graph has asked {len(asked)} things at once.", hint, param="value")
+
+
+def told_of(answer: Answer) -> dict[str, Any]:
+    calls = {"tool_calls": [call.told() for call in answer.calls]} if answer.calls else {}
+    about = {"text": answer.text, "finish_reason": answer.finish, "usage": answer.usage.told()}
+    return {**about, **calls, **answer.more}
+
+
+_NAME = re.compile(r"\{\{\s*([A-Za-z_]\w{0,63})\s*\}\}")
+
+
+def references(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> id of the query whose answer is its value. Raises `HttpError` for what is neither text nor that."""
+    found: dict[str, str] = {}
+    for name, value in variables.items():
+        if isinstance(value, Mapping) and isinstance(value.get("query"), str) and len(value) == 1:
+            found[name] = value["query"]
+        elif not isinstance(value, str):
+            hint = 'give a text, or {"query": "the id of another one"}'
+            raise bad_request(f"the variable {name!r:.80} is neither.", hint, param="variables")
+    return found
+
+
+def check(body: Any, variables: Mapping[str, Any]) -> None:
+    """Raises `HttpError` for a name in the input that nothing is said of."""
+    missing = sorted(names_in(body) - variables.keys()) if variables else []
+    if missing:
+        raise bad_request(f"the input names {missing[0]!r}, which is no variable.", "add it", param="variables")
+
+
+def names_in(value: Any) -> set[str]:
+    if isinstance(value, str):
+        return set(_NAME.findall(value))
+    if isinstance(value, Mapping):
+        return set().union(*(names_in(one) for one in value.values()))
+    return set().union(*(names_in(one) for one in value)) if isinstance(value, list) else set()
+
+
+def filled(value: Any, known: Mapping[str, str]) -> Any:
+    """With the values for `{{ name }}`; what they hold is text, whatever it looks like."""
+    if isinstance(value, str):
+        return _NAME.sub(lambda found: known.get(found[1], found[0]), value)
+    if isinstance(value, Mapping):
+        return {key: filled(one, known) for key, one in value.items()}
+    return [filled(one, known) for one in value] if isinstance(value, list) else value
+
 
 log = logging.getLogger("teola_plugin.server")
 _KEPT_LOGS = 256

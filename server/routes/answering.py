@@ -12,16 +12,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.server.access.terms import Caller, Told
+from teola_plugin.server.callers import Caller, Told
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
+from teola_plugin.server.live_queries import Visit
 from teola_plugin.server.models.base import Model
-from teola_plugin.server.models.carried import CarriedEngine
+from teola_plugin.server.models.engines import CarriedEngine
 from teola_plugin.server.service import Service
-from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import JSONAnswer, event
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.requests import ChatRequest
 
 T = TypeVar("T")
 log = logging.getLogger("teola_plugin.server")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from teola_plugin.server.access.terms import Caller
+from teola_plugin.server.callers import Caller
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.parts import GivenDocument, name_of
 from teola_plugin.server.errors import HttpError, bad_request, too_many

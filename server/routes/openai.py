@@ -1,4 +1,4 @@
-"""`/v1/models`, chat completions, completions, embeddings and reranking."""
+"""`/v1/models`, chat completions, responses, completions, embeddings and reranking."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import base64
 import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from teola_plugin.server.errors import bad_request
+from teola_plugin.server.live_queries import Visit
 from teola_plugin.server.models.apps import App
 from teola_plugin.server.models.base import ChatModel, Model, TextModel
-from teola_plugin.server.models.carried import CarriedEngine
-from teola_plugin.server.models.vectors import VectorEngine
+from teola_plugin.server.models.engines import CarriedEngine, VectorEngine
 from teola_plugin.server.routes.answering import (
     begin,
     model_of,
@@ -24,7 +25,6 @@ from teola_plugin.server.routes.answering import (
     whole,
     with_documents_read,
 )
-from teola_plugin.server.visits import Visit
 from teola_plugin.server.wire.answers import (
     DONE,
     ChatChunks,
@@ -34,8 +34,8 @@ from teola_plugin.server.wire.answers import (
     event,
     new_id,
 )
-from teola_plugin.server.wire.chat import ChatRequest, CompletionRequest
-from teola_plugin.server.wire.vectors import EmbeddingRequest, RerankRequest
+from teola_plugin.server.wire.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
+from teola_plugin.server.wire.responses import ResponsesRequest, ResponseWriter
 
 router = APIRouter(prefix="/v1")
 _STARTED = int(time.time())
@@ -202,3 +202,33 @@ def _not_too_many(request: Request, texts: Sequence[str], param: str) -> None:
     most = service_of(request).settings.max_batch
     if len(texts) > most:
         raise bad_request(f"{param} holds {len(texts)} texts; {most} are taken at a time.", "send less", param=param)
+
+
+# ------------------------------------------------------------ responses
+
+
+@router.post("/responses")
+async def responses(request: Request, body: ResponsesRequest) -> Response:
+    model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
+    chat = await with_documents_read(request, model, body.as_chat())
+    visit = begin(request, model, model.tokens(chat.characters, body.max_output_tokens, 1))
+    writer = ResponseWriter(body)
+    if body.stream:
+        return await streamed(request, visit, _events(model, chat, writer, visit), writer.failed)
+    return await whole(request, visit, _whole(model, chat, writer, visit))
+
+
+async def _whole(model: ChatModel, chat: ChatRequest, writer: ResponseWriter, visit: Visit) -> dict[str, Any]:
+    return writer.whole((await model.whole(chat, visit))[0])
+
+
+async def _events(model: ChatModel, chat: ChatRequest, writer: ResponseWriter, visit: Visit) -> AsyncIterator[str]:
+    begun = False
+    async with aclosing(model.stream(chat, visit)) as deltas:
+        async for delta in deltas:
+            if not begun:  # not before: a refusal is to be one
+                begun = True
+                for told in writer.begin():
+                    yield told
+            for told in writer.of(delta):
+                yield told

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.wire.answers import Answer, Delta, ToolCall, Usage, event
-from teola_plugin.server.wire.chat import HARMLESS, Body, ChatRequest, to_chat
+from teola_plugin.server.wire.requests import HARMLESS, Body, ChatRequest, to_chat
 
 _ASIDE = frozenset({*HARMLESS, "include", "reasoning", "truncation", "background", "prompt_cache_options"})
 """Parameters that say nothing of the answer which an engine could do otherwise."""

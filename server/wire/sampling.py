@@ -19,7 +19,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Message, Sampling
 from teola_plugin.server.documents.parts import DOCUMENT, shown_document
 from teola_plugin.server.errors import HttpError, bad_request
-from teola_plugin.server.wire.chat import (
+from teola_plugin.server.wire.requests import (
     HARMLESS,
     NOTHING,
     ChatMessage,

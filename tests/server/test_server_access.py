@@ -18,12 +18,11 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.access.admission import FIRST, Admission, Refused, Ticket
-from teola_plugin.server.access.hosts import is_loopback, name_of
-from teola_plugin.server.access.keys import found, hashed, new_key, secret_in
-from teola_plugin.server.access.limits import KeyLimits
+from teola_plugin.server.admission import FIRST, Admission, Refused, Ticket
+from teola_plugin.server.callers import KeyLimits
 from teola_plugin.server.client import AsyncQueryClient, QueryClient, joining
-from teola_plugin.server.settings import KeySettings
+from teola_plugin.server.keys import found, hashed, new_key, secret_in
+from teola_plugin.server.settings import KeySettings, is_loopback, name_of
 
 CHAT: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 ONE, OTHER = key("one", operator=True), key("other", models=["llm"], max_output_tokens=3)

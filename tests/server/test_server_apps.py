@@ -16,7 +16,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import RegistrationError
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.query_traces import whole_trace
+from teola_plugin.server.traces import whole_trace
 
 NAMES = (
     "chain", "two_keys", "model", "graph", "query_engine", "streaming_engine", "chat_engine", "workflow",

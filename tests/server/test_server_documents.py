@@ -19,13 +19,12 @@ from support.service import Served, key, served
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.documents.content import kind_of
+from teola_plugin.server.documents.extract import text_of_html
 from teola_plugin.server.documents.files import FileStore, MemoryFiles, PostgresFiles, StoredFile
-from teola_plugin.server.documents.html_text import text_of_html
-from teola_plugin.server.documents.reading import Reader
-from teola_plugin.server.documents.settings import DocumentSettings
+from teola_plugin.server.documents.reading import Reader, kind_of
 from teola_plugin.server.errors import HttpError
 from teola_plugin.server.queries.store import PostgresStore
+from teola_plugin.server.settings import DocumentSettings
 
 ONE, OTHER = key("one"), key("other")
 SMALL = key("small", max_upload=50, max_kept=60, uploads_per_minute=3)

@@ -13,10 +13,9 @@ import httpcore
 import pytest
 from support.service import served
 
-from teola_plugin.server.documents.addresses import is_named, is_public, name_of_host
-from teola_plugin.server.documents.fetching import Fetched, Fetcher
-from teola_plugin.server.documents.settings import UrlSettings
+from teola_plugin.server.documents.fetching import Fetched, Fetcher, is_named, is_public, name_of_host
 from teola_plugin.server.errors import HttpError
+from teola_plugin.server.settings import UrlSettings
 
 PUBLIC, OTHER_PUBLIC = "93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"
 

@@ -12,7 +12,7 @@ import pytest
 from support.service import Served, served, slow_llm, until
 
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.access.admission import Admission, Refused, Ticket
+from teola_plugin.server.admission import Admission, Refused, Ticket
 
 SLOWLY = 0.4
 

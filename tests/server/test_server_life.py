@@ -25,12 +25,12 @@ from teola_plugin.cli.main import main
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.errors import HttpError
+from teola_plugin.server.live_queries import Visit
 from teola_plugin.server.queries.store import MemoryStore
 from teola_plugin.server.routes.answering import Whole, while_connected
 from teola_plugin.server.run import listening, run
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import ServerSettings
-from teola_plugin.server.visits import Visit
 
 CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 

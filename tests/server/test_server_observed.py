@@ -25,9 +25,9 @@ from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.kept_traces import KeptTraces
 from teola_plugin.server.logs import JsonLines, Lines, logging_to_stderr
 from teola_plugin.server.settings import ServerSettings, ServiceConfig, TracingSettings
+from teola_plugin.server.traces import KeptTraces
 from teola_plugin.server.tracing import provider_of
 
 SECRET = "zzyzx-the-prompt"

@@ -16,7 +16,7 @@ import pytest
 from support.service import Served, key, served, until
 
 from teola_plugin.server.queries.records import Record
-from teola_plugin.server.query_page import answers
+from teola_plugin.server.routes.pages import answers
 
 PAGES = Path(__file__).parents[2] / "server" / "pages"
 ONE, OTHER = key("one", operator=True), key("other")

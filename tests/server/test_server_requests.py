@@ -17,7 +17,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Prompt, Sampling
 from teola_plugin.server.models.base import without_folders
-from teola_plugin.server.wire.chat import ChatRequest
+from teola_plugin.server.wire.requests import ChatRequest
 
 MESSAGES = [{"role": "user", "content": "q"}]
 F = {"type": "function", "function": {"name": "f"}}

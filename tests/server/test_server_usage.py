@@ -13,7 +13,7 @@ from support.telling_models import TOOK
 
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.query_traces import whole_trace
+from teola_plugin.server.traces import whole_trace
 
 OWN = {  # calls of models outside the pool that tell
     "two_own": 2, "streams_own": 1, "silent": 0, "passes_on": 0, "passes_on_own": 1, "fails_first": 1, "in_a_graph": 2,

@@ -45,7 +45,7 @@ def run_key(options: argparse.Namespace) -> int:
     """Prints the key, which is kept nowhere, and what goes into the file instead."""
     from rich.console import Console
 
-    from teola_plugin.server.access.keys import new_key
+    from teola_plugin.server.keys import new_key
 
     made, console = new_key(), Console(highlight=False, soft_wrap=True, markup=False)
     console.print(made.secret)

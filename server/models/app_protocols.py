@@ -15,6 +15,9 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Graph
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.models.app_inputs import (
+    Asked,
+    Pieces,
+    Way,
     answer_of,
     check_messages,
     framework_messages,
@@ -24,11 +27,10 @@ from teola_plugin.server.models.app_inputs import (
     text_in,
     usage_in,
 )
-from teola_plugin.server.models.asked import Asked, Pieces, Way
 from teola_plugin.server.models.graphs import GRAPH
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer
-from teola_plugin.server.wire.chat import ChatRequest, Role
+from teola_plugin.server.wire.requests import ChatRequest, Role
 
 
 def way_of(fast: Any) -> Way | None:

@@ -1,14 +1,15 @@
-"""Traces of the latest queries, for their pages, and who shared a batch with whom."""
+"""Traces of the latest queries, for their pages, and which queries shared a batch."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from teola_plugin.observe.recorder import MOST_KEPT
 from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.server.live_queries import LiveQuery
 
 KEPT = 1000
 """Traces; fewer if they are large."""
@@ -114,3 +115,23 @@ def batch_of(span: Span) -> Batch | None:
     """The batch that it ran in; None where it did not, or where none is known."""
     ran = span.engine and span.batch >= 0 and span.started is not None
     return (span.engine, span.instance, span.batch) if ran else None
+
+
+def whole_trace(get: Callable[[str], QueryTrace | None], query: LiveQuery) -> QueryTrace | None:
+    """None for a query that is not over, or whose trace is no longer kept."""
+    own = get(query.trace)
+    inner = [found for id in query.traces if (found := get(id)) is not None]
+    if own is None or not inner:
+        return own
+    if len(inner) == 1 and not own.spans:
+        [only] = inner
+        return replace(only, query_id=own.query_id, app=own.app, started=own.started, ended=own.ended, wall=own.wall)
+    spans = [_within(span, f"{number}/") for number, one in enumerate(inner, start=1) for span in one.spans]
+    return replace(own, spans=(*own.spans, *sorted(spans, key=lambda span: span.queued)), graph=None)
+
+
+def _within(span: Span, path: str) -> Span:
+    """With names that no other trace has."""
+    parents, also = (tuple(path + name for name in names) for names in (span.parents, span.also))
+    cause = path + span.cause if span.cause else ""
+    return replace(span, primitive=path + span.primitive, parents=parents, also=also, cause=cause)

@@ -1,11 +1,16 @@
-"""A typed client of what this server has beyond OpenAI's protocol: queries as resources. Sync and async."""
+"""A typed client of what this server has beyond OpenAI's protocol."""
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
+import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,8 +18,85 @@ import httpx
 
 from teola_plugin.errors import EngineUnavailable, QueryError
 from teola_plugin.event_streams import ServerSentEvent, aread_events, read_events
-from teola_plugin.server.client.documents import GivenFile, document
-from teola_plugin.server.client.joining import AsyncQueryClient, QueryClient
+
+GivenFile = str | Path | Mapping[str, Any]
+"""The path of a file, or an object as the server takes it: `{"file_id": ...}`, `{"text": ...}`, `{"url": ...}`."""
+
+
+def document(given: GivenFile) -> dict[str, Any]:
+    """As JSON. Raises `QueryError` for a file that cannot be read."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    path = Path(given)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        what = f"the document {str(path)!r:.200} cannot be read: {error.strerror or error}."
+        raise QueryError(what, hint='give the path of a file, or {"text": "..."}') from error
+    type = mimetypes.guess_type(path.name)[0] or ""
+    return {"filename": path.name, "file_data": f"data:{type};base64,{base64.b64encode(data).decode()}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A query that requests join."""
+
+    query: str
+    app: str = ""
+    deadline: float | None = None
+    goal: float | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        told = {"X-Teola-Query": self.query, "X-Teola-App": self.app}
+        told |= {"X-Teola-Deadline": _text(self.deadline), "X-Teola-Goal": _text(self.goal)}
+        return {name: value for name, value in told.items() if value}
+
+
+def _text(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:g}"
+
+
+_current: ContextVar[Joined | None] = ContextVar("teola_joined_query", default=None)
+
+
+@contextmanager
+def joining(
+    query: str | None = None, *, app: str = "", deadline: float | None = None, goal: float | None = None
+) -> Iterator[Joined]:
+    """Requests that are made in the body, by clients of this module, are one query. A name is made where none is given.
+
+    `deadline`, `goal`: seconds from its first request, after which it fails; in which it should be done.
+    """
+    made = Joined(query or f"query_{secrets.token_hex(12)}", app, deadline, goal)
+    token = _current.set(made)
+    try:
+        yield made
+    finally:
+        _current.reset(token)
+
+
+def _mark(request: httpx.Request) -> None:
+    joined = _current.get()
+    if joined is not None:
+        request.headers.update(joined.headers)
+
+
+class QueryClient(httpx.Client):
+    """An `httpx.Client` whose requests say which query they belong to."""
+
+    def send(self, request: httpx.Request, **more: Any) -> httpx.Response:
+        _mark(request)
+        return super().send(request, **more)
+
+
+class AsyncQueryClient(httpx.AsyncClient):
+    """The same for a loop."""
+
+    async def send(self, request: httpx.Request, **more: Any) -> httpx.Response:
+        _mark(request)
+        return await super().send(request, **more)
+
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
 _RESTS = (*ENDED, "waiting")

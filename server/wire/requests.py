@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, as clients ask."""
+"""Requests of OpenAI's protocol, as clients send them: chats, completions, embeddings; and reranking."""
 
 from __future__ import annotations
 
@@ -230,3 +230,25 @@ def to_chat(data: Any) -> ChatRequest:
         return ChatRequest.model_validate(data)
     except ValidationError as error:
         raise invalid(error.errors()[0], "see OpenAI's reference of chats") from None
+
+
+class EmbeddingRequest(Body):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)
+    input_type: Literal["query", "document"] = "document"
+    """Some models put something else before questions than before documents."""
+
+
+class Document(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    text: str
+
+
+class RerankRequest(Body):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    query: str
+    documents: list[str | Document] = Field(min_length=1)
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = False

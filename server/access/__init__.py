@@ -1,1 +1,0 @@
-"""Who asks, and what for: keys, terms within their caps, limits, admission."""
