@@ -47,7 +47,7 @@ def can_start_early(source: Graph, graph: Graph) -> bool:
     if any(map(has_untold_drafts, graph)):
         return True
     bits = {p.id: 1 << index for index, p in enumerate(p for p in source if takes_time(p))}
-    before, now = source.reached(bits), graph.reached(bits)
+    before, now = source.collect_ancestor_masks(bits), graph.collect_ancestor_masks(bits)
     if any(p.on_engine and before[p.id] & ~now[p.id] for p in graph):
         return True
     return any(_holder_pays(source[p.id], p) for p in graph if p.holds_fragment)
@@ -85,7 +85,7 @@ def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
 
 def has_untold_drafts(p: Primitive) -> bool:
     """Return True if the graph knows a text that the answer may repeat, and that is in no request of the original."""
-    return any(not one.told for one in p.attributes.drafts)
+    return any(not one.in_request for one in p.attributes.drafts)
 
 
 def forms_matter(asking: Primitive | Component, pool: EnginePool) -> bool:

@@ -330,7 +330,7 @@ def _drafts(graph: Graph, context: PassContext) -> Iterator[str]:
         if not answers or profile is None or not profile.drafts:
             continue
         drafts = p.attributes.drafts
-        texts = [f"{one.variable}, {one.what}" if one.variable else one.what for one in drafts]
+        texts = [f"{one.variable}, {one.description}" if one.variable else one.description for one in drafts]
         texts = list(dict.fromkeys(texts))
         sources = "; ".join([*texts, "its own prompt and text", "recent outputs of the app and tenant"])
         yield f"{component_of(p.id)} (up to {profile.drafts} tokens at a time, if it is greedy): {sources}"

@@ -118,7 +118,7 @@ def forms_told(schema: str, tools: str = "") -> tuple[DraftText, ...]:
     """Return texts that answers may be, or begin with, by a JSON schema or by callable tools, both as JSON text."""
     source = "the form of its JSON" if schema else "calls of its tools, earlier ones first"
     forms = forms_of_schema(schema) if schema else forms_of_tools(tools) if tools else ()
-    return tuple(DraftText(source, text=form, told=True) for form in forms)
+    return tuple(DraftText(source, text=form, in_request=True) for form in forms)
 
 
 def _array_of(described: Any) -> dict[str, Any] | None:

@@ -348,8 +348,8 @@ class EnginePool:
             for other in list(self._caches)[:-PIPELINES]:
                 self._caches.pop(other, None)
         context, ahead = PassContext(self.profiles, speculate), bool(chosen)
-        guessing = ahead and speculate != "off" and context.may_ask(*template.chosen_on())
-        return cache.optimised(template, shape, context, certain=ahead, chosen=guessing)
+        guessing = ahead and speculate != "off" and context.may_ask(*template.engines_of_open_choices())
+        return cache.optimised(template, shape, context, certain=ahead, open_choices=guessing)
 
     def deploy(self, name: str, deployment: Any) -> None:
         """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server. The one

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from teola_plugin.graph import LeftToPlain, PromptPart, Ref
+from teola_plugin.graph import LeftToOriginal, PromptPart, Ref
 
 BASE = "**"
 """Input name of a record's base, as in `{**base, "key": ...}`."""
@@ -39,7 +39,7 @@ class Prompted:
 Value = Ref | Record | Prompted
 
 
-class NotUnderstood(LeftToPlain):
+class NotUnderstood(LeftToOriginal):
     """The reason why a node is not lowered, in words for the report. No error: the node runs as it always did."""
 
 

@@ -2,7 +2,7 @@
 
 from teola_plugin.graph.attributes import GAP, Attributes, DraftText
 from teola_plugin.graph.build import Shape, build_pgraph
-from teola_plugin.graph.client_calls import ClientCalls, LeftToPlain, MissingValue, UnfitValue
+from teola_plugin.graph.client_calls import ClientCalls, LeftToOriginal, MissingValue, UnfitValue
 from teola_plugin.graph.containers import holds, items_of, read_path
 from teola_plugin.graph.edit import GraphEdit
 from teola_plugin.graph.fragment import Fragment
@@ -62,7 +62,7 @@ __all__ = [
     "GraphEdit",
     "Growth",
     "InstancePath",
-    "LeftToPlain",
+    "LeftToOriginal",
     "MissingValue",
     "Path",
     "Primitive",

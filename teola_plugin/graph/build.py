@@ -1,4 +1,4 @@
-"""WorkflowTemplate -> p-graph (paper, Algorithm 1, GraphTransform).
+"""Decomposition of a WorkflowTemplate into a p-graph (paper, Algorithm 1, GraphTransform).
 
 Every component decomposes into primitives; the template's order becomes order-only edges from the tail primitives of
 the earlier component to the head primitives of the later one, which Pass 1 prunes.
@@ -24,7 +24,7 @@ Shape = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """What a component's primitives are connected to: the values it reads, and what comes before its first one."""
+    """The incoming edges of a component: the values that it reads, and the primitives that come before it."""
 
     inputs: Inputs
     after: tuple[str, ...] = ()
@@ -32,42 +32,42 @@ class _Edges:
 
 _QUERY, _DOCUMENT = Attributes(role="query"), Attributes(role="document")
 COLLECTION = "collection"
-"""Name of the input of a search or an ingestion that says its collection, where only the query does."""
+"""Name of the input that names the collection of a search or an ingestion, if it is known per query only."""
 _Primitives = tuple[Primitive, ...]
-"""A decomposed component: only the first primitive reads other components, only the last is read by them."""
+"""A decomposed component: only the first primitive reads other components, and only the last is read by them."""
 _Decompose = Callable[[Component, _Edges, Shape], _Primitives]
 
 
 def build_pgraph(template: WorkflowTemplate, shape: Shape | None = None) -> Graph:
-    """The p-graph of `template` for a query of the given shape. Raises `GraphError`."""
+    """Return the p-graph of `template` for a query of the given shape. Raise GraphError for an invalid template."""
     sizes = shape or {}
-    value = {c.name: _value_of(c) for c in template.components}
-    waits: dict[str, dict[str, None]] = {}
+    tails = {c.name: _last_primitive(c) for c in template.components}
+    predecessors: dict[str, dict[str, None]] = {}
     for earlier, later in template.order:
-        waits.setdefault(later, {})[value[earlier]] = None
+        predecessors.setdefault(later, {})[tails[earlier]] = None
     primitives: list[Primitive] = []
     for c in template.components:
-        inputs = tuple([(key, _moved(ref, value)) for key, ref in c.inputs])
-        primitives += _DECOMPOSE[c.role](c, _Edges(inputs, tuple(waits.get(c.name, ()))), sizes)
-    return Graph(primitives, _moved(template.output, value))
+        inputs = tuple([(key, _to_primitive(ref, tails)) for key, ref in c.inputs])
+        primitives += _DECOMPOSE[c.role](c, _Edges(inputs, tuple(predecessors.get(c.name, ()))), sizes)
+    return Graph(primitives, _to_primitive(template.output, tails))
 
 
-def _value_of(c: Component) -> str:
-    """The id of the primitive that gives its value."""
+def _last_primitive(c: Component) -> str:
+    """Return the id of the primitive whose value is the component's value."""
     if c.role is not Role.CUSTOM:
-        return c.name + _VALUE.get(c.role, "")
+        return c.name + _LAST_SUFFIX.get(c.role, "")
     if not c.primitives:
         raise GraphError(f"component {c.name!r} is made of no primitives.", hint="give it at least one")
     return f"{c.name}.{c.primitives[-1].id}"
 
 
-def _moved(ref: Ref, value: dict[str, str]) -> Ref:
-    """`ref` to a component, as a ref to the primitive that gives its value."""
-    producer = value.get(ref.producer, ref.producer)
+def _to_primitive(ref: Ref, tails: dict[str, str]) -> Ref:
+    """Return a reference to a component as a reference to its last primitive."""
+    producer = tails.get(ref.producer, ref.producer)
     return ref if producer == ref.producer else Ref(producer, ref.path)
 
 
-def _need(component: Component, inputs: Inputs, name: str) -> Ref:
+def _require_input(component: Component, inputs: Inputs, name: str) -> Ref:
     for key, ref in inputs:
         if key == name:
             return ref
@@ -80,7 +80,7 @@ def _need(component: Component, inputs: Inputs, name: str) -> Ref:
 def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
     size = sizes.get(c.name, c.expected)
     chunks, vectors = f"{c.name}.chunking", f"{c.name}.embedding"
-    documents = tuple([one for one in edges.inputs if one[0] != COLLECTION])
+    documents = tuple([(key, ref) for key, ref in edges.inputs if key != COLLECTION])
     return (
         Primitive(
             chunks,
@@ -125,7 +125,7 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
             vector,
             PrimitiveKind.EMBEDDING,
             c.embedder,
-            named(texts=_need(c, edges.inputs, "query")),
+            named(texts=_require_input(c, edges.inputs, "query")),
             edges.after,
             scope=c.scope,
             batchable=c.batchable,
@@ -148,8 +148,8 @@ def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
 
 
 def _collection(edges: _Edges) -> Inputs:
-    """The collection, where only the query says it."""
-    return tuple([one for one in edges.inputs if one[0] == COLLECTION])
+    """Return the input that names the collection, if it is known per query only."""
+    return tuple([(key, ref) for key, ref in edges.inputs if key == COLLECTION])
 
 
 def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
@@ -216,16 +216,16 @@ def _single(kind: PrimitiveKind) -> _Decompose:
 
 
 def _custom(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
-    """Its own primitives, under its name; those that wait for none of them come after what comes before it."""
+    """Return the component's own primitives, renamed; those without a parent among them get its order edges."""
     names = {p.id: f"{c.name}.{p.id}" for p in c.primitives}
-    given = captures(edges.inputs)
-    made = []
+    bindings = captures(edges.inputs)
+    primitives = []
     for p in c.primitives:
-        again = p.rename(names, given, scope=c.scope, call=f"{c.name}.{p.call}" if p.call else "")
+        renamed = p.rename(names, bindings, scope=c.scope, call=f"{c.name}.{p.call}" if p.call else "")
         if not names.keys() & {*p.producers, *p.after}:
-            again = again.with_(after=again.after + edges.after)
-        made.append(again)
-    return tuple(made)
+            renamed = renamed.with_(after=renamed.after + edges.after)
+        primitives.append(renamed)
+    return tuple(primitives)
 
 
 def _fragment(body: WorkflowTemplate | None, sizes: Shape) -> Fragment | None:
@@ -236,13 +236,12 @@ def _fragment(body: WorkflowTemplate | None, sizes: Shape) -> Fragment | None:
 
 
 def _inner_effects(*fragments: Fragment | None) -> tuple[Effect, ...]:
-    """What the instances of a holder may touch, hence what the holder itself is ordered by."""
-    held = [f.graph for f in fragments if f is not None]
-    return tuple(dict.fromkeys([e for graph in held for p in graph for e in p.effects])) if held else ()
+    """Return the effects of all primitives in the fragments: the primitive with these fragments has them, too."""
+    return tuple(dict.fromkeys([e for f in fragments if f is not None for p in f.graph for e in p.effects]))
 
 
-_VALUE = {Role.INDEXING: ".ingestion", Role.RETRIEVAL: ".searching", Role.GENERATION: ".decoding"}
-"""What the id of the primitive that gives a component's value ends in, where there are several."""
+_LAST_SUFFIX = {Role.INDEXING: ".ingestion", Role.RETRIEVAL: ".searching", Role.GENERATION: ".decoding"}
+"""Suffix of the id of a component's last primitive, for roles that have several primitives."""
 
 _DECOMPOSE: dict[Role, _Decompose] = {
     Role.INDEXING: _indexing,
@@ -267,5 +266,5 @@ _DECOMPOSE: dict[Role, _Decompose] = {
 
 
 def captures(inputs: Inputs, *reserved: str) -> dict[str, Ref]:
-    """The bindings of a fragment's external refs by its holder's inputs: `$name` for each input not reserved."""
+    """Return the values of a fragment's external references: `$name` for each input that is not reserved."""
     return {f"${key}": ref for key, ref in inputs if key not in reserved}

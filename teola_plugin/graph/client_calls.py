@@ -1,4 +1,4 @@
-"""The client's functions that a graph's primitives name, and the objects that they are of."""
+"""The client's functions that a graph's primitives call by name, and the objects that they belong to."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
-class LeftToPlain(Exception):
-    """Raised by a client's function on purpose: the plain object does this part alone. Nothing is wrong."""
+class LeftToOriginal(Exception):
+    """A signal from a client's function that the original should do this part alone. It is not a failure."""
 
 
-class UnfitValue(LeftToPlain, TypeError):
-    """What came is for the plain object alone to look at: user code may run in it, or it is too large."""
+class UnfitValue(LeftToOriginal, TypeError):
+    """A signal that a value cannot be read by us: reading it may run user code, or it is too large."""
 
 
-class MissingValue(LeftToPlain, KeyError):
-    """What came lacks a key: the plain object will tell."""
+class MissingValue(LeftToOriginal, KeyError):
+    """A signal that a value lacks a key: the original will raise its own error."""
 
 
 class ClientCalls(Mapping[str, Callable[..., Any]]):
-    """Functions by the name of their component. Never changes."""
+    """An immutable mapping from names of components to functions."""
 
     __slots__ = ("_calls", "_objects")
 
     def __init__(self, calls: Mapping[str, Callable[..., Any]], objects: Mapping[str, str]) -> None:
-        """`objects`: what a component is of, in words, for as many components as are known."""
+        """Take functions by component, and for components that belong to a known object, its description in words."""
         self._calls, self._objects = dict(calls), dict(objects)
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
@@ -37,7 +37,7 @@ class ClientCalls(Mapping[str, Callable[..., Any]]):
         return len(self._calls)
 
     def object_of(self, name: str) -> str:
-        """Of a component, or of what it is named after: `a.b` belongs to what `a` belongs to. Empty if unknown."""
+        """Return the description of a component's object, "" if unknown. `a.b` belongs to the object of `a`."""
         while name:
             if name in self._objects:
                 return self._objects[name]

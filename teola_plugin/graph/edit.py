@@ -1,4 +1,4 @@
-"""The one mutable builder of graphs. One pass owns one edit, then freezes it."""
+"""The mutable builder of graphs: a pass collects its changes in one, then freezes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from teola_plugin.graph.refs import Ref
 
 
 class GraphEdit:
-    """Changes to a graph, collected, then frozen into a new one."""
+    """A set of changes to a graph, to be frozen into a new graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -32,7 +32,7 @@ class GraphEdit:
             self._by_id[p.id] = p
 
     def replace(self, primitive: Primitive) -> None:
-        """Put `primitive` in the place of the one with its id."""
+        """Replace the primitive that has the same id. Raise KeyError if there is none."""
         if primitive.id not in self._by_id:
             raise KeyError(primitive.id)
         self._by_id[primitive.id] = primitive
@@ -41,22 +41,21 @@ class GraphEdit:
         del self._by_id[name]
 
     def reread(self, old: Ref, new: Ref, only: Iterable[str] | None = None) -> None:
-        """Readers of `old` (a producer's whole value or below it) read `new` instead."""
+        """Redirect readers of `old`, or of a value inside it, to `new`: all of them, or those in `only`."""
+
+        def redirected(ref: Ref) -> Ref:
+            is_inside = ref.producer == old.producer and ref.path[: len(old.path)] == old.path
+            return Ref(new.producer, new.path + ref.path[len(old.path) :]) if is_inside else ref
+
         for name in list(self._by_id) if only is None else list(only):
             p = self._by_id[name]
-
-            def moved(ref: Ref) -> Ref:
-                within = ref.producer == old.producer and ref.path[: len(old.path)] == old.path
-                return Ref(new.producer, new.path + ref.path[len(old.path) :]) if within else ref
-
-            self.replace(
-                p.with_(inputs=tuple((k, moved(r)) for k, r in p.inputs), early=tuple(moved(r) for r in p.early))
-            )
-        if only is None and self._output.producer == old.producer and self._output.path[: len(old.path)] == old.path:
-            self._output = Ref(new.producer, new.path + self._output.path[len(old.path) :])
+            inputs = tuple((key, redirected(ref)) for key, ref in p.inputs)
+            self.replace(p.with_(inputs=inputs, early=tuple(redirected(ref) for ref in p.early)))
+        if only is None:
+            self._output = redirected(self._output)
 
     def freeze(self) -> Graph:
-        """The new graph; the very same object when nothing was changed."""
+        """Return the new graph: the original object if nothing was changed."""
         if self._output == self._graph.output and self._by_id == self._before:
             return self._graph
         return Graph(self._by_id.values(), self._output, base=self._graph)

@@ -13,7 +13,7 @@ from teola_plugin.graph.refs import Ref
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`graph` with named inputs: external refs (`$item`, `$carry`, `$name` for a capture) are bound per instance."""
+    """A graph whose external references (`$item`, `$carry`, `$name` for a capture) are bound per instance."""
 
     graph: Graph
     output: Ref
@@ -21,22 +21,28 @@ class Fragment:
     def instantiate(
         self, name: str, bind: dict[str, Ref], *, tentative: bool = False, without: Collection[str] = ()
     ) -> tuple[list[Primitive], Ref]:
-        """Primitives of one instance, but for those `without` which it does, ids prefixed `name/`, and the ref of its
-        output.
+        """Create the primitives of one instance.
 
-        `bind` gives the ref for every external producer the fragment reads.
+        Args:
+            name: Name of the instance; ids of its primitives are prefixed with `name/`.
+            bind: The reference for every external producer that the fragment reads.
+            tentative: Mark the primitives as working on a predicted value.
+            without: Ids of primitives to leave out.
+
+        Returns:
+            The primitives, and the reference of the instance's output.
         """
         child = InstancePath(name).child
         names = {primitive.id: child(primitive.id) for primitive in self.graph}
         changes = {"tentative": True} if tentative else {}
-        made = [p.rename(names, bind, **changes) for p in self.graph if p.id not in without]
+        primitives = [p.rename(names, bind, **changes) for p in self.graph if p.id not in without]
         if self.output.producer in bind:
             base = bind[self.output.producer]
-            return made, Ref(base.producer, base.path + self.output.path)
-        return made, Ref(names.get(self.output.producer, self.output.producer), self.output.path)
+            return primitives, Ref(base.producer, base.path + self.output.path)
+        return primitives, Ref(names.get(self.output.producer, self.output.producer), self.output.path)
 
     @property
     def externals(self) -> frozenset[str]:
-        """External producers that an instance must bind."""
+        """The external producers that an instance must bind."""
         refs = self.graph.external_reads
         return refs | {self.output.producer} if self.output.external else refs

@@ -1,4 +1,4 @@
-"""Prompts that grow with a list: how a prompt follows from the outputs of a MAP, by pure calls alone."""
+"""Prompts that grow with a list: a prompt that is computed from the outputs of a MAP by pure calls alone."""
 
 from __future__ import annotations
 
@@ -13,63 +13,59 @@ from teola_plugin.graph.refs import Ref
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """`variable` of the prompt of `prefilling` is what `calls`, in this order, make of the outputs of `holder`."""
+    """A prompt variable of `prefilling` that `calls`, in this order, compute from the outputs of the MAP `holder`."""
 
     holder: str
     prefilling: Primitive
     calls: tuple[Primitive, ...]
     variable: str
     end: int
-    """Parts of the prompt up to the variable, with it."""
+    """Number of parts of the prompt up to the variable, which is included."""
 
     def renamed(self, names: Mapping[str, str], bind: Mapping[str, Ref]) -> Growth:
-        """In a part of a query; `names` are those of its primitives there, `bind` has what it is given."""
+        """Return the same for a subplan: with `names` for its ids, and `bind` for its external references."""
         prefilling, *calls = (p.rename(dict(names), dict(bind)) for p in (self.prefilling, *self.calls))
         return Growth(names[self.holder], prefilling, tuple(calls), self.variable, self.end)
 
 
 def growths(graph: Graph) -> tuple[Growth, ...]:
-    """Of all prefillings that say what they grow with."""
-    marked = ((p, p.attributes.grows_with) for p in graph if p.prefills)
-    found = (growth(graph, p, holder) for p, holder in marked if holder)
-    made = tuple(one for one in found if one is not None)
+    """Return the growths of all prefillings that are marked to grow with a MAP."""
+    marked = [(p, p.attributes.grows_with) for p in graph if p.prefills and p.attributes.grows_with]
+    candidates = [growth(graph, p, holder) for p, holder in marked]
     graph.forget_ancestors()
-    return made
+    return tuple(candidate for candidate in candidates if candidate is not None)
 
 
 def growth(graph: Graph, p: Primitive, holder: str) -> Growth | None:
-    """How the prompt of `p` grows with the MAP `holder`; None where more than pure calls lies between the two."""
+    """Return how the prompt of `p` grows with the MAP `holder`; None if more than pure calls lie between them."""
     refs = dict(p.inputs)
-    if not any(_by_calls(graph, ref.producer, holder) for ref in refs.values()):
-        return None  # which most are, and the rest takes longer
-    bits, above = graph.bits, graph.above
-    below = bits[holder]
-    for place, part in enumerate(p.prompt):
+    if not any(_is_reached_by_calls(graph, ref.producer, holder) for ref in refs.values()):
+        return None  # true of most prompts, and quicker to check than what follows
+    bits, ancestors = graph.bits, graph.ancestor_masks
+    for position, part in enumerate(p.prompt):
         ref = refs.get(part.variable)
-        if ref is None or ref.external or not (above[ref.producer] | bits[ref.producer]) & below:
+        if ref is None or ref.external or not (ancestors[ref.producer] | bits[ref.producer]) & bits[holder]:
             continue
-        calls = _calls(graph, holder, ref.producer)
-        return Growth(holder, p, calls, part.variable, place + 1) if calls else None
+        calls = _calls_between(graph, holder, ref.producer)
+        return Growth(holder, p, calls, part.variable, position + 1) if calls else None
     return None
 
 
-def _by_calls(graph: Graph, name: str, holder: str) -> bool:
-    """Whether a way of calls alone leads from the holder to `name`."""
+def _is_reached_by_calls(graph: Graph, name: str, holder: str) -> bool:
+    """Return True if a path of CALL primitives alone leads from `holder` to `name`, which is one itself."""
     p = graph.get(name)
     if p is None or p.kind is not PrimitiveKind.CALL:
         return False
-    return any(ref.producer == holder or _by_calls(graph, ref.producer, holder) for _, ref in p.inputs)
+    return any(ref.producer == holder or _is_reached_by_calls(graph, ref.producer, holder) for _, ref in p.inputs)
 
 
-def _calls(graph: Graph, holder: str, last: str) -> tuple[Primitive, ...]:
-    """What lies between the two, with the last; nothing where it is more than calls, or the list itself."""
+def _calls_between(graph: Graph, holder: str, last: str) -> tuple[Primitive, ...]:
+    """Return the primitives between the two, `last` included; () if one of them is not a CALL."""
     if graph[last].kind is not PrimitiveKind.CALL:
         return ()
-    below, wanted = graph.bits[holder], graph.above[last] | graph.bits[last]
-    found = []
-    for q in graph:
-        if graph.above[q.id] & below and graph.bits[q.id] & wanted:
-            if q.kind is not PrimitiveKind.CALL or q.tentative:
-                return ()
-            found.append(q)
-    return tuple(found)
+    ancestors = graph.ancestor_masks
+    until_last = ancestors[last] | graph.bits[last]
+    calls = [q for q in graph if ancestors[q.id] & graph.bits[holder] and graph.bits[q.id] & until_last]
+    if any(q.kind is not PrimitiveKind.CALL or q.tentative for q in calls):
+        return ()
+    return tuple(calls)

@@ -1,4 +1,4 @@
-"""What a primitive can be (paper, Table 1), and what each kind may do."""
+"""The kinds of primitives (paper, Table 1), and sets of kinds with a common property."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class PrimitiveKind(Enum):
-    """One value per contract: two kinds differ when engines or schedulers must treat them differently."""
+    """A kind of primitive. Two kinds differ if engines or schedulers must treat them differently."""
 
     CHUNKING = "chunking"
     EMBEDDING = "embedding"
@@ -21,7 +21,7 @@ class PrimitiveKind(Enum):
     CONDITION = "condition"
     AGGREGATE = "aggregate"
     CALL = "call"
-    """The framework's own pure code for one leaf (a parser, a key access); cheap, may run more than once."""
+    """Pure code of the framework (a parser, a key access): cheap, and may run more than once."""
     VERIFY = "verify"
     """Compares predicted items with the real ones."""
     TOOL = "tool"
@@ -30,7 +30,7 @@ class PrimitiveKind(Enum):
     LOOP = "loop"
     BRANCH = "branch"
     OPAQUE = "opaque"
-    """User code: runs once, where the plain object would run it; the graph only learns its result."""
+    """User code: runs once, where the original would run it; the graph only receives its result."""
 
     def __repr__(self) -> str:
         return self.name
@@ -42,13 +42,13 @@ class PrimitiveKind(Enum):
 _K = PrimitiveKind
 
 LLM_PREFILLS = frozenset({_K.PREFILLING, _K.FULL_PREFILLING})
-"""Kinds that lead a group: a prefilling and its decodings are one engine request."""
+"""Kinds that begin an LLM request: a prefilling and its decodings are sent to the engine as one."""
 LLM_DECODES = frozenset({_K.DECODING, _K.PARTIAL_DECODING})
 LLM_KINDS = LLM_PREFILLS | LLM_DECODES | {_K.PARTIAL_PREFILLING}
 ENGINE_KINDS = LLM_KINDS | {_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING}
-"""Kinds that only engines execute; all others run at the client, but for a tool that names its engine."""
+"""Kinds that only engines execute. All others run at the client, except a tool that names its engine."""
 SERVED_KINDS = ENGINE_KINDS | {_K.TOOL}
-"""Kinds that an engine may have."""
+"""Kinds that an engine may execute."""
 FRAGMENT_KINDS = frozenset({_K.MAP, _K.FOLD, _K.LOOP, _K.BRANCH})
 IMPURE_KINDS = frozenset({_K.TOOL, _K.OPAQUE})
-"""Never run twice, never run ahead of their place, never retried."""
+"""Kinds that never run twice, never run before the original reaches them, and are never retried."""

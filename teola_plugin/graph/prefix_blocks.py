@@ -1,4 +1,4 @@
-"""A prompt's identity for placement: chained hashes of its blocks."""
+"""Chained hashes of a prompt's blocks, by which requests are placed where their prefix is cached."""
 
 from __future__ import annotations
 
@@ -7,43 +7,48 @@ from array import array
 from collections.abc import Sequence
 
 PrefixBlocks = tuple[int, ...]
-"""One hash for each whole block; each stands for its block and all before it, so equal hashes are equal prefixes."""
+"""One hash for each full block. It covers the block and all before it, so equal hashes mean equal prefixes."""
 
 BLOCK_TOKENS = 16
-"""Tokens in a block: the block of vLLM's prefix cache on GPUs."""
+"""Number of tokens in a block: the block size of vLLM's prefix cache on GPUs."""
 BLOCK_CHARACTERS = 64
-"""Characters in a block of text, where the sender has no tokenizer: some 16 tokens of English."""
+"""Number of characters in a block of text, for senders without a tokenizer: about 16 tokens of English."""
 
 
 def block_hashes(
     content: str | Sequence[int], *, tenant: str = "", size: int | None = None, after: int | None = None
 ) -> PrefixBlocks:
-    """The blocks of a prompt, given as token ids (below 2**63) or as text. A last block that is not full is left out.
+    """Return the hashes of a prompt's full blocks.
 
-    `size` is in tokens or characters, 16 or 64 by default; `after` is the block that the content follows. Tenants
-    share nothing, and text shares nothing with token ids. The same in every process and on every machine, so that
-    senders can compute it. 64 bits: a collision, one in billions, costs a prefilling, never an answer.
+    The hashes are the same in every process and on every machine, so that senders can compute them. Tenants share no
+    hash, and neither do text and token ids. A collision of two 64-bit hashes costs a prefilling, never an answer.
+
+    Args:
+        content: The prompt, as token ids (below 2**63) or as text.
+        tenant: The tenant that the prompt belongs to.
+        size: Size of a block, in tokens (default 16) or characters (default 64).
+        after: Hash of the block that the content follows, None for the start of a prompt.
     """
     text = isinstance(content, str)
     size = size or (BLOCK_CHARACTERS if text else BLOCK_TOKENS)
-    # What is no Unicode is named, too: whether a request can be served is for its engine to say.
+    # Invalid Unicode is hashed, too: the engine decides whether it can process such a request.
     units = content.encode("utf-32-le", "surrogatepass") if isinstance(content, str) else _little_endian(content)
     step = size * (4 if text else 8)
-    whose = f"{'text' if text else 'ids'} {size} {tenant}".encode(errors="surrogatepass")
-    key = hashlib.blake2b(whose, digest_size=8).digest()
+    namespace = f"{'text' if text else 'ids'} {size} {tenant}".encode(errors="surrogatepass")
+    key = hashlib.blake2b(namespace, digest_size=8).digest()
     if after is not None:
         key = after.to_bytes(8, "little")
-    found = []
+    hashes = []
     for start in range(0, len(units) - step + 1, step):
         key = hashlib.blake2b(units[start : start + step], digest_size=8, key=key).digest()
-        found.append(int.from_bytes(key, "little"))
-    return tuple(found)
+        hashes.append(int.from_bytes(key, "little"))
+    return tuple(hashes)
 
 
 def _little_endian(ids: Sequence[int]) -> bytes:
-    made = array("q", ids)
-    if made.itemsize != 8:
+    integers = array("q", ids)
+    if integers.itemsize != 8:
         raise OverflowError("array('q') is expected to hold 64-bit integers")
     if array("H", [1]).tobytes() != b"\x01\x00":
-        made.byteswap()
-    return made.tobytes()
+        integers.byteswap()
+    return integers.tobytes()

@@ -1,4 +1,4 @@
-"""The unit of everything: one symbolic operation."""
+"""The primitive: one symbolic operation of a graph."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """One symbolic operation. Pure data: picklable, without query values and without run state."""
+    """A symbolic operation. Immutable, picklable data, without values of a query and without run state."""
 
     id: str
     kind: PrimitiveKind
     engine: str = ""
-    """Name of the engine that executes it; empty for what runs at the client."""
+    """Name of the engine that executes it; empty if it runs at the client."""
     inputs: Inputs = ()
-    """The values it reads, by name."""
+    """The values that it reads, by name."""
     after: tuple[str, ...] = ()
     """Order-only edges: from the template, from effects, or from a partial prefilling to its full one."""
     effects: tuple[Effect, ...] = ()
     scope: tuple[str, ...] = ()
     """Path of the framework node it belongs to."""
     call: str = ""
-    """Key of the callable in the client's table that makes its payload (engine kinds) or its value (CALL)."""
+    """Key of the callable in the client's table that computes its payload (engine kinds) or its value (CALL)."""
     batchable: bool = False
-    """Its first input is a list of independent requests, and so is its value; otherwise it is one request."""
+    """True if its first input is a list of independent requests, and its value the list of their results."""
     splittable: bool = False
     size: int | None = None
-    """Expected number of requests; None where it is known at run time only."""
+    """Expected number of requests; None if it is known at run time only."""
     prompt: tuple[PromptPart, ...] = ()
     item: int | None = None
-    """PARTIAL_DECODING: index of the item it forwards."""
+    """PARTIAL_DECODING: index of the item that it forwards."""
     tentative: bool = False
-    """Works on a predicted value: invisible until verified, forgotten otherwise."""
+    """True if it works on a predicted value: its result is used only after that value was verified."""
     fragment: Fragment | None = None
     otherwise: Fragment | None = None
-    """BRANCH: the arm taken when the condition is false."""
+    """BRANCH: the fragment for a condition that is false."""
     early: tuple[Ref, ...] = ()
-    """MAP: outputs of the instances that were made before the items were known."""
+    """MAP: outputs of the speculative instances that were added before the items were known."""
     attributes: Attributes = NOTHING_SAID
     options: tuple[tuple[str, Any], ...] = ()
-    """What passes of your own tell each other, by keys of their own, e.g. `("cheap", True)`. Hashable."""
+    """Facts that your own passes use, as key and hashable value, e.g. `("cheap", True)`."""
 
     @property
     def refs(self) -> tuple[Ref, ...]:
@@ -63,17 +63,17 @@ class Primitive:
 
     @property
     def producers(self) -> tuple[str, ...]:
-        """Whose values it reads; each once."""
-        found = [ref.producer for _, ref in self.inputs]
+        """The producers of the values that it reads, each once."""
+        producers = [ref.producer for _, ref in self.inputs]
         if self.early:
-            found += [ref.producer for ref in self.early]
-        return tuple(dict.fromkeys(found)) if len(found) > 1 else tuple(found)
+            producers += [ref.producer for ref in self.early]
+        return tuple(dict.fromkeys(producers)) if len(producers) > 1 else tuple(producers)
 
     def input(self, name: str) -> Ref | None:
         return next((ref for key, ref in self.inputs if key == name), None)
 
     def option(self, name: str, default: Any = None) -> Any:
-        """The option of this key, else `default`."""
+        """Return the option with this key, else `default`."""
         return next((value for key, value in self.options if key == name), default)
 
     @property
@@ -90,7 +90,7 @@ class Primitive:
 
     @property
     def pure(self) -> bool:
-        """May be re-run from its inputs, and may run ahead of its place."""
+        """True if it may run again with the same inputs, and before the original reaches it."""
         return self.kind not in IMPURE_KINDS and not any(effect.writes for effect in self.effects)
 
     @property
@@ -98,39 +98,39 @@ class Primitive:
         return self.kind in FRAGMENT_KINDS
 
     def with_(self, **changes: Any) -> Primitive:
-        """A copy with other values for some fields. (`dataclasses.replace` takes twice as long.)"""
+        """Return a copy with some fields changed. (`dataclasses.replace` takes twice as long.)"""
         values = list(_values(self))
         for name, value in changes.items():
-            values[_PLACES[name]] = value
+            values[_POSITIONS[name]] = value
         return Primitive(*values)
 
     def rename(self, names: dict[str, str], refs: dict[str, Ref], **changes: Any) -> Primitive:
-        """A copy whose id and edges follow `names`, and whose external refs follow `refs`; `changes` as in `with_`."""
+        """Return a copy with ids replaced by `names`, external references by `refs`, and fields by `changes`."""
 
-        def moved(ref: Ref) -> Ref:
+        def renamed(ref: Ref) -> Ref:
             if ref.producer in refs:
                 base = refs[ref.producer]
                 return Ref(base.producer, base.path + ref.path)
             return Ref(names.get(ref.producer, ref.producer), ref.path)
 
         if self.early:
-            changes["early"] = tuple([moved(ref) for ref in self.early])
+            changes["early"] = tuple([renamed(ref) for ref in self.early])
         if self.after:
             changes["after"] = tuple([names.get(a, a) for a in self.after])
         if self.attributes.stream_items:
-            holders = tuple([names.get(holder, holder) for holder in self.attributes.stream_items])
-            changes["attributes"] = self.attributes.with_(stream_items=holders)
-        inputs = tuple([(key, moved(ref)) for key, ref in self.inputs])
+            maps = tuple([names.get(map_id, map_id) for map_id in self.attributes.stream_items])
+            changes["attributes"] = self.attributes.with_(stream_items=maps)
+        inputs = tuple([(key, renamed(ref)) for key, ref in self.inputs])
         return self.with_(id=names.get(self.id, self.id), inputs=inputs, **changes)
 
 
 _NAMES = tuple(f.name for f in fields(Primitive))
-_PLACES = {name: place for place, name in enumerate(_NAMES)}
+_POSITIONS = {name: position for position, name in enumerate(_NAMES)}
 _values = attrgetter(*_NAMES)
 
 
 def is_impure(p: Primitive) -> bool:
-    """User code, or a holder whose instances run user code."""
+    """Return True for user code, and for a primitive whose fragments contain user code."""
     if p.kind in IMPURE_KINDS:
         return True
     if p.fragment is None:

@@ -1,4 +1,4 @@
-"""One call of an accelerated object, as the runtime sees it."""
+"""A query: one call of an accelerated object, as the runtime sees it."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On whose behalf work is done, and how urgent it is. Never part of what is asked for.
+    """The context of a request: for which tenant and app it is made, and how urgent it is. It never affects the result.
 
-    They travel with every call into the pool, beside plans: also with calls that no plan knows of.
+    It travels with every call into the pool, also with calls that belong to no plan.
     """
 
     tenant: str = ""
-    """Cache salt: prefixes are shared within one tenant only."""
+    """Tenant. It salts caches: prefixes are shared within one tenant only."""
     app: str = "default"
     deadline: float | None = None
-    """On the runtime's clock; None for none."""
+    """Time on the runtime's clock; None for no deadline."""
     goal: float | None = None
-    """Seconds that the whole query should take; None for as soon as possible."""
+    """Target duration of the whole query, in seconds; None for as soon as possible."""
     weight: float = 1.0
-    """Share among the queries of a pool; 1.0 is ordinary."""
+    """Share among the queries of a pool; 1.0 is the default share."""
     depth: int = 0
-    """Longest way to the output of its query."""
+    """Longest distance to the output of its query."""
     session: str = ""
-    """Work that should meet on one instance, e.g. the prefillings of one prompt."""
+    """Requests of one session should run on one replica, e.g. the prefillings of one prompt."""
     gang: str = ""
-    """Work that is done when its last member is."""
+    """Requests of one gang are useful only when the last of them has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Inputs and the terms under which they are worked on."""
+    """The inputs of a query, and the context of its requests."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """Values of the graph's external producers, by name without the `$` (usually just `input`)."""
     id: str = field(default_factory=lambda: f"q{next(_numbers)}")
     app: str = "default"
     tenant: str = ""
-    """Cache salt: prefixes are shared within one tenant only."""
+    """Tenant. It salts caches: prefixes are shared within one tenant only."""
     deadline: float | None = None
-    """On the runtime's clock; None for none."""
+    """Time on the runtime's clock; None for no deadline."""
     weight: float = 1.0
 
     _terms: Terms = field(init=False, repr=False, compare=False, default=Terms())
@@ -58,11 +58,11 @@ class Query:
 
     @property
     def terms(self) -> Terms:
-        """Asked for with every request, made once."""
+        """The context of its requests, created once."""
         return self._terms
 
     def check(self, graph: Graph) -> None:
-        """Proves that every external value of `graph` is bound by this very query. Raises `RegistrationError`."""
+        """Raise RegistrationError unless the query binds every external value of `graph`."""
         missing = sorted(name for name in graph.external_inputs if name.removeprefix("$") not in self.inputs)
         if missing:
             raise RegistrationError(

@@ -1,4 +1,4 @@
-"""What primitives point at: values (`Ref`), resources (`Effect`), pieces of a prompt (`PromptPart`)."""
+"""References of primitives: to values (`Ref`), to resources (`Effect`), to pieces of a prompt (`PromptPart`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Slice(NamedTuple):
-    """Items `start` to `stop` of a list; an open `stop` takes the rest (the last stage of Pass 2)."""
+    """Items `start` to `stop` of a list; None as `stop` takes the rest (the last stage of Pass 2)."""
 
     start: int
     stop: int | None
@@ -26,7 +26,7 @@ ITEM, CARRY = "$item", "$carry"
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The value that `producer` makes, or what lies under `path` (keys and indices) inside it."""
+    """A reference to the value of `producer`, or to the value under `path` (keys and indices) inside it."""
 
     producer: str
     path: Path = ()
@@ -36,7 +36,7 @@ class Ref:
 
     @property
     def external(self) -> bool:
-        """True for values that no primitive of the graph makes (`$input`, `$item`, captures)."""
+        """True for values from outside the graph (`$input`, `$item`, captures)."""
         return self.producer.startswith("$")
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Effect:
     validated: bool = False
 
     def conflicts(self, other: Effect) -> bool:
-        """Whether the order of the two matters."""
+        """Return True if the order of the two effects matters."""
         if not (self.writes or other.writes):
             return False
         if "*" in (self.resource, other.resource):
@@ -76,14 +76,14 @@ class Effect:
 
 
 UNKNOWN_EFFECT = Effect("*", writes=True)
-"""What user code might do."""
+"""The effect of user code, which might write anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
     """A piece of a prompt: literal text, or a variable (text or messages) named as in the primitive's inputs.
 
-    `tokens` is the expected length; 0 where nothing is known.
+    `tokens` is the expected length; 0 if unknown.
     """
 
     text: str = ""
@@ -102,6 +102,6 @@ class PromptPart:
         return "{" + self.variable + "}" if self.variable else f"<{self.tokens} tokens>"
 
 
-def conflict(mine: tuple[Effect, ...], others: tuple[Effect, ...]) -> bool:
-    """Whether any two of the effects must keep their order."""
-    return any(a.conflicts(b) for a in mine for b in others)
+def conflict(first: tuple[Effect, ...], second: tuple[Effect, ...]) -> bool:
+    """Return True if an effect of `first` must keep its order with one of `second`."""
+    return any(a.conflicts(b) for a in first for b in second)

@@ -1,4 +1,4 @@
-"""What the developer declared: components and their order. No data, no query (paper, section 3.2)."""
+"""The workflow template: the components that the developer declared, and their order (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
 
 
 class Role(Enum):
-    """What a component does, hence how `build_pgraph` decomposes it."""
+    """The function of a component, by which `build_pgraph` decomposes it."""
 
     INDEXING = "indexing"
     """documents -> chunks, embedded, in a collection: CHUNKING, EMBEDDING, INGESTION"""
@@ -37,7 +37,7 @@ class Role(Enum):
     LOOP = "loop"
     BRANCH = "branch"
     CUSTOM = "custom"
-    """a component of one's own, which says its primitives"""
+    """a component of the user's own, with the primitives that it names"""
 
     # As in `PrimitiveKind`.
     __hash__ = object.__hash__
@@ -45,7 +45,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One module of the workflow: a role, the values it reads, and what its primitives need."""
+    """A module of the workflow: its role, the values that it reads, and parameters of its primitives."""
 
     name: str
     role: Role
@@ -57,19 +57,19 @@ class Component:
     batchable: bool = False
     splittable: bool = False
     expected: int | None = None
-    """Items it is expected to yield (a splittable generation) or requests it is expected to hold."""
+    """Expected number of items (of a splittable generation) or of requests."""
     prompt: tuple[PromptPart, ...] = ()
     effects: tuple[Effect, ...] = ()
     scope: tuple[str, ...] = ()
     call: str = ""
-    """Key of its callable at the client; empty: its name."""
+    """Key of its callable at the client; empty means its name."""
     body: WorkflowTemplate | None = None
     otherwise: WorkflowTemplate | None = None
     attributes: Attributes = NOTHING_SAID
     options: tuple[tuple[str, Any], ...] = ()
     """As in `Primitive`."""
     primitives: tuple[Primitive, ...] = ()
-    """CUSTOM: what it is made of, with ids of its own; `$key` is its input of that name, the last gives its value."""
+    """CUSTOM: its primitives, with ids of their own. `$key` refers to an input; the last one's value is its value."""
 
     def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
         return WorkflowTemplate((self,), Ref(self.name)) >> other
@@ -88,18 +88,19 @@ class WorkflowTemplate:
     order: tuple[tuple[str, str], ...] = ()
     name: str = "workflow"
     _names: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
-    _ahead: frozenset[bool] = field(init=False, repr=False, compare=False, default=frozenset())
-    """Which values of `Attributes.lookahead` its components have, and those of their bodies; False for early arms."""
+    _lookaheads: frozenset[bool] = field(init=False, repr=False, compare=False, default=frozenset())
+    """Values of `Attributes.lookahead` in it and in the bodies of its components; False for early arms, too."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.components]
         if len(set(names)) != len(names):
-            twice = next(n for n in names if names.count(n) > 1)
-            raise GraphError(f"two components share the name {twice!r}.", hint="rename one of them")
+            duplicate = next(n for n in names if names.count(n) > 1)
+            raise GraphError(f"two components share the name {duplicate!r}.", hint="rename one of them")
         object.__setattr__(self, "_names", frozenset(names))
-        said = {c.attributes.lookahead for c in self.components}.union(*(body._ahead for body in self._bodies()))
-        said |= {False for c in self.components if c.attributes.early_arms}
-        object.__setattr__(self, "_ahead", frozenset(value for value in said if value is not None))
+        values = {c.attributes.lookahead for c in self.components}
+        values |= {False for c in self.components if c.attributes.early_arms}
+        lookaheads = frozenset(value for value in values if value is not None)
+        object.__setattr__(self, "_lookaheads", lookaheads.union(*(body._lookaheads for body in self._bodies())))
         for pair in self.order:
             for name in pair:
                 if name not in self._names:
@@ -111,14 +112,14 @@ class WorkflowTemplate:
                 self._check(ref, f"input {key!r} of {c.name!r}")
         self._check(self.output, "the output")
 
-    def _check(self, ref: Ref, what: str) -> None:
+    def _check(self, ref: Ref, reader: str) -> None:
         if not ref.external and ref.producer not in self._names:
             raise GraphError(
-                f"{what} reads {ref}, which no component produces.", hint=f"use one of {sorted(self._names)}"
+                f"{reader} reads {ref}, which no component produces.", hint=f"use one of {sorted(self._names)}"
             )
 
     def __rshift__(self, other: Component | WorkflowTemplate) -> WorkflowTemplate:
-        """All of this before all of `other`; the output is `other`'s."""
+        """Return a template with all of this before all of `other`, and the output of `other`."""
         if isinstance(other, Component):
             heads: tuple[str, ...] = (other.name,)
             components: tuple[Component, ...] = (other,)
@@ -130,7 +131,7 @@ class WorkflowTemplate:
         return WorkflowTemplate(self.components + components, output, self.order + order + between, self.name)
 
     def tails(self) -> tuple[str, ...]:
-        """Components that nothing comes after."""
+        """Return the names of the components that no other comes after."""
         earlier = {a for a, _ in self.order}
         return tuple(c.name for c in self.components if c.name not in earlier)
 
@@ -138,21 +139,26 @@ class WorkflowTemplate:
         later = {b for _, b in self.order}
         return tuple(c.name for c in self.components if c.name not in later)
 
-    def looking_ahead(self, *, certain: bool, chosen: bool) -> WorkflowTemplate:
-        """Without work for parts that are certain to be called, or that are yet to be chosen, unless it is wanted."""
-        unwanted = {value for value in self._ahead if not (certain if value else chosen)}
+    def with_lookahead(self, *, certain: bool, open_choices: bool) -> WorkflowTemplate:
+        """Return the template with only the requests before their place that are allowed.
+
+        Args:
+            certain: Keep requests of subplans that the original is certain to reach.
+            open_choices: Keep requests of subplans that the original may not choose.
+        """
+        unwanted = {value for value in self._lookaheads if not (certain if value else open_choices)}
         if not unwanted:
             return self
 
-        def kept(body: WorkflowTemplate | None) -> WorkflowTemplate | None:
-            return None if body is None else body.looking_ahead(certain=certain, chosen=chosen)
+        def filtered(body: WorkflowTemplate | None) -> WorkflowTemplate | None:
+            return None if body is None else body.with_lookahead(certain=certain, open_choices=open_choices)
 
         return self.with_components(
             replace(
                 c,
-                body=kept(c.body),
-                otherwise=kept(c.otherwise),
-                attributes=c.attributes if chosen else c.attributes.with_(early_arms=()),
+                body=filtered(c.body),
+                otherwise=filtered(c.otherwise),
+                attributes=c.attributes if open_choices else c.attributes.with_(early_arms=()),
             )
             if c.body is not None
             else c
@@ -160,13 +166,13 @@ class WorkflowTemplate:
             if c.attributes.lookahead not in unwanted
         )
 
-    def chosen_on(self) -> frozenset[str]:
-        """Engines that work for parts which are yet to be chosen, if that is begun ahead."""
-        if False not in self._ahead:
+    def engines_of_open_choices(self) -> frozenset[str]:
+        """Return the engines of subplans that the original may not choose, and that begin before it does."""
+        if False not in self._lookaheads:
             return frozenset()
-        own = (c for c in self.components if c.attributes.lookahead is False or c.attributes.early_arms)
-        engines = {name for c in own for name in (c.engine, c.embedder, *_engines_in(c)) if name}
-        return frozenset(engines).union(*(body.chosen_on() for body in self._bodies()))
+        components = (c for c in self.components if c.attributes.lookahead is False or c.attributes.early_arms)
+        engines = {name for c in components for name in (c.engine, c.embedder, *_engines_in(c)) if name}
+        return frozenset(engines).union(*(body.engines_of_open_choices() for body in self._bodies()))
 
     def _bodies(self) -> Iterator[WorkflowTemplate]:
         for c in self.components:
@@ -180,7 +186,7 @@ class WorkflowTemplate:
 
 
 def _engines_in(component: Component) -> Iterator[str]:
-    """Engines of what a component holds, however deep."""
+    """Yield the engines of all components in a component's bodies, at any depth."""
     for body in (component.body, component.otherwise):
         for c in () if body is None else body.components:
             yield from (c.engine, c.embedder, *_engines_in(c))

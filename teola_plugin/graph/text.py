@@ -1,4 +1,4 @@
-"""The text form of a graph: what people paste in an issue, and what golden tests compare."""
+"""The text form of a graph, for issue reports and golden tests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from teola_plugin.graph.primitive import Primitive
 
 
 def format_primitive(p: Primitive, depth: int | None = None) -> str:
-    """One line, e.g. `%search = SEARCHING@store(vector=%embed) after(%ingest) {k=16} reads collection:docs`."""
+    """Return one line, e.g. `%search = SEARCHING@store(vector=%embed) after(%ingest) {k=16} reads collection:docs`."""
     args = ", ".join(f"{key}=%{ref}" for key, ref in p.inputs)
     text = f"%{p.id} = {p.kind.name}" + (f"@{p.engine}" if p.engine else "") + f"({args})"
     if p.after:
         text += f" after({', '.join('%' + a for a in p.after)})"
     if p.early:
         text += f" early({', '.join('%' + str(r) for r in p.early)})"
-    notes = [f"{key}={value}" for key, value in (*p.attributes.said(), *p.options)]
+    notes = [f"{key}={value}" for key, value in (*p.attributes.non_default_items(), *p.options)]
     if p.item is not None:
         notes.append(f"item={p.item}")
     if p.size is not None:
@@ -29,7 +29,7 @@ def format_primitive(p: Primitive, depth: int | None = None) -> str:
 
 
 def format_graph(graph: Graph, *, depths: bool = True) -> str:
-    """Every primitive on a line, in order; fragments indented below the primitive that holds them."""
+    """Return one line per primitive, in order, with fragments indented below their primitive."""
     lines: list[str] = []
     for p in graph:
         lines.append(format_primitive(p, graph.depths[p.id] if depths else None))
@@ -42,12 +42,12 @@ def format_graph(graph: Graph, *, depths: bool = True) -> str:
 
 
 def format_mermaid(graph: Graph) -> str:
-    """A Mermaid flow chart: data edges solid, order edges dotted."""
+    """Return a Mermaid flow chart: data edges are solid, order edges dotted."""
     names = {p.id: f"n{i}" for i, p in enumerate(graph)}
     lines = ["flowchart TD"]
     for p in graph:
-        where = f"<br/>{p.engine}" if p.engine else ""
-        lines.append(f'  {names[p.id]}["{p.kind.name}<br/>{p.id}{where}"]')
+        engine = f"<br/>{p.engine}" if p.engine else ""
+        lines.append(f'  {names[p.id]}["{p.kind.name}<br/>{p.id}{engine}"]')
     for p in graph:
         for producer in dict.fromkeys(r.producer for r in p.refs if not r.external):
             lines.append(f"  {names[producer]} --> {names[p.id]}")

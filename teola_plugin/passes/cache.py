@@ -46,7 +46,7 @@ class GraphCache:
         context: PassContext,
         *,
         certain: bool = True,
-        chosen: bool = True,
+        open_choices: bool = True,
     ) -> Optimised:
         """Return the e-graph of `template` for queries of this shape.
 
@@ -55,14 +55,14 @@ class GraphCache:
             shape: Expected number of items by component, None if unknown.
             context: Engine profiles and the speculation setting.
             certain: Include requests of subplans that are certain to be called.
-            chosen: Include requests of subplans of which one is chosen at run time.
+            open_choices: Include requests of subplans that the original may not choose.
 
         Raises:
             GraphError: The template cannot be built into a p-graph.
             PassError: A pass failed, or the passes did not settle.
         """
         sizes = tuple(sorted((shape or {}).items()))
-        key = self._structure(template), certain, chosen, sizes, context.fingerprint(), self.pipeline.passes
+        key = self._structure(template), certain, open_choices, sizes, context.fingerprint(), self.pipeline.passes
         with self._lock:
             cached = self._entries.get(key)
             if cached is not None:
@@ -71,7 +71,7 @@ class GraphCache:
                 return cached
         # Planned outside the lock: two threads may plan the same graph, but no thread waits for another's plan.
         optimised = self.pipeline.run(
-            build_pgraph(template.looking_ahead(certain=certain, chosen=chosen), shape), context
+            build_pgraph(template.with_lookahead(certain=certain, open_choices=open_choices), shape), context
         )
         with self._lock:
             self.misses += 1
@@ -138,7 +138,7 @@ def _option_types(template: WorkflowTemplate) -> Hashable:
     inner = [body for c in template.components for body in (c.body, c.otherwise) if body is not None]
     nodes: list[Component | Primitive] = [*template.components]
     nodes += [p for c in template.components for p in c.primitives]
-    pairs = [pair for node in nodes for pair in (*node.attributes.said(), *node.options)]
+    pairs = [pair for node in nodes for pair in (*node.attributes.non_default_items(), *node.options)]
     options = tuple([_types(value) for _, value in pairs])
     return options, tuple([_option_types(body) for body in inner])
 

@@ -87,7 +87,7 @@ def _consumers(d: Primitive, graph: Graph, context: PassContext) -> list[Primiti
 def _only_parses(p: Primitive, parsers: list[str], d: Primitive, graph: Graph) -> bool:
     """Return True if `p` reads nothing that depends on `d` except the list itself."""
     producers = (ref.producer for ref in p.refs if not ref.external)
-    return all(name in parsers or not graph.above[name] & graph.bits[d.id] for name in producers)
+    return all(name in parsers or not graph.ancestor_masks[name] & graph.bits[d.id] for name in producers)
 
 
 def _runs_per_item(p: Primitive, parser: str) -> bool:
@@ -135,9 +135,9 @@ def _overtaken(effects: tuple[Effect, ...], q: Primitive, p: Primitive, d: Primi
     """
     if not effects:
         return ()
-    above = graph.above[p.id]
+    above = graph.ancestor_masks[p.id]
     for name in _awaited(q, p, d):
-        above &= ~(graph.above[name] | graph.bits[name])
+        above &= ~(graph.ancestor_masks[name] | graph.bits[name])
     return tuple([o.id for o in graph if o.effects and above & graph.bits[o.id] and conflict(effects, o.effects)])
 
 

@@ -124,7 +124,7 @@ class _Estimates:
         mask = 0
         for key, ref in p.inputs:
             if key in variables and not ref.external:
-                mask |= self.graph.above[ref.producer] | self.graph.bits[ref.producer]
+                mask |= self.graph.ancestor_masks[ref.producer] | self.graph.bits[ref.producer]
         return mask
 
 

@@ -51,7 +51,7 @@ def _must_wait_for_all_stages(p: Primitive, plan: dict[str, _Cuts], graph: Graph
     it. If `p` were split, too, its first stage would overtake the last stage of the other."""
     if not plan or not p.effects:
         return False
-    above = graph.above[p.id]
+    above = graph.ancestor_masks[p.id]
     return any(above & graph.bits[q] and conflict(p.effects, graph[q].effects) for q in plan)
 
 

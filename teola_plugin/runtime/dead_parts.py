@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.graph import ClientCalls, LeftToPlain, Primitive
+from teola_plugin.graph import ClientCalls, LeftToOriginal, Primitive
 
 _log = logging.getLogger("teola_plugin")
 _MOST = 1000
@@ -51,7 +51,7 @@ def died(p: Primitive, calls: Mapping[str, Callable[..., Any]], error: BaseExcep
     function = calls.get(p.call)
     if function is None or getattr(function, "teola_may_raise", False):
         return None
-    if not isinstance(error, Exception) or isinstance(error, LeftToPlain):
+    if not isinstance(error, Exception) or isinstance(error, LeftToOriginal):
         return None
     return DeadPart(p.call, calls.object_of(p.call) if isinstance(calls, ClientCalls) else "", error)
 

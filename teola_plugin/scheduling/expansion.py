@@ -116,7 +116,7 @@ class Expansion:
                 outputs.append(live.early[match])
             else:
                 name = here.instance(index)
-                name = here.instance(index, again=True) if query.within(name) else name
+                name = here.instance(index, is_second=True) if query.within(name) else name
                 bind = {"$item": items.at(index)}
                 outputs.append(self._instance(query, live, p.fragment, name, bind, together=event.count))
         self._await_outputs(query, live, outputs)
@@ -139,7 +139,7 @@ class Expansion:
         output = _begun_arm(query, live, here.arm(taken))
         if output is None:
             lost = bool(query.within(here.arm(taken)))
-            name = here.arm(taken, again=lost)
+            name = here.arm(taken, is_second=lost)
             output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
         assert output is not None
         self._await_outputs(query, live, [output])

@@ -23,7 +23,7 @@ class LiveQuery:
         self.ahead = ahead
         self.ended = False
         self._live: dict[str, LivePrimitive] = {}
-        self._children: dict[str, list[str]] = {name: list(names) for name, names in graph.led_from.items()}
+        self._children: dict[str, list[str]] = {name: list(names) for name, names in graph.successors.items()}
         self._readers: dict[str, set[str]] = {name: set(names) for name, names in graph.read_by.items()}
         self._within: dict[str, list[str]] = {}
         """Ids by the instance or part that they are in, whatever lies between."""
@@ -75,7 +75,7 @@ class LiveQuery:
         self._live[p.id] = live
         if p.early:
             live.early = list(p.early)
-        for outer in InstancePath(p.id).around():
+        for outer in InstancePath(p.id).enclosing():
             self._within.setdefault(outer, []).append(p.id)
 
     def _insert(self, p: Primitive, parents: Iterable[str]) -> LivePrimitive:
@@ -176,7 +176,7 @@ class LiveQuery:
         for live in inside:
             del self._live[live.id]
             self._children.pop(live.id, None)
-            for outer in InstancePath(live.id).around():
+            for outer in InstancePath(live.id).enclosing():
                 if len(outer) >= len(name):
                     self._within.pop(outer, None)
         return unread

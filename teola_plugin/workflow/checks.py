@@ -49,4 +49,6 @@ def _check(graph: Graph) -> None:
 
 
 def _in_order(graph: Graph, one: Primitive, other: Primitive) -> bool:
-    return bool(graph.bits[one.id] & graph.above[other.id] or graph.bits[other.id] & graph.above[one.id])
+    return bool(
+        graph.bits[one.id] & graph.ancestor_masks[other.id] or graph.bits[other.id] & graph.ancestor_masks[one.id]
+    )

@@ -46,7 +46,7 @@ from teola_plugin.adapters.routing import (
 )
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import LeftToPlain
+from teola_plugin.graph import LeftToOriginal
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_run
 from teola_plugin.shims.langchain_interceptors import (
@@ -320,7 +320,7 @@ class _RoutedRetriever:
 
         def prefetched_search(vector: Any) -> Any:
             if len(store.store) > SMALL:
-                raise LeftToPlain("the store is too large to be searched twice; a TeolaVectorStore is searched once")
+                raise LeftToOriginal("the store is too large to be searched twice; a TeolaVectorStore is searched once")
             return search(to_list(vector), **arguments)
 
         embedded_text = getattr(self._embeddings, "sent", str)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from teola_plugin.engines.devices.cards import GIB, Card
 from teola_plugin.errors import ConfigError, EngineUnavailable
-from teola_plugin.graph.device import Device, normal, parse
+from teola_plugin.graph.device import Device, normalize, parse
 
 KEPT_FREE = 0.08
 """Share of a card that is nobody's: CUDA contexts, libraries, fragments. As much as vLLM leaves by default."""
@@ -115,7 +115,7 @@ def _turn(one: tuple[int, Demand]) -> tuple[bool, bool, int, int]:
 
 
 def _place(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int, ...]:
-    wanted = parse(normal(demand.device))
+    wanted = parse(normalize(demand.device))
     if demand.device and wanted.kind != "cuda":
         return ()
     if not loads and not demand.device:
@@ -191,7 +191,7 @@ def _told(demand: Demand, card: Card) -> str:
 
 def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
     if not loads:
-        return Grant(normal(demand.device) or ("" if demand.fills else "cpu"))
+        return Grant(normalize(demand.device) or ("" if demand.fills else "cpu"))
     device = "cuda:" + ",".join(str(load.card.index) for load in loads)
     if not _open(demand) or all(len(load.on) == 1 for load in loads):
         return Grant(device, demand.share)

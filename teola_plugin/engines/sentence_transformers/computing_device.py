@@ -8,7 +8,7 @@ from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import GIB, device_name
 from teola_plugin.engines.devices.weights import weight_bytes
 from teola_plugin.errors import ConfigError
-from teola_plugin.graph.device import normal
+from teola_plugin.graph.device import normalize
 
 WORK = 2 * GIB
 """A CUDA context and the largest forward pass: 32 texts of 512 tokens through a model of BERT's large size."""
@@ -18,7 +18,7 @@ UNKNOWN = 2 * GIB
 
 def said_device(device: str | None, cores: Sequence[int]) -> str:
     """What the user said; empty if nothing. Who names cores says the CPU by that."""
-    return normal(device) if device else "cpu" if cores else ""
+    return normalize(device) if device else "cpu" if cores else ""
 
 
 def demand_of(engine: str, model: str, said: str, share: float | None) -> Demand:

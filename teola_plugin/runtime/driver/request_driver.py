@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.graph import LLM_KINDS, LeftToPlain, Primitive, PrimitiveKind, Terms
+from teola_plugin.graph import LLM_KINDS, LeftToOriginal, Primitive, PrimitiveKind, Terms
 from teola_plugin.requests.payloads import AnswerForm, Generate, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -128,7 +128,7 @@ class RequestDriver:
 
     def _leave_to_original(self, run: QueryRun, p: Primitive) -> None:
         run.left_to_original.add(p.id)
-        self._driver.died(run, p, LeftToPlain("the original may send another request for this answer, or none"))
+        self._driver.died(run, p, LeftToOriginal("the original may send another request for this answer, or none"))
 
     def stream_output(self, run: QueryRun) -> None:
         """Stream the query's output from the request that writes it, if that is known by now."""

@@ -16,12 +16,12 @@ K = PrimitiveKind
 
 
 def test_nothing_is_said_by_default() -> None:
-    assert list(NOTHING_SAID.said()) == [] and Attributes() == NOTHING_SAID
+    assert list(NOTHING_SAID.non_default_items()) == [] and Attributes() == NOTHING_SAID
     assert {known.name for known in fields(Attributes)} == ATTRIBUTES
 
 
 def test_a_false_fact_is_said() -> None:
-    assert list(Attributes(lookahead=False, k=0).said()) == [("k", 0), ("lookahead", False)]
+    assert list(Attributes(lookahead=False, k=0).non_default_items()) == [("k", 0), ("lookahead", False)]
 
 
 def test_a_copy_with_other_values() -> None:

@@ -77,7 +77,11 @@ def test_what_the_tracer_knows_of_an_answer_goes_behind_earlier_ones() -> None:
     graph = Graph([*answered("first"), lead.with_(attributes=said), decoding], Ref("second"))
     made = DRAFTS.run(graph, TAKES)
     assert drafts(made) == {"second.p": ("existing", '"YES…"', '"NO…"')}
-    assert [one.what for one in made["second.p"].attributes.drafts] == ["an earlier answer", "its labels", "its labels"]
+    assert [one.description for one in made["second.p"].attributes.drafts] == [
+        "an earlier answer",
+        "its labels",
+        "its labels",
+    ]
 
 
 def test_in_the_whole_pipeline_a_split_prompt_keeps_its_draft() -> None:

@@ -16,7 +16,7 @@ CUTS = {"split", "rsplit", "partition", "rpartition", "find", "index", "startswi
 
 def test_names_of_others() -> None:
     here = InstancePath("found")
-    made = [here.child("hits"), here.instance(2), here.instance(2, again=True), here.arm(True), here.arm(False)]
+    made = [here.child("hits"), here.instance(2), here.instance(2, is_second=True), here.arm(True), here.arm(False)]
     assert made == ["found/hits", "found[2]", "found[2']", "found.then", "found.else"]
     made = [here.stage(1), here.partial(0), here.grown(3), here.verify()]
     assert made == ["found#1", "found.partial#0", "found.grown#3", "found.verify"]
@@ -24,8 +24,8 @@ def test_names_of_others() -> None:
 
 def test_what_lies_around() -> None:
     deep = InstancePath("part1/found[0]/inner[3]/hits#1")
-    assert list(deep.around()) == ["part1", "part1/found[0]", "part1/found[0]/inner[3]"]
-    assert list(InstancePath("hits").around()) == []
+    assert list(deep.enclosing()) == ["part1", "part1/found[0]", "part1/found[0]/inner[3]"]
+    assert list(InstancePath("hits").enclosing()) == []
     assert deep.outermost == "part1" and InstancePath("hits").outermost == "hits"
 
 
