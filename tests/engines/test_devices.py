@@ -21,7 +21,7 @@ from teola_plugin.engines.sentence_transformers.static_batching import StaticBat
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import ConfigError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.graph.device import normal
+from teola_plugin.graph.device import normalize
 from teola_plugin.passes import PassContext
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText
@@ -297,7 +297,7 @@ def test_vllm_names_the_cards_that_it_takes(
         monkeypatch.delenv(variable, raising=False)
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
-    assert normal(_device(kind, args)) == name
+    assert normalize(_device(kind, args)) == name
 
 
 def test_too_much_for_the_card_starts_nothing(have: Cards) -> None:

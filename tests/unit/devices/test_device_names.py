@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from teola_plugin.graph import EngineProfile
-from teola_plugin.graph.device import normal, on_host, share_hardware
+from teola_plugin.graph.device import normalize, on_host, share_hardware
 from teola_plugin.passes import PassContext
 
 
@@ -29,7 +29,7 @@ from teola_plugin.passes import PassContext
     ],
 )
 def test_a_device_has_one_name(said: str, name: str) -> None:
-    assert normal(said) == name == normal(name)
+    assert normalize(said) == name == normalize(name)
     assert EngineProfile(device=said).device == name
 
 
