@@ -60,7 +60,7 @@ class KnownBeginning:
 
         `have`: what the engine has prefilled for the query already, as `Prompt.flat()` shows it.
         """
-        text = prompt.known()
+        text = prompt.known_prefix()
         if self._run.closed or not self._pays(text, max(alike(text, have), alike(text, self._requested_text))):
             return
         self.close()

@@ -19,7 +19,7 @@ class TokenEstimate:
 
     def tokens(self, payload: Generate | Warmup) -> int:
         """At least 1."""
-        text = payload.prompt.known() if isinstance(payload, Warmup) else payload.prompt.flat()
+        text = payload.prompt.known_prefix() if isinstance(payload, Warmup) else payload.prompt.flat()
         return max(1, round(len(text) / self._characters))
 
     def learn(self, payload: Generate, prompt_tokens: int) -> None:

@@ -1,18 +1,17 @@
-"""What a user can do about a value that no engine can take."""
+"""Hints for values that no engine accepts."""
 
 from __future__ import annotations
 
 
 def advice(error: BaseException) -> str:
-    """A hint for what a payload raised."""
+    """Return a hint for an error that was raised while a payload was read."""
     if isinstance(error, UnicodeError):
         return "clean the text: text.encode('utf-8', 'replace').decode() leaves no half of a character"
     return "look at the values that are sent: texts are str, vectors are flat sequences of numbers"
 
 
 def lone_surrogate(text: str) -> str:
-    """What is wrong with a text that is no Unicode: halves of characters, as broken decoding leaves them. Empty if
-    nothing is."""
+    """Describe the first lone surrogate in a text, which broken decoding leaves; return "" if there is none."""
     if text.isascii():
         return ""
     try:

@@ -1,7 +1,7 @@
-"""What the answer to a request may repeat, as the request itself tells: its schema, its tools, calls made before.
+"""Draft texts that follow from a request alone: from its schema, its tools, and earlier calls in the conversation.
 
-Texts with gaps (`graph.GAP`) are forms of the answer. They are for engines that verify drafts, and never decide what an
-answer is.
+A text with gaps (`graph.GAP`) is a form of the answer. Draft texts are for engines that verify drafts, and never
+affect what the answer is.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ from teola_plugin.requests.json_forms import forms, forms_of_schema
 from teola_plugin.requests.payloads import Generate, Message
 
 KEY, APP, TENANT = "teola_drafts", "teola_app", "teola_tenant"
-"""Names under which a request's texts, its app and its tenant travel to vLLM: to a server in `vllm_xargs`."""
+"""Names under which a request's draft texts, app and tenant are sent to vLLM; to a server in `vllm_xargs`."""
 FORGET_ALL, FORGET_TENANT = "teola_forget_all", "teola_forget_tenant"
-"""There, too: what was learned is to be forgotten, all of it or a tenant's."""
-MOST = 32
-"""Texts of one request."""
+"""Names of commands, sent in the same way: forget all learned drafts, or those of a tenant."""
+MAX_TEXTS = 32
+"""Maximum number of draft texts of one request."""
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not splitlines(): a call may hold U+2028
-_TOOLS = 8
-_CALLS = 4
-"""Earlier calls of a conversation, the last ones."""
+_MAX_TOOLS = 8
+_MAX_CALLS = 4
+"""Maximum number of earlier calls of a conversation, the latest ones."""
 _ITEMS = 8
-"""Of a list whose length nobody knows."""
+"""Number of items in the form of a list of unknown length."""
 
 
 def texts_of(payload: object) -> tuple[str, ...]:
-    """Of a request for a generation; nothing for one that samples, for which nothing is drafted."""
+    """Return the draft texts of a generation, likeliest first; () for one that samples, which gets no drafts."""
     if not isinstance(payload, Generate) or not payload.sampling.greedy:
         return ()
     schema, tools = payload.sampling.json_schema, payload.prompt.tools
     if not schema and not tools:
         return ()
     earlier = calls_in(payload.prompt.messages) if tools else ()
-    return (*earlier, *(forms_of_schema(schema) if schema else forms_of_tools(tools)))[:MOST]
+    return (*earlier, *(forms_of_schema(schema) if schema else forms_of_tools(tools)))[:MAX_TEXTS]
 
 
 def calls_in(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Calls of tools that the model has made in this conversation, the last one first."""
+    """Return the tool calls that the model made in this conversation, the latest first."""
     answers = [m.content for m in reversed(messages) if m.role == "assistant"]
     lines = (line for content in answers for line in reversed(_LINE_END.split(content)))
     calls = dict.fromkeys(line for line in lines if line.startswith('{"name": ') and line.endswith("}"))
-    return tuple(calls)[:_CALLS]
+    return tuple(calls)[:_MAX_CALLS]
 
 
 @lru_cache(maxsize=256)
 def forms_of_tools(tools: str) -> tuple[str, ...]:
-    """Of JSON text of tools, as OpenAI describes them: a call of each, in the forms in which open models write calls
-    (see `adapters.tool_calls`): bare, and between tags, maybe behind other words."""
+    """Return the forms of a call of each tool, for tools described as OpenAI does, in JSON.
+
+    Open models write calls bare, or between tags and after other words (see `adapters.tool_calls`).
+    """
     try:
         described = json.loads(tools)
     except ValueError:
         return ()
-    calls = [call for tool in (described if isinstance(described, list) else [])[:_TOOLS] for call in _calls(tool)]
+    calls = [call for tool in (described if isinstance(described, list) else [])[:_MAX_TOOLS] for call in _calls(tool)]
     tagged = [f"{GAP}<tool_call>\n{call.rstrip(GAP)}\n</tool_call>{GAP}" for call in calls]
-    return (*tagged, *(call if GAP in call else call + GAP for call in calls))[:MOST]
+    return (*tagged, *(call if GAP in call else call + GAP for call in calls))[:MAX_TEXTS]
 
 
 def _calls(tool: Any) -> Iterator[str]:
-    """JSON of a call of a tool, once for each key under which models write arguments."""
+    """Yield the JSON of a call of a tool, for each key under which models write arguments."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return
@@ -74,32 +76,32 @@ def _calls(tool: Any) -> Iterator[str]:
 
 
 def forms_of_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    """Of answers of which only these are understood."""
-    return tuple(label + GAP for label in dict.fromkeys(labels) if label)[:MOST]
+    """Return the forms of an answer that must begin with one of the labels."""
+    return tuple(label + GAP for label in dict.fromkeys(labels) if label)[:MAX_TEXTS]
 
 
 def forms_of_list(kind: str) -> tuple[str, ...]:
-    """What stands before and between the items of a list that is spelled so (see `requests.items`)."""
+    """Return the texts before and between the items of a list of this kind (see `requests.items`)."""
     numbered = ["".join(f"{i}{mark} {GAP}\n" for i in range(1, _ITEMS + 1)) for mark in (".", ")")]
     bullets = [f"{mark} {GAP}\n" * _ITEMS for mark in ("-", "*")]
-    found = {
+    forms_by_kind = {
         "numbered": numbered[:1],
         "markdown": bullets,
         "lines": [*numbered, bullets[0]],
         "choices": [_choices(indent) for indent in (4, None)],
     }
-    return tuple(found.get(kind, ()))
+    return tuple(forms_by_kind.get(kind, ()))
 
 
 def forms_of_questions() -> tuple[str, ...]:
-    """As LlamaIndex's question generators ask for them, and as its example shows them: fenced, or bare."""
+    """Return the forms of an answer to LlamaIndex's question generators: in a code fence, or bare."""
     one = {"sub_question": GAP, "tool_name": GAP}
-    shown = json.dumps({"items": [one] * _ITEMS}, indent=4, ensure_ascii=False)
+    indented = json.dumps({"items": [one] * _ITEMS}, indent=4, ensure_ascii=False)
     compact = json.dumps({"items": [one] * _ITEMS}, ensure_ascii=False)
-    return (f"```json\n{shown}\n```", shown, compact)
+    return (f"```json\n{indented}\n```", indented, compact)
 
 
 def _choices(indent: int | None) -> str:
-    """As LlamaIndex's selectors ask for them: a list, of which the first is here."""
+    """Return the form of an answer to LlamaIndex's selectors: a list, with its first item."""
     one = json.dumps([{"choice": 0, "reason": GAP}], indent=indent, ensure_ascii=False)
     return one.replace("0", GAP, 1)

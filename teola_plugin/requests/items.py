@@ -1,8 +1,8 @@
-"""Lists read while they are written: the items of a model's output as soon as each one is closed.
+"""Streaming parsers of lists: each item of a model's output as soon as it is complete.
 
-The items are a prediction of what the framework's own parser returns for the whole text; the caller verifies them.
-A half item is never given: the frameworks' own streaming parsers do give some (`["q one", "q t"]`), or other items
-than for the whole text.
+The items predict what the framework's own parser returns for the complete text; the caller verifies them. An
+incomplete item is never returned. (The frameworks' own streaming parsers return some, e.g. `["q one", "q t"]`, or
+other items than for the complete text.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Reader(Protocol):
 
 
 class ItemStream:
-    """Items of one list. `kind` says how it is spelled:
+    """A parser of one list. `kind` names the way in which the list is written:
 
     ========  =======================================================================
     json      elements of the first array, even inside an object or a code fence
@@ -34,7 +34,7 @@ class ItemStream:
     indices   the same of members `"index": 2`
     ========  =======================================================================
 
-    Raises `RegistrationError` for another kind. Every chunking of a text gives the same items.
+    Raises RegistrationError for another kind. The items do not depend on how the text is split into chunks.
     """
 
     def __init__(self, kind: str) -> None:
@@ -44,16 +44,16 @@ class ItemStream:
         self._reader = _READERS[kind]()
 
     def feed(self, text: str) -> list[Any]:
-        """Items that `text` closes: strings, or decoded values for the elements of a JSON array."""
+        """Return the items that `text` completes: strings, or decoded values for the elements of a JSON array."""
         return self._reader.feed(text)
 
     def finish(self) -> list[Any]:
-        """What the end of the text closes. Call it once, then no more `feed`."""
+        """Return the items that the end of the text completes. Call it once, after the last `feed`."""
         return self._reader.finish()
 
 
 class _Lines:
-    """Holds white space back until something follows it, since the text's own ends are stripped."""
+    """A parser of lines. It holds white space back until more text follows, as the ends of the text are stripped."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -74,7 +74,7 @@ class _Lines:
 
 
 class _Pattern:
-    """All matches of a pattern whose item runs to the end of its line."""
+    """A parser of the matches of a pattern whose item ends with its line."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern, re.MULTILINE)
@@ -89,7 +89,7 @@ class _Pattern:
         return self._closed(len(self._text) + 1)
 
     def _closed(self, end: int) -> list[str]:
-        """Items of the matches that end before `end`: only the last match can still grow."""
+        """Return the items of the matches that end before `end`: only the last match can still grow."""
         closed: list[str] = []
         for match in self._pattern.finditer(self._text, self._done):
             if match.end() < end:
@@ -99,7 +99,7 @@ class _Pattern:
 
 
 class _Comma:
-    """The state machine of `csv.reader(..., skipinitialspace=True)`, field by field."""
+    """A parser of comma-separated values: the state machine of `csv.reader(..., skipinitialspace=True)`."""
 
     def __init__(self) -> None:
         self._field = ""
@@ -111,8 +111,8 @@ class _Comma:
     def finish(self) -> list[str]:
         return [] if self._state == self._row else self._close(self._row)
 
-    def _close(self, then: Callable[[str], list[str]]) -> list[str]:
-        item, self._field, self._state = self._field, "", then
+    def _close(self, next_state: Callable[[str], list[str]]) -> list[str]:
+        item, self._field, self._state = self._field, "", next_state
         return [item]
 
     def _row(self, char: str) -> list[str]:
@@ -150,24 +150,24 @@ class _Comma:
 
 
 class _Json:
-    """Finds the first array and decodes its elements one by one; stops at the first thing that is no JSON."""
+    """A parser of the elements of the first JSON array. It stops at the first text that is not JSON."""
 
     def __init__(self) -> None:
         self._depth = 0
-        """Brackets open around this place; within the array, counted from the array."""
-        self._in_array = self._over = self._quoted = self._escaped = False
+        """Number of open brackets; within the array, those inside it."""
+        self._in_array = self._has_ended = self._quoted = self._escaped = False
         self._raw = ""
 
     def feed(self, text: str) -> list[Any]:
         return [item for char in text for item in self._take(char)]
 
     def finish(self) -> list[Any]:
-        """A cut-off string counts up to where it was cut, as LangChain's parser has it."""
+        """Return the last element. A string that is cut off counts up to the cut, as in LangChain's parser."""
         closing = '"' if self._quoted else ""
-        return self._decode(closing) if self._in_array and not self._depth and not self._over else []
+        return self._decode(closing) if self._in_array and not self._depth and not self._has_ended else []
 
     def _take(self, char: str) -> list[Any]:
-        if self._over:
+        if self._has_ended:
             return []
         if self._quoted:
             return self._inside_string(char)
@@ -193,7 +193,7 @@ class _Json:
     def _inside_array(self, char: str) -> list[Any]:
         if not self._depth and char in ",]":
             items = self._decode()
-            self._over = self._over or char == "]"
+            self._has_ended = self._has_ended or char == "]"
             return items
         self._depth += (char in "[{") - (char in "]}")
         self._raw += char
@@ -206,14 +206,14 @@ class _Json:
         try:
             return [json.loads(raw, strict=False)]
         except ValueError:
-            self._over = True
+            self._has_ended = True
             return []
 
 
 class _Choices:
-    """Numbers behind a key, wherever in brackets it stands; it may lack its quotes, as YAML has it.
+    """A parser of the numbers that follow a key inside brackets. The key may lack quotes, as in YAML.
 
-    A number is closed by what follows it, so that the reason for a choice need not be waited for.
+    A number is complete when another character follows it, so that the reason for a choice need not be awaited.
     """
 
     def __init__(self, key: str) -> None:
@@ -222,14 +222,14 @@ class _Choices:
         self._quoted = self._escaped = False
         self._word = self._number = ""
         """The last word or string; the digits of a number that is being read."""
-        self._wanted = False
-        """Whether a number is to come."""
+        self._expects_number = False
+        """True if the key was read, so that a number is expected."""
 
     def feed(self, text: str) -> list[int]:
         return [item for char in text for item in self._take(char)]
 
     def finish(self) -> list[int]:
-        """A number that nothing closes is no choice: the text is cut off."""
+        """Return no items: a number at the end of the text may be cut off."""
         return []
 
     def _take(self, char: str) -> list[int]:
@@ -244,11 +244,11 @@ class _Choices:
             self._word += char
             self._escaped = char == "\\" and not self._escaped
             return []
-        wanted, self._wanted, self._quoted = self._wanted, False, False
-        return [int(self._word)] if wanted and self._word.isdecimal() else []
+        is_choice, self._expects_number, self._quoted = self._expects_number, False, False
+        return [int(self._word)] if is_choice and self._word.isdecimal() else []
 
     def _outside_string(self, char: str) -> list[int]:
-        if self._wanted:
+        if self._expects_number:
             if char in "0123456789":
                 self._number += char
                 return []
@@ -256,7 +256,9 @@ class _Choices:
                 return []
         closed = [int(self._number)] if self._number and (char.isspace() or char in ",}]") else []
         self._quoted = char == '"'
-        self._wanted = (char == ":" and self._word == self._key) or (self._wanted and self._quoted and not self._number)
+        self._expects_number = (char == ":" and self._word == self._key) or (
+            self._expects_number and self._quoted and not self._number
+        )
         self._number = ""
         if not char.isspace():
             self._word = self._word + char if char.isalnum() or char == "_" else ""

@@ -1,4 +1,4 @@
-"""Forms of JSON that follows a schema: its keys and what is fixed, with gaps for what the model says."""
+"""Forms of JSON answers that follow a schema: its keys and constants, with gaps for what the model writes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import Any
 
 from teola_plugin.graph import GAP
 
-MOST_FORMS = 8
-"""Of one schema: where a value is one of several, each is a form of its own."""
-_DEEPEST = 6
+MAX_FORMS = 8
+"""Maximum number of forms of one schema: each of several possible values makes a form of its own."""
+_MAX_DEPTH = 6
 _ITEMS = 4
-"""Of a list whose length is not fixed."""
-_LONGEST = 2000
-"""Characters of a form; what comes behind them is left out."""
+"""Number of items in the form of a list without a fixed length."""
+_MAX_LENGTH = 2000
+"""Maximum length of a form, in characters; the rest is left out."""
 
 
 @lru_cache(maxsize=256)
 def forms_of_schema(schema: str) -> tuple[str, ...]:
-    """Of JSON text of a schema; empty where it fixes nothing. Without spaces, as vLLM's grammars write where these are
-    not left to the model, then with them, as models do."""
+    """Return the forms of answers for a schema in JSON; () if the schema fixes no text.
+
+    Forms without spaces come first, as vLLM's grammars write them, then forms with spaces, as models write them.
+    """
     try:
         described = json.loads(schema) if schema else None
     except ValueError:
@@ -31,25 +33,25 @@ def forms_of_schema(schema: str) -> tuple[str, ...]:
 
 
 def forms(described: Any, *, spaces: bool = True) -> tuple[str, ...]:
-    """Of a schema, at most `MOST_FORMS`, in the schema's own order; with spaces behind commas and colons, or not."""
+    """Return at most `MAX_FORMS` forms for a schema, in its order, with or without spaces after commas and colons."""
     if not isinstance(described, Mapping):
         return ()
     definitions = _mapping(described.get("$defs") or described.get("definitions"))
-    found = _Forms(definitions, " " if spaces else "").of(described, 0)
-    ended = (_ended(form) for form in found)
-    return tuple(dict.fromkeys(form for form in ended if form.strip(GAP + '"')))
+    bodies = _Forms(definitions, " " if spaces else "").of(described, 0)
+    complete = (_with_gap(body) for body in bodies)
+    return tuple(dict.fromkeys(form for form in complete if form.strip(GAP + '"')))
 
 
-def _ended(form: str) -> str:
-    """With a gap, which makes it a form, also where all of it is fixed."""
+def _with_gap(form: str) -> str:
+    """Return the form with a gap at its end if it has none, and without repeated gaps."""
     while GAP * 2 in form:
         form = form.replace(GAP * 2, GAP)
-    form = form[:_LONGEST]
+    form = form[:_MAX_LENGTH]
     return form if GAP in form else form + GAP
 
 
 class _Forms:
-    """`definitions`: what references look up; `space`: what stands behind commas and colons."""
+    """A builder of forms. References are looked up in `definitions`; `space` follows commas and colons."""
 
     def __init__(self, definitions: Mapping[str, Any], space: str) -> None:
         self._definitions = definitions
@@ -59,19 +61,19 @@ class _Forms:
         return json.dumps(value, ensure_ascii=False, separators=(self._comma, self._colon))
 
     def of(self, described: Any, depth: int) -> list[str]:
-        """At least one."""
-        if not isinstance(described, Mapping) or depth > _DEEPEST:
+        """Return the forms of a value; a gap alone if nothing is known about it."""
+        if not isinstance(described, Mapping) or depth > _MAX_DEPTH:
             return [GAP]
         if "$ref" in described:
             return self.of(self._definitions.get(str(described["$ref"]).rpartition("/")[2]), depth + 1)
         if "const" in described:
             return [self._text(described["const"])]
         if values := _list(described.get("enum")):
-            return [self._text(value) for value in values[:MOST_FORMS]]
+            return [self._text(value) for value in values[:MAX_FORMS]]
         for several in ("anyOf", "oneOf", "allOf"):
             if parts := _list(described.get(several)):
-                found = (form for part in parts for form in self.of(part, depth + 1))
-                return list(dict.fromkeys(itertools.islice(found, MOST_FORMS)))
+                alternatives = (form for part in parts for form in self.of(part, depth + 1))
+                return list(dict.fromkeys(itertools.islice(alternatives, MAX_FORMS)))
         return self._of_type(described, depth)
 
     def _of_type(self, described: Mapping[str, Any], depth: int) -> list[str]:
@@ -87,25 +89,25 @@ class _Forms:
         return [GAP]
 
     def _of_object(self, properties: Mapping[str, Any], depth: int) -> list[str]:
-        """Every key in its order. The first value of which there are several makes several forms."""
+        """Return forms with every key in order. The first value with several forms makes several objects."""
         if not properties:
             return [GAP]
-        made = [""]
+        bodies = [""]
         for key, described in properties.items():
             values = self.of(described, depth + 1)
-            if len(values) > 1 and len(made) > 1:
+            if len(values) > 1 and len(bodies) > 1:
                 values = [GAP]
             before = self._text(key) + self._colon
-            made = [(one + self._comma if one else "") + before + value for one in made for value in values]
-        return [f"{{{one}}}" for one in made]
+            bodies = [(body + self._comma if body else "") + before + value for body in bodies for value in values]
+        return [f"{{{body}}}" for body in bodies]
 
     def _of_list(self, described: Mapping[str, Any], depth: int) -> str:
-        least, most = (_count(described.get(key)) for key in ("minItems", "maxItems"))
+        min_items, max_items = (_count(described.get(key)) for key in ("minItems", "maxItems"))
         values = self.of(described.get("items"), depth + 1)
         item = values[0] if len(values) == 1 else GAP
-        if least == most and least:
-            return f"[{self._comma.join([item] * least)}]"
-        return f"[{self._comma.join([item] * max(1, min(_ITEMS, most or _ITEMS)))}{GAP}"
+        if min_items == max_items and min_items:
+            return f"[{self._comma.join([item] * min_items)}]"
+        return f"[{self._comma.join([item] * max(1, min(_ITEMS, max_items or _ITEMS)))}{GAP}"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

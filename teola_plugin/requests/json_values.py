@@ -1,4 +1,4 @@
-"""Equality of values of metadata, and filters on it: as PostgreSQL's jsonb has it, where Python would differ."""
+"""Equality of metadata values, and filters on metadata, with the rules of PostgreSQL's jsonb."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from teola_plugin.requests.payloads import OneOf
 
 
 def comparable(value: Any) -> Any:
-    """Equal for values that are equal as JSON: 1 and 1.0, a tuple and a list, but not True and 1, nor 1 and "1".
+    """Return a value that is equal for values that are equal as JSON: 1 and 1.0, but not True and 1, nor 1 and "1".
 
-    What JSON cannot say is compared as Python does.
+    Values that JSON does not have are compared as Python compares them.
     """
     if isinstance(value, bool) or value is None:
         return ("constant", repr(value))
     if isinstance(value, int | float):
         return ("number", Decimal(int(value)) if isinstance(value, int) else Decimal(repr(float(value))))
     if isinstance(value, Mapping):
-        return {_key(key): comparable(each) for key, each in value.items()}
+        return {_key(key): comparable(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [comparable(each) for each in value]
+        return [comparable(entry) for entry in value]
     return value
 
 
 def _key(key: Any) -> Any:
-    """Keys of JSON are text."""
+    """Return a key as JSON has it: as text."""
     return json.dumps(key) if key is None or isinstance(key, bool | int | float) else key
 
 

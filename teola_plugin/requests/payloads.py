@@ -1,4 +1,4 @@
-"""What engines are asked for and what they give back, kind by kind. Framework-neutral and picklable.
+"""Payloads of requests and values of results, by kind of primitive. Framework-neutral and picklable.
 
 | kind                | payload of one request | value                          |
 |---------------------|------------------------|--------------------------------|
@@ -22,14 +22,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 Vector = Sequence[float]
 
 UNKNOWN = "\ue000"
-"""Stands in the prompt of a `Warmup` for text that is not known yet; what comes before the first can be prefilled."""
+"""A placeholder in the prompt of a `Warmup` for text that is not known yet; the text before the first is prefilled."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedText:
     text: str
     role: Literal["query", "document"] = "query"
-    """Kept apart and never merged: some models prefix the two differently."""
+    """Requests of different roles are never merged: some models prefix the two differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class OneOf(NamedTuple):
 
     @classmethod
     def from_condition(cls, condition: Any) -> OneOf:
-        """Return a condition of `SearchVector.filter` as a `OneOf`, also where it is a single value."""
+        """Return a condition of `SearchVector.filter` as a `OneOf`, also if it is a single value."""
         return condition if isinstance(condition, OneOf) else cls((condition,))
 
 
@@ -83,36 +83,36 @@ class SearchText:
 @dataclass(frozen=True, slots=True)
 class Hit:
     id: str
-    """Of a web search: the address."""
+    """Id of the row; the address for a web search."""
     text: str
     metadata: Mapping[str, Any]
     score: float
-    """Higher is better. Of a search by vector: cosine similarity, in [-1, 1]."""
+    """Higher is better. For a search by vector, the cosine similarity, in [-1, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTool:
-    """A call of a function that an engine has under this name."""
+    """A call of a function that an engine provides under this name."""
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """By name."""
+    """Arguments by name."""
     read_only: bool = False
-    """Whether its author declares that it changes nothing: it may be called early, and again when an engine died."""
+    """True if its author declares that it changes nothing, so that it may be prefetched, and repeated after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a collection held, as its store counts: a search is still true while the version is the same."""
+    """The version of a collection. The result of a search stays valid while the version is the same."""
 
     identity: str
-    """Of the collection: another one after it was deleted and made anew, or where the counter began anew."""
+    """Identity of the collection. It changes when the collection is created again, or its counter restarts."""
     counter: int
-    """Grows with every change, whichever process, connection or program makes it."""
+    """A number that grows with every change, by whichever process, connection or program."""
 
 
 class Stored(Protocol):
-    """What searches and look-ups give: a `Hit` or a `Chunk`."""
+    """A result of a search or a look-up: a `Hit` or a `Chunk`."""
 
     @property
     def id(self) -> str: ...
@@ -141,31 +141,31 @@ class Message:
 class Prompt:
     """Chat messages, or plain text when `messages` is empty.
 
-    A prompt that is to be answered (`Generate`) is whole, whatever its text: users may write the character of
-    `UNKNOWN`, too. In one that is to be warmed up, the first ends what is known: a user's makes it shorter, not wrong.
+    The prompt of a `Generate` is complete, whatever its text: users may write the character of `UNKNOWN`, too. In the
+    prompt of a `Warmup`, the first one ends the known text; one that a user wrote only makes the warm-up shorter.
     """
 
     carried: ClassVar[bool] = False
-    """Whether it is a request of the user's own client, which an engine carries as it is."""
+    """True if it is a request of the user's own client, which an engine forwards unchanged."""
 
     messages: tuple[Message, ...] = ()
     text: str = ""
     tools: str = ""
-    """JSON text of the tools that the model is told of by its chat template, as OpenAI describes them."""
+    """JSON text of the tools for the model's chat template, as OpenAI describes them."""
 
     def flat(self) -> str:
-        """The text of all parts, for estimates and for engines without a chat template."""
+        """Return the text of all parts, for estimates and for engines without a chat template."""
         tools = f"tools: {self.tools}\n" if self.tools else ""
         return self.text or tools + "\n".join(f"{m.role}: {m.content}" for m in self.messages) + "\nassistant:"
 
-    def known(self) -> str:
-        """Of a prompt to be warmed up: `flat()` up to the first unknown slot."""
+    def known_prefix(self) -> str:
+        """Return the known text of a `Warmup`'s prompt: `flat()` up to the first placeholder."""
         return self.flat().split(UNKNOWN, 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to decode. The defaults are greedy, so that equal prompts give equal answers."""
+    """The parameters of a decoding. The defaults are greedy, so that equal prompts give equal answers."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -184,7 +184,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """Prefill the known part of a prompt, so that the whole prompt finds it cached (partial prefilling)."""
+    """A request to prefill the known part of a prompt, so that it is cached for the complete prompt."""
 
     prompt: Prompt
 
@@ -193,7 +193,7 @@ class Warmup:
 class Warmed:
     tokens: int
     cached_tokens: int = 0
-    """Those of them that were in the prefix cache before, as far as the engine tells."""
+    """Number of them that were in the prefix cache before, as far as the engine reports it."""
 
 
 class AnswerForm(Enum):
@@ -204,7 +204,7 @@ class AnswerForm(Enum):
     STREAMED = "streamed"
     """In pieces, as it is written."""
     UNKNOWN = "unknown"
-    """One of the two, decided when the answer is asked for."""
+    """One of the two, decided by the original when it sends the request."""
 
     __hash__ = object.__hash__
 
@@ -214,11 +214,11 @@ class Generate:
     prompt: Prompt
     sampling: Sampling = Sampling()
     form: AnswerForm | None = field(default=None, compare=False)
-    """The form in which the original asks for the answer with this very request: in the other form it sends another
-    one. None where one request serves both."""
+    """The form for which the original sends exactly this request: for the other form it sends another one. None if one
+    request serves both forms."""
 
     def with_unknown_form(self) -> Generate:
-        """Return the request of an original that may ask in the other form, too."""
+        """Return the request of an original that may ask for the other form, too."""
         return self if self.form is None else replace(self, form=AnswerForm.UNKNOWN)
 
 
@@ -230,9 +230,9 @@ class Generation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were found in the prefix cache. An engine that always tells says so with an
-    attribute, `tells_cached = True`; of another one, 0 may mean that it does not know."""
+    """Number of prompt tokens in the prefix cache. 0 may also mean "not known", unless the engine has the attribute
+    `tells_cached = True`."""
     drafted: int = field(default=0, compare=False)
-    """Tokens that the engine has drafted for it, and had the model verify."""
+    """Number of tokens that the engine drafted and the model verified."""
     accepted: int = field(default=0, compare=False)
-    """Those of them that the model would have written itself: part of its text."""
+    """Number of drafted tokens that the model accepted: they are part of the text."""

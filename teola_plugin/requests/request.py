@@ -1,4 +1,4 @@
-"""What an engine is asked for: one request."""
+"""The request: the unit of work that is sent to an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from teola_plugin.graph import PrimitiveKind
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One unit of work of a primitive."""
+    """A unit of work of a primitive, for an engine."""
 
     id: str
     """Unique within the process."""
@@ -22,26 +22,26 @@ class Request:
     priority: int = 0
     """Admission sequence number of the engine scheduler, lower is more urgent; later by a lag in a gang."""
     stream: bool = False
-    """Whether somebody reads the pieces; without a reader an engine may send only the first one, and the end. A reader
-    that comes late is announced: see `engines.base.listen`."""
+    """True if the pieces are read. Without a reader, an engine may send only the first piece, and the end. A reader
+    that comes later is announced: see `engines.base.listen`."""
     background: bool = False
-    """Work that must not delay others on the instance (a warm-up beside deeper decodings)."""
+    """True if it must not delay other requests on the replica (a warm-up during deeper decodings)."""
     keep_remote: bool = False
-    """Whether only engines read its value: a shared pool may leave it where it is made, if it is large."""
+    """True if only engines read its value: a shared pool may leave a large value where it was computed."""
     depth: int = 0
-    """Of its primitive, when it was admitted: the longest way to the output of its query."""
+    """Longest distance of its primitive to the output of its query, when it was admitted."""
     objective: str = "latency"
-    """What is wanted of it: `latency`, `throughput` or `background`."""
+    """`latency`, `throughput` or `background`."""
     app: str = ""
     drafts: tuple[str, ...] = ()
-    """Texts that the answer may repeat, likeliest first: never part of what decides the result."""
+    """Texts that the answer may repeat, likeliest first. They never affect the result."""
     late: bool = False
-    """Whether somebody may come late to read its pieces, if it is sent without `stream`."""
+    """True if a reader of its pieces may come later, although `stream` is False."""
     unread: bool = False
-    """Whether it is streamed for its first piece alone: nobody will ever read the others, which may come as one."""
+    """True if it is streamed for its first piece only: the other pieces may arrive as one."""
 
     def admitted(self, priority: int, depth: int, objective: str) -> Request:
-        """As it goes to its engine. (`dataclasses.replace` takes five times as long, and this is done for each.)"""
+        """Return the request as it is sent to its engine. (`dataclasses.replace` takes five times as long.)"""
         return Request(
             self.id,
             self.kind,

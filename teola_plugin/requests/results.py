@@ -1,4 +1,4 @@
-"""What an engine says of a request: pieces of a streamed value, and exactly one end."""
+"""Results that an engine sends for a request: pieces of a streamed value, and exactly one end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Done:
     value: Any
     stats: Mapping[str, float] = field(default_factory=dict)
     version: Version | None = None
-    """SEARCHING: of the collection, read in the search's own snapshot; None from a store that cannot tell."""
+    """SEARCHING: version of the collection, read in the search's own snapshot; None if the store has none."""
     cuts: tuple[int, ...] = ()
-    """A generation that nobody read, and somebody may come late to read: characters of the pieces that its text would
-    have come in. Empty from an engine that does not know."""
+    """Lengths, in characters, of the pieces in which the text of a generation without a reader would have arrived, for
+    a reader that comes later. Empty if the engine does not know them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def warmed(entry: EngineRequest, value: Any) -> WarmedPrefix | None:
     payload = entry.request.payload
     if not isinstance(payload, Warmup) or not isinstance(value, Warmed):
         return None
-    return WarmedPrefix(entry.primitive, entry.engine, payload.prompt.known(), value.tokens, value.cached_tokens)
+    return WarmedPrefix(entry.primitive, entry.engine, payload.prompt.known_prefix(), value.tokens, value.cached_tokens)
 
 
 def note_use(warmups: Sequence[WarmedPrefix], entry: EngineRequest, value: Any, *, tells: bool | None) -> None:

@@ -126,9 +126,9 @@ def _request(asked: Asked, work: EngineRequest, *, blocks: bool) -> FlowRequest:
     size, payload = asked.engine.size(work.request), work.request.payload
     if not isinstance(payload, Generate | Warmup):
         return FlowRequest(size)
-    text = payload.prompt.known() if isinstance(payload, Warmup) else payload.prompt.flat()
+    text = payload.prompt.known_prefix() if isinstance(payload, Warmup) else payload.prompt.flat()
     tokens = split_tokens(text)
     value = asked.values.get(work.request.id)
     output = value.completion_tokens if isinstance(value, Generation) else 0
-    named = block_hashes(payload.prompt.known(), tenant=asked.tenant) if blocks else ()
+    named = block_hashes(payload.prompt.known_prefix(), tenant=asked.tenant) if blocks else ()
     return FlowRequest(size, len(tokens), output, _names.keys(tokens, asked.tenant), named)

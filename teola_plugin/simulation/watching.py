@@ -121,7 +121,7 @@ def said(payload: Any) -> int:
     if isinstance(payload, Generate):
         return hash((payload.prompt.flat(), str(payload.sampling)))
     if isinstance(payload, Warmup):
-        return hash(payload.prompt.known())
+        return hash(payload.prompt.known_prefix())
     return hash(payload.chunk.text) if isinstance(payload, IngestRow) else hash(str(payload))
 
 

@@ -149,7 +149,7 @@ async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() ->
     known, whole = await tokens.prefix(chat("one two " * 20 + UNKNOWN)), await tokens.whole(chat("one two " * 20 + "x"))
     ends, all_ends = known.ends(8), whole.ends(8)
     assert ends and all_ends and ends == all_ends[: len(ends)]
-    assert ends[-1] <= len(known.prompt.known())
+    assert ends[-1] <= len(known.prompt.known_prefix())
 
 
 # ---------------------------------------------------------------- up to placement

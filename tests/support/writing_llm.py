@@ -38,7 +38,7 @@ class WritingLLM(ScriptedLLM):
             payload: Generate | Warmup = request.payload
             if isinstance(payload, Warmup):
                 self.warmed.append(payload.prompt)
-                yield Done(request.id, Warmed(len(payload.prompt.known()) // 4))
+                yield Done(request.id, Warmed(len(payload.prompt.known_prefix()) // 4))
                 continue
             self.asked.append(payload)
             text = ""

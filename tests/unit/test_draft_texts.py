@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teola_plugin.graph import GAP
-from teola_plugin.requests.draft_texts import MOST, calls_in, forms_of_labels, forms_of_list, forms_of_tools, texts_of
-from teola_plugin.requests.json_forms import MOST_FORMS, forms, forms_of_schema
+from teola_plugin.requests.draft_texts import (
+    MAX_TEXTS,
+    calls_in,
+    forms_of_labels,
+    forms_of_list,
+    forms_of_tools,
+    texts_of,
+)
+from teola_plugin.requests.json_forms import MAX_FORMS, forms, forms_of_schema
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Sampling, SearchVector
 
 TEXT = {"type": "string"}
@@ -73,8 +80,8 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_whatever_stands_in_a_schema_it_is_read(schema: Any) -> None:
     found = forms_of_schema(json.dumps(schema))
-    assert len(found) <= 2 * MOST_FORMS and all(GAP in form for form in found)
-    assert len(forms_of_tools(json.dumps(schema))) <= MOST
+    assert len(found) <= 2 * MAX_FORMS and all(GAP in form for form in found)
+    assert len(forms_of_tools(json.dumps(schema))) <= MAX_TEXTS
 
 
 def test_a_call_of_each_tool_in_the_forms_of_models() -> None:

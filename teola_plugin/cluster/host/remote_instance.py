@@ -163,7 +163,7 @@ class RemoteInstance:
     def size(self, request: Request) -> float:
         payload = request.payload
         if isinstance(payload, Generate | Warmup):
-            return max(1, round(len(payload.prompt.known()) / CHARACTERS_A_TOKEN))
+            return max(1, round(len(payload.prompt.known_prefix()) / CHARACTERS_A_TOKEN))
         by_text = self.facts is not None and self.facts.settings.get("sized_by_text")
         return text_size(payload) if by_text else 1
 

@@ -99,7 +99,7 @@ class FakeLLM(FakeEngine):
     def _job(self, request: Request, run: Run) -> Job:
         payload: Generate | Warmup = request.payload
         if isinstance(payload, Warmup):
-            tokens = self._fitting(split_tokens(payload.prompt.known()), request)
+            tokens = self._fitting(split_tokens(payload.prompt.known_prefix()), request)
             return Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens), warmup=True)
         tokens = self._fitting(split_tokens(payload.prompt.flat()), request)
         job = Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens))
@@ -176,7 +176,7 @@ class FakeLLM(FakeEngine):
 
     def size(self, request: Request) -> int:
         payload: Generate | Warmup = request.payload
-        return max(1, len(payload.prompt.known()) // 4)
+        return max(1, len(payload.prompt.known_prefix()) // 4)
 
     def load(self) -> EngineLoad:
         jobs, held = list(self._jobs.values()), dict[str, int]()

@@ -15,7 +15,7 @@ from teola_plugin.requests.draft_texts import (
     FORGET_ALL,
     FORGET_TENANT,
     KEY,
-    MOST,
+    MAX_TEXTS,
     TENANT,
     calls_in,
     forms_of_tools,
@@ -41,7 +41,7 @@ def extra(request: Request) -> dict[str, Any]:
     texts = dict.fromkeys(request.drafts)
     with suppress(Exception):  # a body of another form is for the server to refuse
         texts |= dict.fromkeys(_told(body))
-    told = {KEY: list(texts)[:MOST], APP: request.app, TENANT: request.tenant}
+    told = {KEY: list(texts)[:MAX_TEXTS], APP: request.app, TENANT: request.tenant}
     return {XARGS: {**(body.get(XARGS) or {}), **{key: value for key, value in told.items() if value}}}
 
 

@@ -166,7 +166,7 @@ class RequestRunner:
         if len(ids) >= self._limit:
             raise PromptTooLong(len(ids), self._limit)
         if self._held is not None and (ends := encoded.ends(self._block)) is not None:
-            names = block_hashes(encoded.prompt.known(), tenant=submit.tenant)
+            names = block_hashes(encoded.prompt.known_prefix(), tenant=submit.tenant)
             self._held.expect(ids, ends, names, submit.tenant)
         return ids
 

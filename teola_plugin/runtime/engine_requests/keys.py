@@ -99,7 +99,7 @@ def _row_key(payload: IngestRow) -> Hashable:
 
 
 def _warmup_key(payload: Warmup) -> Hashable:
-    return "warm-up", _digest(payload.prompt.known().encode(errors="surrogatepass"))
+    return "warm-up", _digest(payload.prompt.known_prefix().encode(errors="surrogatepass"))
 
 
 def _payload_itself(payload: Any) -> Hashable:

@@ -136,7 +136,7 @@ class EnginePort:
         prompt = request.payload.prompt if isinstance(request.payload, Generate | Warmup) else None
         if prompt is None or not self.scheduler.wants_blocks:
             return size, ()
-        return size, block_hashes(prompt.known(), tenant=request.tenant)
+        return size, block_hashes(prompt.known_prefix(), tenant=request.tenant)
 
     def _refusal(self, more: int) -> EngineError | None:
         if self._closed:

@@ -226,7 +226,7 @@ def test_a_leaf_takes_unknown_slots(pool):
     leaf = ChatTeola(pool=pool).__teola_leaf__({})
     payload = leaf.payload(prompt.invoke({"context": UNKNOWN, "question": "why"}))
     assert payload.prompt == Prompt((Message("user", f"Use {UNKNOWN} for why"),))
-    assert payload.prompt.known() == "user: Use "
+    assert payload.prompt.known_prefix() == "user: Use "
 
 
 def test_list_schemas_are_told(pool):

@@ -204,7 +204,7 @@ class Noting(FakeLLM):
         if isinstance(request.payload, Generate):
             self.asked[request.payload.prompt.flat()] += 1
         else:
-            self.warmed.append(request.payload.prompt.known())
+            self.warmed.append(request.payload.prompt.known_prefix())
         return super()._job(request, run)
 
 

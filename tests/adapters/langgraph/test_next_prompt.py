@@ -81,7 +81,7 @@ def until(condition: Any) -> None:
 
 
 def prefix_of(warmed: Prompt, whole: Prompt) -> bool:
-    return whole.tools == warmed.tools and whole.flat().startswith(warmed.known())
+    return whole.tools == warmed.tools and whole.flat().startswith(warmed.known_prefix())
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -101,7 +101,7 @@ def test_results_are_prefilled_as_they_come_in_the_order_of_the_prompt(at: World
     thread.join(5)
     whole = at.llm.asked[-1].prompt
     (warmed,) = at.llm.warmed
-    assert prefix_of(warmed, whole) and "one: words" in warmed.known() and "two: words" in warmed.known()
+    assert prefix_of(warmed, whole) and "one: words" in warmed.known_prefix() and "two: words" in warmed.known_prefix()
     assert warmed.messages[-1].content == UNKNOWN and "three:" not in warmed.flat()
     spans = [span for span in fast.last_trace().spans if span.kind == "PARTIAL_PREFILLING"]
     assert [span.outcome for span in spans] == ["done"] and spans[0].engine == "llm"
@@ -114,7 +114,7 @@ def test_a_long_answer_is_prefilled_before_any_result(at: World) -> None:
     until(lambda: len(at.llm.warmed) == 1)
     steps.end("one")
     thread.join(5)
-    assert prefix_of(at.llm.warmed[0], at.llm.asked[-1].prompt) and LONG.strip() in at.llm.warmed[0].known()
+    assert prefix_of(at.llm.warmed[0], at.llm.asked[-1].prompt) and LONG.strip() in at.llm.warmed[0].known_prefix()
 
 
 def test_what_is_too_short_is_not_worth_a_request(at: World) -> None:
@@ -159,7 +159,7 @@ def test_what_is_found_already_is_not_waited_for(at: World) -> None:
     assert at.llm.warmed == [] and at.llm.came == [True]
     at.writes(*calls, call("one", text="x"))
     thread = asked(fast)
-    until(lambda: at.llm.warmed and at.llm.warmed[-1].known().count("sheep eat") == 2)
+    until(lambda: at.llm.warmed and at.llm.warmed[-1].known_prefix().count("sheep eat") == 2)
     steps.end("one")
     thread.join(5)
     assert all(prefix_of(warmed, at.llm.asked[-1].prompt) for warmed in at.llm.warmed)
