@@ -15,7 +15,7 @@ __all__ = ["Done", "Engine", "EngineLoad", "Failed", "Piece", "Request", "Result
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What placement looks at."""
+    """The current load of a replica, which placement compares."""
 
     requests: int = 0
     kv_used: float = 0.0
@@ -74,12 +74,12 @@ class Engine(Protocol):
 
 
 def listens(engine: Engine) -> bool:
-    """Whether an engine takes requests of live queries that nobody reads yet.
+    """Return True if an engine accepts requests of running queries whose pieces are not read yet.
 
-    Such an engine has `listens = True` and `def listen(request_id: str) -> None`: somebody reads from now on. It then
-    yields pieces, first what was written meanwhile; ids that it does not know are ignored. Of a request that nobody
-    reads it yields the first piece at once all the same, for that one ends the prefilling. Any other engine is asked to
-    stream what may get a reader.
+    Such an engine has `listens = True` and `def listen(request_id: str) -> None`, which announces a reader. It then
+    yields pieces, first the text generated so far; unknown ids are ignored. For a request without a reader it still
+    yields the first piece at once, because that piece ends the prefilling. Any other engine is asked to stream every
+    request that may get a reader.
     """
     return bool(getattr(engine, "listens", False))
 

@@ -14,14 +14,14 @@ from teola_plugin.graph.prefix_blocks import PrefixBlocks
 
 @dataclass(frozen=True, slots=True)
 class PrefixStored:
-    """It holds this prefix."""
+    """An event: the replica has cached this prefix."""
 
     blocks: PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRemoved:
-    """Of this prefix it holds the first `keeps` blocks only."""
+    """An event: the replica has only the first `keeps` blocks of this prefix left."""
 
     blocks: PrefixBlocks
     keeps: int = 0
@@ -29,7 +29,7 @@ class PrefixRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PrefixesCleared:
-    """It holds nothing, or news were lost."""
+    """An event: the replica has no cached prefix left, or events were lost."""
 
 
 PrefixEvents = tuple[PrefixStored | PrefixRemoved | PrefixesCleared, ...]

@@ -11,7 +11,7 @@ _LEAST = 32
 
 
 class TokenEstimate:
-    """By characters; the ratio is learnt from answers."""
+    """An estimator of token counts from character counts. It learns the ratio from answers."""
 
     def __init__(self) -> None:
         self._characters = 4.0

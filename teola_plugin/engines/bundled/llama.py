@@ -54,7 +54,7 @@ class Shape:
 
 
 def default_folder(shape: Shape = Shape()) -> Path:
-    """Where `make` keeps the model of this shape: the user's cache folder (`XDG_CACHE_HOME`)."""
+    """Return the folder of the model of this shape, in the user's cache folder (`XDG_CACHE_HOME`)."""
     return cache_folder() / "-".join(["tiny-llama", f"v{VERSION}", *map(str, asdict(shape).values())])
 
 
@@ -106,7 +106,7 @@ def _train_tokenizer(vocab: int) -> Tokenizer:
 
 
 def _bias(tokenizer: Tokenizer, shape: Shape) -> np.ndarray:
-    """What to add to the logit of every token, [vocab]: words are likely, blanks rare, the unprintable impossible."""
+    """Return the bias of every token's logit, [vocab]: words are likely, blanks rare, unprintable text impossible."""
     import numpy as np
 
     bias = np.full(shape.vocab, _NEVER, dtype=np.float32)

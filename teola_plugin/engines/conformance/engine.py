@@ -106,7 +106,7 @@ class EngineConformance:
         self.run(check())
 
     def test_starts_again_on_another_loop(self) -> None:
-        """As when a pool is closed and started again: the same values, and a profile that is no poorer."""
+        """A pool may be closed and started again: values stay the same, and the profile keeps its curves."""
 
         async def live(engine: Engine) -> list[Any]:
             await engine.start()

@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 async def collect(engine: Engine, batch: Sequence[Request]) -> list[Result]:
-    """All results of a batch. Raises `TimeoutError` when the engine does not end it."""
+    """Return all results of a batch. Raise TimeoutError if the engine does not end it in time."""
     async with asyncio.timeout(SECONDS):
         return [result async for result in engine.execute(batch)]
 
@@ -44,7 +44,7 @@ def survives(result: Result, copy: Any) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values mean the same; how much of a prompt was cached does not count."""
+    """Return True if two values are equal; the number of cached prompt tokens does not count."""
     if isinstance(one, Generation) and isinstance(other, Generation):
         return (one.text, one.finish_reason) == (other.text, other.finish_reason)
     if isinstance(one, Warmed) and isinstance(other, Warmed):

@@ -21,7 +21,7 @@ _K = PrimitiveKind
 
 
 class StoreConformance(EngineConformance):
-    """For engines that search collections and have `version`: equal versions are of equal rows, whoever writes.
+    """Tests for engines that search collections and have `version`: equal versions must mean equal rows.
 
     `payloads` must have two rows or more for INGESTION, with distinct ids.
     """

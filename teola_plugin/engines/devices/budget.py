@@ -31,7 +31,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an engine asks for, before anything runs. Bytes and shares are of each of its cards."""
+    """The memory that an engine asks for before it starts. Bytes and shares are per card."""
 
     engine: str
     device: str = ""
@@ -57,7 +57,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Where an engine computes, and how much it may take."""
+    """The device of an engine, and the share of its memory that it may use."""
 
     device: str
     """Normal, as torch calls it in this process (`cuda:1`, `cpu`); empty for an LLM where there is no card."""
@@ -109,7 +109,7 @@ def allotted(demands: Sequence[Demand], cards: Sequence[Card], why_none: str = "
 
 
 def _turn(one: tuple[int, Demand]) -> tuple[bool, bool, int, int]:
-    """Who said a device, then LLMs, then the largest."""
+    """Return the sort key of a demand: first engines with a device of their own, then LLMs, then the largest."""
     at, demand = one
     return not demand.device, not demand.fills, -demand.needs, at
 
@@ -175,7 +175,7 @@ def _check(load: _Load) -> None:
 
 
 def _kept(load: _Load) -> int:
-    """What has to stay free beside LLMs that take what is left."""
+    """Return the bytes that must stay free on a card whose LLMs take all that is left."""
     shares = len(load.on) > 1 and any(_open(demand) for demand in load.on)
     return math.ceil(KEPT_FREE * load.card.total) if shares else 0
 

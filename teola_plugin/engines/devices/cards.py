@@ -24,7 +24,7 @@ class Card:
 
     @property
     def device(self) -> str:
-        """As torch calls it in this process."""
+        """The card's name in this process, as torch has it."""
         return f"cuda:{self.index}"
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def _card(found: Any, index: int) -> Card:
 
 
 def gpu_version(device: str) -> dict[str, str]:
-    """For an engine's `versions`: the GPU's name, as what was measured on one does not hold for another."""
+    """Return the GPU's name for an engine's `versions`, because measurements on one GPU do not hold for another."""
     indices = parse(device).units if device.startswith("cuda") else ()
     names = {cuda().get_device_properties(int(index)).name for index in indices}
     return {"gpu": ", ".join(sorted(names))} if names else {}
@@ -90,7 +90,7 @@ def device_name(indices: Iterable[int]) -> str:
 
 
 def visible_as(indices: Iterable[int]) -> list[str]:
-    """What stands in `CUDA_VISIBLE_DEVICES` for these cards, in a child process that is to see them alone."""
+    """Return the values of `CUDA_VISIBLE_DEVICES` with which a child process sees these cards only."""
     given = os.environ.get(VISIBLE)
     known = [unit.strip() for unit in given.split(",")] if given else []
     return [known[index] if index < len(known) else str(index) for index in indices]

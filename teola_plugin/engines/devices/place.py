@@ -17,11 +17,11 @@ class OnCards(Protocol):
     """An engine that may compute on a GPU of this machine."""
 
     def demand(self) -> Demand:
-        """What it asks for; always what its user said, whatever was granted before."""
+        """Return the engine's demand, as its user declared it, whatever was granted before."""
         ...
 
     def grant(self, given: Grant) -> None:
-        """Where it computes from its next start on."""
+        """Set where the engine computes from its next start on."""
         ...
 
 

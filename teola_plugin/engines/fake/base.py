@@ -35,7 +35,7 @@ Predicate = Callable[[Request], bool]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong with a fake engine, to test that an app survives it."""
+    """Faults of a fake engine, to test that an app survives them."""
 
     fail_on: Predicate | None = None
     """These requests fail alone, half-way."""
@@ -243,7 +243,7 @@ class BatchedFake(FakeEngine):
 
     @abstractmethod
     def _value(self, request: Request) -> Any:
-        """Its value; computed when the batch starts, so that computing does not add to the profile's latency."""
+        """Return the request's value. Called when the batch starts, so that it adds no latency to the profile's."""
 
     def _commit(self, request: Request, value: Any) -> Any:
         """The value that is given back when the batch ends; the moment for side effects."""
@@ -304,7 +304,7 @@ class BatchedFake(FakeEngine):
                 run.fail(request.id, self._bad(request, error))
 
     def _done(self, request: Request, value: Any) -> Done:
-        """What is told of a request whose value was committed."""
+        """Return the result of a request whose value was committed."""
         return Done(request.id, value)
 
     def _end_service(self, run: Run) -> None:

@@ -31,13 +31,13 @@ class DraftedSteps:
         """Of the tokens seen so far."""
 
     def end(self, job: Job) -> tuple[int, int]:
-        """It has ended, or was cut off: tokens drafted and accepted for it."""
+        """End a request that is complete or was cut off. Return its numbers of drafted and accepted tokens."""
         running = self._drafter.running(job.request.id)
         self._drafter.end(job.request.id)
         return (running.row.drafted, running.row.accepted) if running is not None and running.row else (0, 0)
 
     def forget(self, tenant: str | None) -> None:
-        """What a tenant's requests have written, or all have, is no source any more."""
+        """Stop drafting from texts of a tenant's requests, or of all requests if `tenant` is None."""
         self._drafter.forget(tenant)
 
     def seconds(self, job: Job, others: Sequence[Job]) -> float:

@@ -112,7 +112,7 @@ def fake_engines(machine: Mapping[str, EngineProfile] | None = None, **faults: F
 
 @lru_cache(maxsize=4096)
 def bag_of_words(text: str) -> dict[str, float]:
-    """Its distinct words and their weights: a longer word says more. Do not change the result."""
+    """Return the distinct words of a text with their weights: longer words weigh more. Do not modify the result."""
     return {word: min(len(word), 8) / 4 for word in re.findall(r"\w+", text.lower())}
 
 

@@ -194,13 +194,13 @@ class FakeLLM(FakeEngine):
             self._drafts.forget(None)
 
     async def forget(self, tenant: str) -> None:
-        """No later request drafts from what this tenant's have written so far."""
+        """Stop drafting from texts that this tenant's requests have produced so far."""
         if self._drafts is not None:
             self._drafts.forget(tenant)
 
 
 def _drafts(given: str | Mapping[str, Any] | Drafts, profile: EngineProfile) -> Drafts | None:
-    """None: nothing is drafted. Raises `ConfigError`, `RegistrationError`."""
+    """Return the draft options, None for no drafts. Raise ConfigError or RegistrationError for invalid ones."""
     options = drafts_of(given)
     if given != "auto" or options is None:
         return options

@@ -90,7 +90,7 @@ class FakeStore(BatchedFake):
         self._orders: Iterator[int] = itertools.count(1) if shares is None else shares._orders
 
     async def version(self, collection: str) -> Version | None:
-        """As long as it is equal, so are the rows; None with `Faults.no_version`."""
+        """Return the version of a collection, which is equal while its rows are; None with `Faults.no_version`."""
         return self._version(collection)
 
     def _version(self, collection: str) -> Version | None:

@@ -32,7 +32,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """What a timeline needs of an event loop."""
+    """The part of an event loop that a timeline uses."""
 
     def time(self) -> float: ...
 
@@ -310,7 +310,7 @@ class Timeline:
         heapq.heappush(self._decoding, (due, next(self._order), job))
 
     def _told(self, job: Job) -> bool:
-        """Whether a piece is sent of the next token."""
+        """Return True if a piece is sent for the next token."""
         return job.read or (self._tells_first and not job.sent)
 
     def _heard_next(self, job: Job) -> int:

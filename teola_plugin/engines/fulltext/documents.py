@@ -15,8 +15,15 @@ _TEXTS = (".txt", ".md", ".rst")
 
 
 def read_documents(path: str | Path) -> list[Chunk]:
-    """From a JSONL file (an object a line: `text`, and as you like `url`, `title` and other metadata), or from the text
-    files (.txt, .md, .rst) of a folder, whose names are their addresses. Raises `RegistrationError`."""
+    """Read documents from a JSONL file or from the text files of a folder.
+
+    Args:
+        path: A JSONL file with one object per line (`text`, and optionally `url`, `title` and other metadata), or a
+            folder with .txt, .md or .rst files, whose names become their addresses.
+
+    Raises:
+        RegistrationError: The file or folder cannot be read, or has no documents.
+    """
     place = Path(path).expanduser()
     try:
         if place.is_dir():

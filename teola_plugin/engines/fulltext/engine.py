@@ -156,7 +156,7 @@ class FullTextSearch:
                 await asyncio.gather(searching, return_exceptions=True)
 
     def _fault(self, request: Request) -> EngineError | None:
-        """What is wrong with a request, if anything is."""
+        """Return the error for an invalid request, None for a valid one."""
         asked = request.payload
         if request.kind not in self.kinds or not isinstance(asked, SearchText):
             got = f"{request.kind.value} of {type(asked).__name__}"
@@ -187,8 +187,8 @@ class FullTextSearch:
         return EngineLoad(requests=len(self._tasks))
 
     async def reset(self) -> None:
-        """Nothing to forget: documents stay."""
+        """Do nothing: there are no caches, and documents stay."""
 
     def versions(self) -> Mapping[str, str]:
-        """Of PostgreSQL, once it runs, and of the documents."""
+        """Return the versions of PostgreSQL, once it runs, and of the documents."""
         return dict(self._versions)

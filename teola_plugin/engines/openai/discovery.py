@@ -86,7 +86,7 @@ def _chosen(engine: str, base_url: str, model: str | None, served: Sequence[Mapp
 
 
 async def _tried_out(client: httpx.AsyncClient, engine: str, base_url: str, facts: ServerFacts) -> ServerFacts:
-    """Whether prefixes can be sent, how, and whether a streamed answer adds up to one that comes whole."""
+    """Find out if and how prefixes can be sent, and if a streamed answer can be joined to a complete one."""
     version, block = await _version_and_block(client, base_url)
     asked = {"model": facts.model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
     found = await client.post(f"{root_of(base_url)}/tokenize", json={k: asked[k] for k in ("model", "messages")})

@@ -33,7 +33,7 @@ XARGS = "vllm_xargs"
 
 
 def extra(request: Request) -> dict[str, Any]:
-    """For the body of a generation; nothing for one that samples, for which nothing is drafted."""
+    """Return the fields with draft texts for the body of a generation; {} for one that samples."""
     payload = request.payload
     if not isinstance(payload, Generate) or not payload.sampling.greedy:
         return {}
@@ -46,7 +46,7 @@ def extra(request: Request) -> dict[str, Any]:
 
 
 def _told(body: Mapping[str, Any]) -> Iterator[str]:
-    """By a request that goes over the wire as its client wrote it."""
+    """Yield the draft texts that follow from a request which is sent in the form its client wrote."""
     if (body.get("response_format") or {}).get("type") == "json_schema":
         yield from forms_of_schema(json.dumps(body["response_format"].get("json_schema", {}).get("schema")))
     elif body.get("tools"):
@@ -55,7 +55,7 @@ def _told(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _calls(message: Mapping[str, Any]) -> Iterator[str]:
-    """As models write them."""
+    """Yield the tool calls of a message in the form in which models write them."""
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         arguments = function.get("arguments") or "{}"

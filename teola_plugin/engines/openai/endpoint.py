@@ -26,7 +26,7 @@ _END_TIMEOUT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where generations go. `shape` is that of a whole response, see `discovery.ServerFacts`."""
+    """The address for generations. `shape` is the shape of a complete response (see `discovery.ServerFacts`)."""
 
     client: httpx.AsyncClient
     engine: str

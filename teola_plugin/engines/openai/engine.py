@@ -149,12 +149,12 @@ class OpenAIServer:
 
     @property
     def joins(self) -> bool:
-        """Whether a streamed answer of this server adds up to the very answer that comes whole."""
+        """True if the pieces of a streamed answer of this server can be joined to the complete answer."""
         return self._shape is not None
 
     @property
     def tells_cached(self) -> bool | None:
-        """Whether answers tell how much of a prompt was found in the cache; None until one has."""
+        """True if answers report the number of cached prompt tokens; None until one has."""
         return self._told_cached or None
 
     async def stop(self) -> None:
@@ -212,7 +212,7 @@ class OpenAIServer:
         self._tasks.cancel(request_id)
 
     async def _warm_up(self, client: httpx.AsyncClient, request: Request, asked: Warmup) -> Warmed:
-        """Nothing is sent to a server that was not declared to keep it."""
+        """Send a prefix to a server that was declared to cache it; do nothing for any other."""
         if not self._profile.prefix_caching:
             return Warmed(0)
         ordering = self._ordering(request)
@@ -226,7 +226,7 @@ class OpenAIServer:
 
     @property
     def measurable(self) -> bool:
-        """Whether it may be sent requests of nobody's: see `calibrate`."""
+        """True if the server may get requests that no query asked for (see `calibrate`)."""
         return self._profile.prefix_caching if self._calibrate is None else self._calibrate
 
     def adopt(self, profile: EngineProfile) -> None:
@@ -258,7 +258,11 @@ class OpenAIServer:
         await self._forget_outputs(None)
 
     async def forget(self, tenant: str) -> None:
-        """No later request drafts from what this tenant's have written so far. Raises `EngineError`."""
+        """Stop drafting from texts that this tenant's requests have produced so far.
+
+        Raises:
+            EngineError: The server could not be told.
+        """
         await self._forget_outputs(tenant)
 
     async def _forget_outputs(self, tenant: str | None) -> None:

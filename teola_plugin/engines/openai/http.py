@@ -55,7 +55,7 @@ _HINTS = {
 
 
 def refusal_in(error: EngineError) -> Refusal | None:
-    """What the server answered, if it answered at all."""
+    """Return the server's refusal, None if the error is not one."""
     found = error.__dict__.get("refusal")
     return found if isinstance(found, Refusal) else None
 
@@ -68,7 +68,7 @@ def not_started(name: str, *, again: bool) -> EngineUnavailable:
 
 
 def unsent(error: BaseException) -> bool:
-    """Whether nothing was sent for certain."""
+    """Return True if the request was certainly not sent."""
     return bool(error.__dict__.get("unsent"))
 
 
@@ -124,7 +124,7 @@ def failed_by_network(name: str, url: str, error: BaseException, *, again: bool)
 
 
 def broken_in(error: EngineError) -> str:
-    """How the connection failed, by the name of httpx's exception; empty where it did not."""
+    """Return the name of httpx's exception if the connection failed, else ""."""
     return str(error.__dict__.get("broken", ""))
 
 

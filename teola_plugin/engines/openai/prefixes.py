@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Prefixes:
-    """What is on its way to the server at `base_url`, for the engine `name`."""
+    """The prefixes and prompts in flight to the server at `base_url`, for the engine `name`."""
 
     def __init__(self, name: str, base_url: str) -> None:
         self._name, self._base_url = name, base_url
@@ -82,6 +82,6 @@ class Prefixes:
 
 
 def _owner(prompt: Prompt, tenant: str) -> str:
-    """Whose prefix it is: of a tenant, and of the keys and headers that its request goes with."""
+    """Return the owner of a prefix: its tenant, with the keys and headers of its request."""
     envelope = getattr(prompt, "envelope", None)
     return tenant if envelope is None else f"{tenant}/{envelope.identity}"

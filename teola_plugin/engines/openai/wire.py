@@ -49,7 +49,7 @@ class WirePrompt(Prompt):
 
     @property
     def sampling(self) -> Sampling:
-        """What is known of how it decodes: enough to tell whether doing it again gives the same."""
+        """The known part of its sampling parameters: enough to tell if repeating it gives the same answer."""
         body = json.loads(self.body)
         given = {key: body[key] for key in ("temperature", "top_p", "seed") if body.get(key) is not None}
         tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 256
@@ -85,7 +85,7 @@ def content_text(content: Any) -> str:
 
 
 def path_and_body(prompt: Prompt, sampling: Sampling, model: str) -> tuple[str, dict[str, Any]]:
-    """Where to send a generation, and the JSON to send."""
+    """Return the path and the JSON body for a generation."""
     if isinstance(prompt, WirePrompt):
         return "chat/completions", json.loads(prompt.body)
     body = {"model": model, **_decoding(sampling)}
@@ -117,10 +117,10 @@ def _decoding(sampling: Sampling) -> dict[str, Any]:
 
 
 def prefix(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
-    """Where to send what precedes the first unknown slot, and the JSON to send.
+    """Return the path and the JSON body for the text before the first placeholder.
 
-    Chat messages are sent up to that slot, as if they ended there: the few tokens of that end are of no use to the
-    whole prompt, all before them are its own.
+    Chat messages are sent up to the placeholder, as if they ended there. The few tokens of that end are useless for the
+    complete prompt, but all tokens before them are its own.
     """
     body = _told_of(prompt, model)
     if "prompt" in body:
@@ -129,14 +129,14 @@ def prefix(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
 
 
 def known_part(prompt: Prompt) -> str:
-    """What decides the ids up to the first unknown slot; where one of these begins with another, so does its prompt."""
+    """Return a text that decides the token ids before the first placeholder. Its prefixes are prefixes of the prompt."""
     body = _told_of(prompt, "")
     said = body.pop("messages", None) or body.pop("prompt")
     return json.dumps([{**body, "model": ""}, said], ensure_ascii=False).split(UNKNOWN, 1)[0]
 
 
 def _told_of(prompt: Prompt, model: str) -> dict[str, Any]:
-    """What of a request decides the ids of its prompt."""
+    """Return the fields of a request that decide the token ids of its prompt."""
     if isinstance(prompt, WirePrompt):
         body = {"model": model, **json.loads(prompt.body)}
         return {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs") if key in body}
@@ -398,7 +398,7 @@ def _without_body(headers: Headers) -> Headers:
 
 
 def joinable(body: Mapping[str, Any]) -> bool:
-    """Whether chunks add up to the very response that would come in one."""
+    """Return True if the chunks of a stream can be joined to the response that would come in one."""
     return not any(body.get(key) for key in _HARD_TO_JOIN) and body.get("n") in (None, 1)
 
 
@@ -480,7 +480,7 @@ def _completed(value: Any, shape: Any) -> Any:
 
 
 def same_fields(one: Any, other: Any) -> bool:
-    """Whether two responses have fields of the same names."""
+    """Return True if two responses have fields with the same names."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same_fields(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Administration(ABC):
-    """What the engine offers beside `execute`; all raise `EngineError`."""
+    """Administrative methods of the engine. All of them raise EngineError."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -35,9 +35,9 @@ class Administration(ABC):
         return self._turns.setdefault(collection, asyncio.Lock())
 
     async def version(self, collection: str) -> Version | None:
-        """As long as it is equal, so are the rows, whoever writes: the database counts.
+        """Return the version of a collection, which is equal while its rows are, whoever writes them.
 
-        None where it cannot: the role may not add triggers to the collection's table.
+        The database counts changes. None if it cannot: the role may not add triggers to the collection's table.
         """
         return await self._with(self._tables.version, collection)
 

@@ -219,7 +219,7 @@ class PgVectorEngine(Administration):
                 self._fail(list(self._live), found)
 
     def _left(self, group: _Group) -> dict[str, Any]:
-        """What is asked and has not been cancelled."""
+        """Return the requests of the group that were not cancelled."""
         return {request_id: asked for request_id, asked in group.asked.items() if self._live.get(request_id) is group}
 
     def _connection(self) -> Any:
@@ -251,7 +251,7 @@ class PgVectorEngine(Administration):
             self._end(Done(request_id, hits, version=found.version))
 
     def _fitting(self, asked: dict[str, _T], table: sql.Table) -> dict[str, _T]:
-        """Those whose vector the collection can hold; the others fail."""
+        """Return the requests whose vector has the dimension of the collection. The others fail."""
         fits: dict[str, _T] = {}
         for request_id, each in asked.items():
             length = len(each.vector)  # type: ignore[attr-defined]
@@ -284,10 +284,10 @@ class PgVectorEngine(Administration):
         return EngineLoad(requests=len(self._live))
 
     async def reset(self) -> None:
-        """Nothing to forget: this engine keeps rows, and no results."""
+        """Do nothing: this engine keeps rows, but caches no results."""
 
     def versions(self) -> Mapping[str, str]:
-        """Of PostgreSQL and pgvector; empty before the first start."""
+        """Return the versions of PostgreSQL and pgvector; {} before the first start."""
         return dict(self._versions)
 
     async def measure(self, budget: float = 2.0) -> EngineProfile:

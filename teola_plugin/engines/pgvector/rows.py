@@ -128,7 +128,7 @@ def _json(value: Any, what: str) -> str:
 
 
 def _strings(value: Any) -> str:
-    """All text in a JSON value, in one."""
+    """Return all text inside a JSON value, joined."""
     if isinstance(value, Mapping):
         return "".join(_strings(part) for item in value.items() for part in item)
     if isinstance(value, list | tuple):

@@ -101,7 +101,7 @@ MAX_INDEXED = 2000
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where a collection lies."""
+    """The table that holds a collection."""
 
     place: str
     dimension: int
@@ -113,7 +113,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found, and what it is true for."""
+    """The hits of a search, and the version that they are valid for."""
 
     hits: list[tuple[Hit, ...]]
     """Of each query."""
@@ -162,9 +162,9 @@ def make_pool(dsn: str, size: int, seconds: int) -> AsyncConnectionPool:
 
 
 async def _as_it_is(conn: Connection) -> None:
-    """Nothing to reset; but with it the pool takes a connection back in a task of its own.
+    """Reset nothing. With this function the pool takes a connection back in a task of its own.
 
-    Otherwise the one who gives it back does that, and when he is cancelled meanwhile, the connection is lost.
+    Without it, the caller that returns a connection resets it, and a cancelled caller loses the connection.
     """
 
 
@@ -180,7 +180,7 @@ async def configure(conn: Connection) -> None:
 
 
 async def look(conn: Connection, collection: str) -> Table | Version:
-    """Where a collection lies; when it is not there, its version."""
+    """Return the table of a collection; its version if there is no table."""
     found = await first(
         conn,
         f"SELECT c.place, c.dimension, c.indexed, t.oid, {versions.COUNTED}, c.version FROM teola.collections c"

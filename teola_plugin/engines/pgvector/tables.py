@@ -22,7 +22,7 @@ class Tables:
         self._known.pop(collection, None)
 
     async def meet(self, conn: sql.Connection, collection: str, dimensions: Set[int]) -> sql.Table | Version:
-        """Where a collection lies that is to hold vectors of these dimensions; its version if it is not there."""
+        """Return the table for vectors of these dimensions; the collection's version if there is no table."""
         known = self._known.get(collection)
         if known is not None and dimensions <= {known.dimension}:
             return known
@@ -36,7 +36,7 @@ class Tables:
         return found
 
     async def version(self, conn: sql.Connection, collection: str) -> Version | None:
-        """None for a table of which not every write is counted."""
+        """Return the version of a collection; None if not all writes to its table are counted."""
         for _ in range(2):
             table = await self.meet(conn, collection, frozenset())
             if isinstance(table, Version):

@@ -68,7 +68,7 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """What `psycopg.connect` takes. Raises `EngineUnavailable` before `start`."""
+        """The connection string for `psycopg.connect`. Raises EngineUnavailable before `start`."""
         if self._folder is None:
             raise EngineUnavailable("The embedded PostgreSQL is not running.", retryable=True, hint="start it")
         host = str(self._folder).replace("\\", "\\\\").replace("'", "\\'")
@@ -76,7 +76,7 @@ class EmbeddedPostgres:
 
     @property
     def alive(self) -> bool:
-        """Whether the server answers."""
+        """Return True if the server answers."""
         if self._folder is None:
             return False
         with socket.socket(socket.AF_UNIX) as probe:
@@ -165,7 +165,7 @@ class EmbeddedPostgres:
             return state, detail or errors.read()[-800:].decode(errors="replace").strip() or "no answer"
 
     def _job(self, home: Path, user: tuple[int, int] | None) -> dict[str, Any]:
-        """What the watcher must know, see `watcher`."""
+        """Return the settings for the process that watches the server (see `watcher`)."""
         assert self._folder is not None
         pgdata, version = home / "pgdata", home / "pgdata" / "PG_VERSION"
         install = find_install(version.read_text().strip() if version.exists() else "")

@@ -31,7 +31,7 @@ class Faults:
         return EngineUnavailable(f"{self._engine}: {what}", engine=self._engine, retryable=True, hint=hint)
 
     def of(self, error: Exception) -> EngineError:
-        """What is raised for a request or an administrative call."""
+        """Return the error to raise for a request or an administrative call."""
         if isinstance(error, EngineError):
             return error
         if is_loss(error):
@@ -41,7 +41,7 @@ class Faults:
         return EngineError(what, engine=self._engine, retryable=retryable)
 
     def of_start(self, error: Exception) -> EngineError:
-        """What is raised when the engine cannot start."""
+        """Return the error to raise if the engine cannot start."""
         if isinstance(error, EngineError):
             return error
         if isinstance(error, ImportError):
@@ -51,12 +51,12 @@ class Faults:
         )
 
     def may_be_one_row(self, error: Exception) -> bool:
-        """Whether the same rows without one of them may go through."""
+        """Return True if the same rows without one of them might be accepted."""
         return not is_loss(error) and not _state(error).startswith(_AGAIN)
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether the server or the connection is gone, or no connection was to be had in time."""
+    """Return True if the server or the connection is lost, or no connection could be made in time."""
     import psycopg
 
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -65,7 +65,7 @@ def is_loss(error: Exception) -> bool:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether a table or a function is not there."""
+    """Return True if a table or a function does not exist."""
     return _state(error) in ("42P01", "42883")
 
 

@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class Lifeline:
-    """What the parent wants, from its orders or its absence."""
+    """The orders of the parent process; its end counts as one."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
@@ -167,7 +167,7 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _death_signal() -> Callable[[], None] | None:
-    """Where the system can: the server is told to quit should even this process be killed."""
+    """Return a function that makes the server quit if this process is killed; None if the system cannot."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -17,12 +17,12 @@ UNKNOWN = 2 * GIB
 
 
 def said_device(device: str | None, cores: Sequence[int]) -> str:
-    """What the user said; empty if nothing. Who names cores says the CPU by that."""
+    """Return the device that the user chose, "" if none. Choosing cores chooses the CPU."""
     return normalize(device) if device else "cpu" if cores else ""
 
 
 def demand_of(engine: str, model: str, said: str, share: float | None) -> Demand:
-    """What an engine with that model asks of its card. Raises `ConfigError` for a share that is none."""
+    """Return the memory that an engine with that model needs on its card. Raise ConfigError for an invalid share."""
     if share is not None and not 0 < share <= 1:
         raise ConfigError(
             f"{engine}: gpu_memory_utilization is {share:g}.",

@@ -115,7 +115,7 @@ class EmbeddingEngine(StaticBatchingEngine):
         self.prompts, self.options = dict(prompts or {}), dict(options or {})
 
     def prompt_of(self, role: Role) -> str:
-        """What is put before a text of that role, as far as it is known: a model tells its own once it is loaded."""
+        """Return the prefix of texts of that role. The model's own prefixes are known once it is loaded."""
         loaded = self.given if self.model is None else self.model
         prompts = self.prompts if loaded is None else {**loaded.prompts, **self.prompts}
         return next((prompts[name] or "" for name in _PROMPT_NAMES[role] if name in prompts), "")

@@ -17,7 +17,7 @@ def model_name_of(model: Any) -> str:
 
 
 def same_model(one: Any, other: Any) -> bool:
-    """Whether two loaded models compute the same: modules, settings and weights are equal. Reads all weights once."""
+    """Return True if two loaded models have equal modules, settings and weights. Reads all weights once."""
     import torch
 
     if one is other:

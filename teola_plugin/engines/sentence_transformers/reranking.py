@@ -36,7 +36,7 @@ class _Scorer:
         return [float(score) for score in scores]
 
     def close(self) -> None:
-        """Nothing but memory."""
+        """Release nothing: the scorer holds memory only."""
 
 
 class RerankingEngine(StaticBatchingEngine):

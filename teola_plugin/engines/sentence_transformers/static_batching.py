@@ -78,12 +78,12 @@ class StaticBatchingEngine:
 
     @property
     def profile(self) -> EngineProfile:
-        """Without curves until `measure` or `adopt` was called."""
+        """The engine's profile. It has no curves until `measure` or `adopt` was called."""
         return self._profile
 
     @property
     def measurable(self) -> bool:
-        """Whether it may compute what nobody asked for."""
+        """True if measurements may send requests that no query asked for."""
         return self._profile.dedicated
 
     def adopt(self, profile: EngineProfile) -> None:
@@ -105,7 +105,7 @@ class StaticBatchingEngine:
         raise NotImplementedError
 
     def _fault(self, payload: Any) -> str:
-        """What is wrong with a payload of the right class; empty if nothing."""
+        """Describe the error in a payload of the right class; return "" for a valid one."""
         raise NotImplementedError
 
     def _sample(self, number: int) -> Any:
@@ -250,7 +250,7 @@ class StaticBatchingEngine:
         return EngineLoad(requests=len(self._live))
 
     async def reset(self) -> None:
-        """Nothing to forget: this engine caches no results."""
+        """Do nothing: this engine caches no results."""
 
     def versions(self) -> Mapping[str, str]:
         """Versions of what computes, the model, and the GPU if it is one."""

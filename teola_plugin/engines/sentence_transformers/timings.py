@@ -39,7 +39,7 @@ def efficient_batch(points: Sequence[tuple[int, float]], most: int) -> int:
 
 
 def _stalled(points: Sequence[tuple[int, float]]) -> bool:
-    """Whether the last two doublings together brought less than a tenth of throughput: one may be noise."""
+    """Return True if the last two doublings together raised throughput by less than a tenth: one may be noise."""
     if len(points) < 3:
         return False
     (few, before), (many, after) = points[-3], points[-1]

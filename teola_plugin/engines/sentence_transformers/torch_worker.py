@@ -94,7 +94,7 @@ class _DaemonThread(Executor):
             self._thread.join()
 
     def join(self, seconds: float) -> bool:
-        """Whether it has ended within `seconds`."""
+        """Wait for the thread for at most `seconds`. Return True if it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

@@ -79,7 +79,7 @@ class ToolEngine:
     # Requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        """What each function returns, as they come; `ToolRaised` for one that raises."""
+        """Yield the value of each function as it returns; a `ToolRaised` error for one that raises."""
         async with aclosing(self._tasks.serving(batch, self._value)) as results:
             async for result in results:
                 yield result
@@ -124,7 +124,7 @@ class ToolEngine:
         return EngineLoad(requests=len(self._tasks))
 
     async def reset(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: there are no caches."""
 
     def versions(self) -> Mapping[str, str]:
         return {"tools": ", ".join(self.tools) or "none"}

@@ -21,7 +21,7 @@ class Tool:
     read_only: bool = False
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
-        """Its value. Blocks; an async function gets a loop of its own."""
+        """Call the function and return its value. Blocks; an async function runs on a loop of its own."""
         made = self.function(**arguments)
         return asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made
 
@@ -35,7 +35,11 @@ class ToolRaised(EngineError):
 
 
 def to_tools(given: Iterable[Any], read_only: Iterable[Any]) -> dict[str, Tool]:
-    """By name. Raises `RegistrationError` for what is no function, and for two of one name."""
+    """Return the tools by name.
+
+    Raises:
+        RegistrationError: A tool is not a function, two tools have one name, or `read_only` names an unknown tool.
+    """
     harmless = [one.name if isinstance(one, Tool) else one for one in read_only]
     found: dict[str, Tool] = {}
     for one in given:

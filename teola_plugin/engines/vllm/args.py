@@ -85,12 +85,12 @@ def engine_args(model: str, overrides: Mapping[str, Any], *, cpu: bool) -> dict[
 
 
 def _cpu_dtype(model: str) -> str:
-    """What is stored as float32 stays so: vLLM would round it, and then batching alone changes answers."""
+    """Return "float32" for weights stored as such, else "auto". Rounded weights make answers depend on batching."""
     return "float32" if stored_as_float32(model) else "auto"
 
 
 def stored_as_float32(model: str) -> bool:
-    """Of a folder; False where that is not known."""
+    """Return True if the weights in a folder are stored as float32; False if unknown."""
     try:
         stored = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # what is wrong with the folder, vLLM says

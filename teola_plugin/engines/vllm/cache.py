@@ -16,7 +16,7 @@ from teola_plugin.graph.prefix_blocks import BLOCK_CHARACTERS, PrefixBlocks
 
 @dataclass(frozen=True, slots=True)
 class TextBlocks:
-    """What a block of tokens is in a prompt: it completes the text blocks from `first` up to `end`."""
+    """The text blocks of a prompt, from `first` up to `end`, that a block of tokens completes."""
 
     blocks: PrefixBlocks
     first: int
@@ -98,18 +98,18 @@ class CachedPrefixes:
                 self._release(cached.text)
 
     def cleared(self) -> None:
-        """Also after news were lost: what is not known is not there."""
+        """Forget all prefixes, also after events were lost: an unknown prefix counts as not cached."""
         for kept in (self._cached, self._unknown, self._references):
             kept.clear()
         self._events = [PrefixesCleared()]
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to take."""
+        """True if there are events to take."""
         return bool(self._events)
 
     def take(self) -> PrefixEvents:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         news, self._events = tuple(self._events), []
         return news
 
@@ -157,5 +157,5 @@ def _start(tenant: str) -> int:
 
 
 def _begins(longer: PrefixBlocks, shorter: PrefixBlocks) -> bool:
-    """Whether one prefix continues the other. Names are chained: equal ones have equal beginnings."""
+    """Return True if `longer` continues `shorter`. Hashes are chained: equal ones have equal beginnings."""
     return not shorter or (len(longer) >= len(shorter) and longer[len(shorter) - 1] == shorter[-1])

@@ -56,5 +56,5 @@ def _settle(cores: Collection[int]) -> Collection[int]:
 
 
 def may_fork() -> bool:
-    """Whether a process that does arithmetic may be forked from this one: OpenMP's thread pool would not survive."""
+    """Return True if a process that computes may be forked from this one: OpenMP's thread pool would not survive."""
     return os.environ.get("OMP_NUM_THREADS") == "1"

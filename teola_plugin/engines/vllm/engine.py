@@ -176,7 +176,7 @@ class VllmEngine:
             await asyncio.to_thread(host.end)
 
     async def healthy(self) -> bool:
-        """Whether vLLM is up and answers within 5 s."""
+        """Return True if vLLM runs and answers within 5 s."""
         try:
             return bool(await self._ask(Ping(self._in_flight.number()), timeout=5.0))
         except (EngineUnavailable, TimeoutError):
@@ -322,7 +322,7 @@ class VllmEngine:
             raise self._faults.still_busy()
 
     async def forget(self, tenant: str) -> None:
-        """No later request drafts from what this tenant's have written so far. Raises `EngineUnavailable`."""
+        """Stop drafting from texts that this tenant's requests have produced so far. Raise EngineUnavailable."""
         await self.tell_drafts(FORGET, tenant)
 
     async def tell_drafts(self, method: str, argument: Any) -> Any:
@@ -344,7 +344,7 @@ class VllmEngine:
 
 
 def _setup(setup: Setup, drafts: str | Mapping[str, Any] | Drafts) -> Setup:
-    """With what is to be drafted. Raises `ConfigError`, `RegistrationError`."""
+    """Return the set-up with draft options. Raise ConfigError or RegistrationError for invalid ones."""
     wanted = drafts_of(drafts)
     if wanted is None or not (taken := ruled_out(setup.engine_args)):
         return replace(setup, drafts=wanted, drafts_on_cuda=drafts != "auto")

@@ -23,7 +23,7 @@ def endpoint() -> str:
 
 
 def wanted(tell_cache: bool, engine_args: Mapping[str, Any]) -> bool:
-    """Whether vLLM is to publish events: somebody asks for them, and they can be told of one cache."""
+    """Return True if vLLM should publish cache events: they are wanted, and there is one cache to report on."""
     caches = engine_args.get("enable_prefix_caching", True)
     return tell_cache and bool(caches) and not any(engine_args.get(name) for name in _SEVERAL)
 

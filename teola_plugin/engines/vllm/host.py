@@ -103,7 +103,7 @@ class Host:
                 self._tasks[frame.id].cancel()
 
     async def _do(self, frame: Submit) -> Answer:
-        """What a payload raises, also while it is read, is that request's alone."""
+        """Run a request. An error that its payload raises, also while it is read, fails this request only."""
         return await self._runner.run(replace(frame, payload=frame.payload.load()))
 
     def _start(self, wire: int, work: Any) -> None:
@@ -204,7 +204,7 @@ def _device(kind: str, engine_args: Mapping[str, Any]) -> str:
 
 
 def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequence[str]]) -> dict[str, Any]:
-    """Those of `AsyncEngineArgs`. What is asked for and not to be had is put into `lacking`, with the names missing."""
+    """Return the arguments of `AsyncEngineArgs`. Features that are not available go into `lacking`."""
     args = llm_args.engine_args(setup.model, setup.engine_args, cpu=platform.cpu)
     if setup.scheduler:
         args.setdefault("scheduler_cls", llm_scheduler.class_name(cpu=platform.cpu, engine_args=args))

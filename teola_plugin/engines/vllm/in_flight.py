@@ -85,7 +85,7 @@ class InFlight:
             self._answered(call.request, item.value)
 
     def fail(self, error: Callable[[], EngineError]) -> None:
-        """All of them; `error` is made only if there are any."""
+        """Fail all calls and questions. `error` is called only if there are any."""
         calls, self._calls = self._calls, {}
         self._by_request.clear()
         questions, self._questions = self._questions, {}

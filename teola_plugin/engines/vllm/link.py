@@ -209,8 +209,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the host sends in one tick of its loop. `kv_used` is a share, 0 to 1. `kv_tokens` are those that running
-    generations hold, by app; None where nothing is said of them this time."""
+    """The message that the host sends in one tick of its loop.
+
+    `kv_used` is a share, 0 to 1. `kv_tokens` are the tokens of running generations by app; None if not reported.
+    """
 
     items: tuple[Delta | Answer | Refusal, ...]
     kv_used: float = 0.0

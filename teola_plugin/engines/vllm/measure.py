@@ -70,7 +70,7 @@ def _with_chunk(profile: EngineProfile) -> EngineProfile:
 
 
 async def interference(engine: Engine, profile: EngineProfile) -> float:
-    """By how much of its own time a prefilling lengthens a decoding beside it: 0 for not at all, 1 for all of it."""
+    """Return the share of its own time by which a prefilling lengthens a concurrent decoding, 0 to 1."""
     decoding = profile.seconds(PrimitiveKind.DECODING, _OUTPUT[1])
     sizes = [n for n, seconds in profile.curves[PrimitiveKind.PREFILLING].points if n <= _BESIDE and seconds < decoding]
     size, shares = max(sizes, default=64), list[float]()

@@ -32,8 +32,10 @@ class Drafting(Engine, Protocol):
 
 
 async def verifying(engine: Drafting, budget: float = 2.5) -> Mapping[int, Curve]:
-    """For `EngineProfile.verifying`. Batches are measured one after the other, until `budget` seconds are spent: of a
-    slow model perhaps none, and then nothing is known."""
+    """Measure `EngineProfile.verifying`, one batch size after the other, until `budget` seconds are spent.
+
+    For a slow model this may be too short for any: the result is then empty.
+    """
     until, found = time.perf_counter() + budget, dict[int, Curve]()
     profile = engine.profile
     try:
@@ -51,8 +53,10 @@ async def verifying(engine: Drafting, budget: float = 2.5) -> Mapping[int, Curve
 
 
 async def _points(engine: Drafting, batch: int, lengths: list[int], until: float) -> tuple[tuple[int, float], ...]:
-    """By drafted tokens, the seconds of a step: up to the length with which half as much is written as with another, or
-    until the time is spent."""
+    """Return the seconds of a step by the number of drafted tokens.
+
+    Stops when the time is spent, or at the length with which half as much is written per second as with the best one.
+    """
     found, best = list[tuple[int, float]](), 0.0
     for k in lengths:
         if time.perf_counter() > until:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Of one generation. `seldom`: whether vLLM can be told that nobody reads.
+    """The output of one generation. `seldom` is True if vLLM can be told that nobody reads the pieces.
 
-    A reader that comes late gets the very pieces that it would have got from the start.
+    A reader that comes later gets the same pieces as one from the start.
     """
 
     def __init__(self, submit: Submit, send: Callable[[Delta], None], llm: AsyncLLMEngine, *, seldom: bool) -> None:
@@ -38,7 +38,7 @@ class Output:
 
     @property
     def name(self) -> str:
-        """Of the request in vLLM."""
+        """The id of the request in vLLM."""
         return str(self._wire)
 
     @property
@@ -47,7 +47,7 @@ class Output:
         return time.perf_counter() - self._begun
 
     def ask(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """How often vLLM is to tell of it."""
+        """Set how often vLLM reports on the request."""
         self._prompt, self._params = prompt, params
         self._seldom = self._can and not self._read
         if self._seldom:

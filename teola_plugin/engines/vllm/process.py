@@ -87,7 +87,7 @@ def private_folder() -> Path:
 
 
 def log_file(name: str) -> Path:
-    """Where the host of this name logs by default; what crashed runs left there a week ago is removed."""
+    """Return the default log file of the host of this name. Removes logs of crashed runs after a week."""
     folder = cache_folder() / "logs"
     for old in folder.glob("*.log"):
         try:

@@ -49,14 +49,16 @@ def _unfit(engine: str, scheduler: str, why: str) -> ConfigError:
 
 
 def class_name(*, cpu: bool, engine_args: Mapping[str, Any]) -> str:
-    """What vLLM's `scheduler_cls` takes. A class derived from the synchronous one would cost GPUs their asynchronous
-    scheduling."""
+    """Return the value for vLLM's `scheduler_cls`.
+
+    A class derived from the synchronous scheduler would cost GPUs their asynchronous scheduling.
+    """
     synchronous = cpu or engine_args.get("async_scheduling") is False
     return f"{__name__}.{'TopologyScheduler' if synchronous else 'TopologyAsyncScheduler'}"
 
 
 class WaitingRequest(Protocol):
-    """What the order looks at in vLLM's requests; they compare by priority and arrival."""
+    """The part of vLLM's requests that decides their order; they compare by priority and arrival."""
 
     request_id: str
     sampling_params: Any
@@ -65,7 +67,7 @@ class WaitingRequest(Protocol):
 
 
 class Hints(NamedTuple):
-    """What our engine scheduler knows of a request."""
+    """The facts that our engine scheduler knows of a request."""
 
     query: str
     depth: int = 0
@@ -79,7 +81,7 @@ def hints(request: WaitingRequest) -> Hints:
 
 
 class TopologyOrder:
-    """Who is next of those that wait, given what runs. Pure."""
+    """The order of waiting requests, given the running ones. Has no side effects."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Any] = {}

@@ -54,10 +54,10 @@ class PromptTokens:
         return await _run(len(text), lambda: self._encode(prompt, text, text, special))
 
     async def prefix(self, prompt: Prompt) -> Encoded:
-        """What precedes the first unknown slot, without the last tokens that more text could change.
+        """Return the tokens before the first placeholder, without the last ones that more text could change.
 
-        Never wrong, only more or less useful: a full prefill always sends the ids of the whole prompt, and finds as
-        many blocks cached as agree.
+        The result is always a correct prefix, only more or less long: a full prefilling sends all token ids of the
+        prompt, and finds as many blocks cached as agree.
         """
         text, special = self.render(prompt)
         known, unknown, _ = text.partition(UNKNOWN)
@@ -94,7 +94,7 @@ class PromptTokens:
 
 
 def _stable_length(words: Sequence[int | None]) -> int:
-    """How many tokens precede the last word; a special token (None) is a hard boundary and stays."""
+    """Return the number of tokens before the last word; a special token (None) is a boundary and stays."""
     keep = len(words)
     if not keep or words[-1] is None:
         return keep

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ApiKey:
-    """Its `value` is for the header of a request alone. A copy in another process reads `variable` there."""
+    """A secret key for request headers. A copy in another process reads the environment variable `variable` there."""
 
     __slots__ = ("_value", "variable")
 
@@ -16,7 +16,7 @@ class ApiKey:
 
     @classmethod
     def of_environment(cls, variable: str) -> ApiKey:
-        """What `variable` holds; an empty one when it is not set."""
+        """Create the key from an environment variable; an empty key if it is not set."""
         return cls(os.environ.get(variable, "") if variable else "", variable)
 
     @property

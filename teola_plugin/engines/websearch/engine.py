@@ -81,7 +81,7 @@ class WebSearch:
 
     @property
     def profile(self) -> EngineProfile:
-        """Without seconds: measuring would cost searches."""
+        """The engine's profile, without curves: measuring would cost searches."""
         return self._profile
 
     # Life cycle
@@ -153,7 +153,7 @@ class WebSearch:
         raise AssertionError("the last attempt returns or raises")
 
     async def _answer(self, asked: Asked, *, last: bool) -> httpx.Response | None:
-        """None where the service could not be reached, and may be tried again."""
+        """Send the request. Return None if the service could not be reached and may be tried again."""
         import httpx
 
         if self._client is None:
@@ -194,7 +194,7 @@ class WebSearch:
         return EngineLoad(requests=len(self._tasks))
 
     async def reset(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: there are no caches."""
 
     def versions(self) -> Mapping[str, str]:
         return {"service": self.service.name, "url": self.base_url}

@@ -94,7 +94,7 @@ def _listed(answer: Any) -> Sequence[Found]:
 
 
 def _of_brave(answer: Any) -> Sequence[Found]:
-    """Without any result there is no `web`."""
+    """Return the results of an answer. Brave's answers without results have no `web`."""
     if answer["type"] != "search":
         raise KeyError("type")
     found: Sequence[Found] = (answer.get("web") or {}).get("results", ())

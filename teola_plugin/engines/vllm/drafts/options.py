@@ -23,7 +23,7 @@ def extra_args(texts: Sequence[str], app: str, tenant: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What came with a request, from our engine's host or over HTTP (see `requests.draft_texts`)."""
+    """The draft texts and their source, from our engine's host or over HTTP (see `requests.draft_texts`)."""
 
     source: tuple[str, str] = ("", "")
     """App and tenant."""
@@ -34,7 +34,7 @@ class Told:
 
     @staticmethod
     def of(extra: Mapping[str, Any]) -> Told:
-        """Of `SamplingParams.extra_args`. What is of another form is left out: others may write there, too."""
+        """Read `SamplingParams.extra_args`. Values of another form are ignored: others may write there, too."""
         given = extra.get(KEY)
         if isinstance(given, Mapping):
             return Told((str(given.get("app", "")), str(given.get("tenant", ""))), given.get("texts", ()))

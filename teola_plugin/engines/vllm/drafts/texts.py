@@ -14,14 +14,14 @@ _KEPT = 1024
 
 
 class Encoder:
-    """By the model's tokenizer. Forms, which have gaps, are likely to come again: their tokens are kept."""
+    """An encoder with the model's tokenizer. The tokens of forms, which have gaps, are cached, as forms recur."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
         self._forms: dict[str, Sequence[int]] = {}
 
     def __call__(self, text: str) -> Sequence[int]:
-        """Nothing of what the tokenizer does not take."""
+        """Return the tokens of a text; () if the tokenizer rejects it."""
         try:
             return self._form(text) if GAP in text else self._encode(text)
         except Exception:  # tokenizers have errors of their own; a request without drafts is none

@@ -56,5 +56,5 @@ class DraftsWorker:
         return steps
 
     def teola_forget_drafts(self, tenant: str | None) -> None:
-        """All that was learned, or a tenant's."""
+        """Forget all that was learned, or what was learned from a tenant."""
         shim.proposer_of(self).forget(tenant)
