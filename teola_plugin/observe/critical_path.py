@@ -47,7 +47,7 @@ class PathStep:
 
     @property
     def is_code(self) -> bool:
-        """Whether the plain object's own code ran, and no engine was waited for."""
+        """True if the original's own code ran, and no engine was waited for."""
         return self.span.kind == CODE or (self.span.kind == "OPAQUE" and not self.span.engine)
 
 
@@ -107,7 +107,7 @@ class _Walk:
     # ------------------------------------------------------------ what is known
 
     def _only_graph(self) -> list[Wait]:
-        """Where no plain object ran, or none told of its calls, what ended last is taken for what was waited for."""
+        """Return one wait for all spans, if no original reported its calls: the span that ended last counts."""
         used = [s for s in self._spans.values() if not s.unused] or list(self._spans.values())
         ended = [s.done for s in used if s.done is not None]
         return [Wait(self._trace.started, max(ended), tuple(s.primitive for s in used))] if ended else []
@@ -158,7 +158,7 @@ class _Walk:
             jumped |= self._at < came
 
     def _last(self, around: _Around, jumped: bool) -> Wait | Step | None:
-        """What ended last before now. After a jump back into what ran beside, also what was under way then."""
+        """Return the wait or step that ended last before `_at`. After a jump, one that was running then counts, too."""
 
         def known(one: Wait | Step) -> bool:
             under_way = jumped and _begin(one) < self._at
@@ -205,7 +205,7 @@ class _Walk:
         )
 
     def _hold(self, span: Span, since: float) -> None:
-        """It ran since then, until now."""
+        """Add the time from `since` to `_at` to the span, and move `_at` back to `since`."""
         since = max(self._trace.started, since)
         last = self._found[-1] if self._found else None
         if last is None or (last.span.primitive, last.span.kind) != (span.primitive, span.kind):
@@ -246,9 +246,10 @@ class _Walk:
         return seconds
 
     def _before(self, span: Span) -> Span | None:
-        """What let it begin: as the scheduler knows, else the last of what it waited for. None: the plain object.
+        """Return the span that let this one begin; None if the original's code did.
 
-        A parent that outlasts it has streamed to it.
+        It is the one that the scheduler names, else the last one that this one waited for. A parent that ends later
+        than the start of this span has streamed to it.
         """
         told = self._spans.get(span.cause)
         if told is not None and told is not span and _ran(told) and told.begin <= span.queued:
@@ -260,7 +261,7 @@ class _Walk:
 
 
 def _ran(span: Span) -> bool:
-    """Not what waited in vain, as a warm-up does that never ran; what steers has no start of its own."""
+    """Return True unless the span never ran (a warm-up that waited in vain). Control primitives have no start time."""
     return span.started is not None or not (span.engine or span.unused)
 
 

@@ -34,7 +34,7 @@ class OpenSpan:
         """Whether another span stands for it."""
 
     def end_by(self, at: float) -> None:
-        """Nothing of it is later than that."""
+        """Move all times of the span that are later than `at` to `at`."""
         if self.queued > at or (self.done is not None and self.done > at):
             self.queued = min(self.queued, at)
             self.started = None if self.started is None else min(self.started, at)
@@ -68,7 +68,7 @@ class OpenQuery:
 
     @property
     def order(self) -> list[tuple[str, OpenSpan]]:
-        """Those that are kept."""
+        """The spans that are kept, in the order in which they were queued."""
         return [*self._first, *self._latest]
 
     def add(self, primitive: str, span: OpenSpan) -> None:
@@ -92,7 +92,7 @@ def told(name: str, span: OpenSpan, began: float) -> str:
 
 
 def closed(query_id: str, app: str, primitive: str, span: OpenSpan, until: float) -> Span:
-    """As it was at that moment, the end of its query."""
+    """Return the span as it was at `until`, the end of its query."""
     span.end_by(until)
     _, _, scope, depth, size, tentative, parents, detail = span.about
     return Span(

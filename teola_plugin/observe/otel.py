@@ -80,7 +80,7 @@ def emit(
 
 
 class _Clock:
-    """From the runtime's clock to Unix nanoseconds."""
+    """A converter from the runtime's clock to Unix nanoseconds."""
 
     def __init__(self, trace: QueryTrace) -> None:
         wall = trace.wall or time.time() - (time.monotonic() - trace.started)
@@ -185,7 +185,7 @@ def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
 
 
 def _operation_attributes(span: Span, model_of: ModelOf | None) -> dict[str, str]:
-    """What OpenTelemetry's conventions say of a call of a model, a store or a tool."""
+    """Return the attributes of OpenTelemetry's conventions for a call of a model, a store or a tool."""
     operation = _OPERATIONS.get(_SPAN_KINDS.get(span.kind, ""))
     model = model_of(span.engine) if model_of and span.engine else ""
     named = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER} if operation else {}

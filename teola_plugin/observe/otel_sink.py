@@ -23,9 +23,10 @@ _CLOSING = 5.0
 
 
 def tracing_sink(tracing: str | TracerProvider, model_of: ModelOf) -> OpenTelemetrySink:
-    """What a pool's `tracing=` stands for: `"opentelemetry"` for the global tracer provider, or a provider.
+    """Return the sink for a pool's `tracing=`: `"opentelemetry"` for the global tracer provider, or a provider.
 
-    Raises `RegistrationError` for another name, and where OpenTelemetry is not installed.
+    Raises:
+        RegistrationError: The name is unknown, or OpenTelemetry is not installed.
     """
     if isinstance(tracing, str) and tracing != "opentelemetry":
         raise unknown_name("tracing", tracing, ["opentelemetry"])
@@ -67,7 +68,10 @@ class OpenTelemetrySink:
                 log.warning("OpenTelemetry takes traces too slowly: some queries' are not sent")
 
     def close(self) -> None:
-        """What waits is sent, for at most 10 s. What the provider keeps, it sends when it is shut down. Idempotent."""
+        """Send the traces in the queue, for at most 10 s. Idempotent.
+
+        Spans inside the tracer provider are sent when the provider is shut down.
+        """
         if self._thread is None:
             return
         try:

@@ -24,7 +24,7 @@ def path_section(trace: QueryTrace, index: int) -> str:
 
 
 def shares(trace: QueryTrace) -> list[tuple[str, str, float]]:
-    """(what, its colour family, seconds) of the critical path, largest first."""
+    """Return (description, colour family, seconds) for the parts of the critical path, largest first."""
     found: dict[tuple[str, str], float] = {}
     for step in trace.critical_path():
         what = ("your code", "tool") if step.is_code else (_label(step), family(step.span.kind))

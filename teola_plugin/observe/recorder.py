@@ -23,7 +23,7 @@ class TraceSink(Protocol):
         """A query that began has ended."""
 
     def close(self) -> None:
-        """No more will come; what was told is passed on, within a bounded time. On the thread that closes the pool."""
+        """Pass on all traces so far, within a bounded time. Called by the thread that closes the pool."""
 
 
 MOST_SPANS = 1024
@@ -89,7 +89,7 @@ class TraceRecorder:
         pgraph_text: str = "",
         passes: tuple[PassRun, ...] = (),
     ) -> None:
-        """What the query was planned to be. Say it once, or again when the graph has grown."""
+        """Set the plan of a query. Call it again when the graph has grown."""
         query = self._open.get(query_id)
         if query is None:
             return
@@ -175,14 +175,14 @@ class TraceRecorder:
                 span.done = max(span.done or found.done, found.done)
 
     def lasted(self, query_id: str, primitive: str, began: float | None, ended: float | None) -> None:
-        """It really ran from then till then, as is known only later; None: it never did."""
+        """Correct the times of a primitive that become known later only; `began` is None if it never ran."""
         span = self._find(query_id, primitive)
         if span is not None:
             span.queued = span.queued if began is None else min(span.queued, began)
             span.started, span.done = began, span.done if ended is None else ended
 
     def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
-        """It began to run; further batches of the same primitive keep the first start."""
+        """Record that a primitive started. Later batches of the same primitive keep the first start."""
         span = self._find(query_id, primitive)
         if span is None:
             return
@@ -207,7 +207,7 @@ class TraceRecorder:
         tokens: int = 0,
         cached: int = 0,
     ) -> None:
-        """It ended, one way or another. What is heard after that may tell more of it, but not that it ended later."""
+        """Record that a primitive ended. A later call may add facts, but does not move the end."""
         span = self._find(query_id, primitive)
         if span is None:
             return
@@ -224,7 +224,7 @@ class TraceRecorder:
             span.done = max(span.done, at)
 
     def wrote(self, query_id: str, primitive: str, tokens: int) -> None:
-        """How many tokens a generation has written, where no decoding tells, beside those of its prompt."""
+        """Set the number of generated tokens of a generation without a decoding of its own."""
         span = self._find(query_id, primitive)
         if span is not None and span.kind == GENERATION:
             span.written = tokens
@@ -236,7 +236,7 @@ class TraceRecorder:
             span.drafted, span.accepted = drafted, accepted
 
     def settle(self, query_id: str, primitive: str, outcome: str) -> None:
-        """What became of the value, known only later: `claimed` by the plain code, or `wasted`."""
+        """Set the outcome of a value that is known later only: `claimed` by the original, or `wasted`."""
         span = self._find(query_id, primitive)
         if span is not None:
             span.outcome = outcome
@@ -288,13 +288,13 @@ class TraceRecorder:
         return trace
 
     def story(self, query_id: str, most: int = 50) -> tuple[str, ...]:
-        """What has happened to a running query so far, a line a primitive; the last ones where there are many."""
+        """Return one line for each of the last `most` primitives of a running query."""
         query = self._open.get(query_id)
         lines = [told(name, span, query.started) for name, span in query.order[-most:]] if query is not None else []
         return tuple(lines)
 
     def forget(self, tenant: str) -> None:
-        """No trace of this tenant's queries is kept, of those under way neither."""
+        """Drop all traces of a tenant's queries, running ones included."""
         for query in self._open.values():
             query.tenant = None if query.tenant == tenant else query.tenant
         rest = [(trace, whose) for trace, whose in zip(self._kept, self._tenants, strict=True) if whose != tenant]

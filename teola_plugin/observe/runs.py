@@ -31,7 +31,7 @@ class Runs:
 
     @property
     def told(self) -> str:
-        """How many they are, and between which seconds; empty for one."""
+        """The number of runs and their range of seconds, in words; empty for a single run."""
         if len(self.times) == 1:
             return ""
         least, most = duration(min(self.times)), duration(max(self.times))
@@ -57,7 +57,7 @@ def grouped(traces: Sequence[QueryTrace], labels: Sequence[str], seconds: Sequen
 
 
 def _names(traces: Sequence[QueryTrace]) -> list[str]:
-    """Of traces without labels: no two are the same."""
+    """Return different names for traces without labels."""
     for names in ([t.app for t in traces], [t.query_id for t in traces]):
         if all(names) and len(set(names)) == len(names):
             return names

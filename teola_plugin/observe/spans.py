@@ -79,7 +79,7 @@ class Span:
 
     @property
     def begin(self) -> float:
-        """When it began to run; when it was queued, if it never did."""
+        """The time at which it started; when it was queued, if it never started."""
         return self.queued if self.started is None else self.started
 
     @property
@@ -152,13 +152,18 @@ class QueryTrace:
         return self.graph or GraphView.of_spans(self.spans)
 
     def finished(self) -> dict[str, Span]:
-        """By id, also by those of other primitives that are the same work. Of one that was retried the last."""
+        """Return the finished spans by id of their primitive, and by ids of other primitives that are the same request.
+
+        For a primitive that was retried, the last span.
+        """
         found = {name: s for s in self.spans if s.done is not None for name in s.also}
         return found | {s.primitive: s for s in self.spans if s.done is not None}
 
     def critical_path(self) -> tuple[PathStep, ...]:
-        """What the answer waited for, moment by moment, from the begin of the query to its end, whose seconds it adds
-        up to: primitives, their time in queues, and code of the plain object. See `observe.critical_path`.
+        """Return what the answer waited for at each moment of the query.
+
+        The steps cover the query without a gap, and their seconds add up to its own: primitives, their time in
+        queues, and code of the original. See `observe.critical_path`.
         """
         return critical_path(self)
 

@@ -37,12 +37,12 @@ class Step:
 
     @property
     def label(self) -> str:
-        """How it is named where its kind is not shown beside it."""
+        """The name with the kind in front of it."""
         return f"{self.kind} {self.name}"
 
     @property
     def early(self) -> bool:
-        """Whether it ran ahead of its place, as a tool may that only reads."""
+        """True if it ran before the original reached it, as a read-only tool may."""
         return dict(self.facts).get("early") is True
 
 
@@ -77,7 +77,7 @@ class OpenStep:
         self.facts = facts
 
     def told(self) -> Step:
-        """As it stands."""
+        """Return the step as it is now."""
         outcome = self.outcome or ("done" if self.ended is not None else "cancelled")
         facts = tuple((key, _fact(value)) for key, value in self.facts.items())
         return Step(self.id, self.kind, self.name, self.began, self.ended, self.parent, outcome, facts)
@@ -118,17 +118,17 @@ class StepLog:
 
     @staticmethod
     def ended(step: OpenStep, at: float, outcome: str, facts: Mapping[str, object]) -> None:
-        """It ends, once; more may be known of it now."""
+        """Record the end of a step, with facts that are known at its end. Only the first call counts."""
         if step.ended is None:
             step.facts = {**step.facts, **facts}
             step.outcome, step.ended = outcome, at
 
     def told(self) -> tuple[Step, ...]:
-        """Those that are kept, in the order in which they began."""
+        """Return the steps that are kept, in the order in which they began."""
         with self._lock:
             return tuple(step.told() for step in (*self._first, *self._latest))
 
     @property
     def left_out(self) -> int:
-        """How many are not kept."""
+        """Return the number of steps that are not kept."""
         return self._count - len(self._first) - len(self._latest)

@@ -85,7 +85,7 @@ def tick_label(value: float, total: float) -> str:
 
 
 def step_facts(step: Step, around: str, origin: float) -> list[tuple[str, str]]:
-    """What the tooltip says about a step, which is inside of `around`."""
+    """Return the lines of the tooltip for a step inside `around`."""
     found = [("kind", step.kind), *((key, _said(value)) for key, value in step.facts)]
     found.append(("ran", duration(step.seconds) if step.ended is not None else "did not end"))
     found.append(("from", f"{duration(max(0.0, step.began - origin))} on"))
@@ -97,7 +97,7 @@ def _said(value: object) -> str:
 
 
 def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str, str]]:
-    """What the tooltip says about a span, which belongs to `step`; times count from the query's start."""
+    """Return the lines of the tooltip for a span of `step`, with times from the query's start."""
     found = [
         ("kind", words(span.kind)),
         ("engine", " / ".join(filter(None, (span.engine or "client", span.instance)))),

@@ -21,7 +21,7 @@ _SANS = 0.58  # an upper estimate of the mean width of a character, as a share o
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Of every node of one drawing, and the gap between columns. Tall nodes give the engine a line of its own."""
+    """The size of all nodes of a drawing, and the gap between columns. Tall nodes show the engine on a second line."""
 
     width: float
     height: float

@@ -88,6 +88,6 @@ class WaitLog:
         return wait
 
     def told(self) -> tuple[OpenWait, ...]:
-        """Those that are kept, in the order in which they began."""
+        """Return the calls that are kept, in the order in which they began."""
         with self._lock:
             return tuple(self._all)

@@ -43,11 +43,11 @@ class Component(Joins):
     # ------------------------------------------------------------ what others ask of it
 
     def sources(self) -> dict[str, str]:
-        """What it reads: the name of the value, by its own word for it."""
+        """Return the name of the value that it reads at each port."""
         return {port: getattr(self, port) for port in ports_of(self) if getattr(self, port)}
 
     def kinds(self, port: str) -> tuple[Kind, ...]:
-        """What may be read there."""
+        """Return the kinds of values that may be read at a port."""
         return ports_of(self).get(port, (Kind.ANY,))
 
     def needs(self) -> tuple[str, ...]:
@@ -71,11 +71,11 @@ class Component(Joins):
         return found
 
     def settings(self) -> dict[str, Setting]:
-        """What a query may change of it."""
+        """Return the settings that a query may change."""
         return settings_of(self)
 
     def configured(self, values: Mapping[str, Mapping[str, Any]]) -> Component:
-        """With other settings: `values` by component, then by setting. Raises `RegistrationError`."""
+        """Return a copy with the settings in `values[its name]`. Raise RegistrationError for an unknown setting."""
         own = values.get(self.name)
         if not own:
             return self

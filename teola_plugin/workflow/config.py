@@ -32,7 +32,7 @@ class Config(Mapping[str, Mapping[str, Any]]):
         return len(self.settings)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """As JSON has it; `workflow.config(that)` is equal to this."""
+        """Return the settings as JSON data; `workflow.config` turns it back into an equal configuration."""
         return {name: plain_settings(dict(own)) for name, own in self.settings}
 
 
@@ -58,12 +58,12 @@ def config_of(flow: Flow, given: Mapping[str, Any], workflow: str) -> Config:
 
 
 def known_settings(flow: Flow) -> dict[str, dict[str, Setting]]:
-    """All settings, by component, then by name."""
+    """Return all settings of a flow, by component and name."""
     return {one.name: one.settings() for one in flow.everything() if one.settings()}
 
 
 def config_schema(flow: Flow) -> dict[str, Any]:
-    """As JSON schema: an object of components, each an object of its settings."""
+    """Return the JSON schema of a configuration: an object of components, each an object of its settings."""
     every = known_settings(flow)
     components = {name: _object({key: one.schema() for key, one in own.items()}) for name, own in every.items()}
     return _object(components)

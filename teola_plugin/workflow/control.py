@@ -24,10 +24,10 @@ _MANY = {Kind.TEXT: Kind.TEXTS, Kind.VECTOR: Kind.VECTORS}
 
 @dataclass(frozen=True, kw_only=True)
 class Condition(Component):
-    """Whether something holds, e.g. of what a model wrote.
+    """A test of a value, e.g. of a model's answer.
 
-    `test` says it of the value: a pure function. Without one, a text holds whose first word is `yes` (whatever its
-    case), and any other value that is not empty.
+    `test` is a pure function of the value. Without one, a text is true if its first word is `yes`, in any case, and any
+    other value if it is not empty.
     """
 
     value: str = reads("verdict")
@@ -56,14 +56,14 @@ class Condition(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Holding(Component):
-    """What all components that hold others have. A body reads whatever the holder itself could."""
+    """The base class of components with bodies. A body can read all values that the component itself can read."""
 
     def bodies(self) -> tuple[Flow, ...]:
         found = (getattr(self, f.name) for f in dataclasses.fields(self))
         return tuple(one for one in found if isinstance(one, Flow))
 
     def own_names(self) -> tuple[str, ...]:
-        """What only its bodies can read."""
+        """Return the names that only its bodies can read."""
         return ()
 
     def needs(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _moved(component: Component, renamed: Callable[[str, str], str]) -> Componen
 
 
 def free_names(flow: Flow) -> list[str]:
-    """What a flow reads that none of its components gives."""
+    """Return the names that a flow reads and none of its components provides."""
     own = {one.name for one in flow}
     return [name for one in flow for name in one.needs() if name not in own]
 
@@ -242,7 +242,7 @@ class Loop(Holding):
 
 
 def _flag(body: Decomposition, value: Value) -> Ref:
-    """What the loop is to end by."""
+    """Return the flag that ends the loop."""
     return value.ref if value.kind is Kind.FLAG else body.call("until", Condition("until")._tested(), value=value.ref)
 
 

@@ -47,7 +47,7 @@ class Scope:
         return found
 
     def lower(self, flow: Flow) -> dict[str, Value]:
-        """All components of a flow, in an order that it allows; their values."""
+        """Lower all components of a flow, in an order that it allows. Return their values by name."""
         spans: dict[str, Span] = {}
         for one in in_order(flow):
             before = set(self.draft.components)
@@ -88,7 +88,7 @@ def in_order(flow: Flow) -> list[user.Component]:
 
 
 class Decomposition:
-    """What one component says of itself, in its `decompose`."""
+    """The builder that a component fills in its `decompose` method."""
 
     def __init__(self, scope: Scope, component: user.Component) -> None:
         self._scope, self._component = scope, component
@@ -99,7 +99,7 @@ class Decomposition:
         return self._component.name
 
     def read(self, port: str) -> Value:
-        """What the component reads there. Raises `GraphError` for a name that nothing has, or another kind of value."""
+        """Return the value that the component reads at a port. Raise GraphError for an unknown name or a wrong kind."""
         source = self._sources[port]
         found = self._scope.find(source)
         if found is None:
@@ -117,7 +117,7 @@ class Decomposition:
         return found
 
     def ref(self, port: str) -> Ref:
-        """Where it lies."""
+        """Return the reference to the value that the component reads at a port."""
         return self.read(port).ref
 
     def of_query(self, name: str) -> Ref:
@@ -131,8 +131,10 @@ class Decomposition:
         return self._scope.draft.name(f"{self.name}.{suffix}" if suffix else self.name, *DERIVED)
 
     def waits_for_engines(self, ref: Ref) -> bool:
-        """Whether a value is there only when an engine, or code of the user's, has worked for it; False where that is
-        made elsewhere."""
+        """Return True if a value is known only after an engine, or code of the user's, has run.
+
+        False for a value from outside this decomposition.
+        """
         part = self._scope.draft.components.get(ref.producer)
         if part is None or part.role not in (Role.CALL, Role.CONDITION):
             return part is not None
@@ -160,10 +162,13 @@ class Decomposition:
     def primitives(
         self, *primitives: Primitive, calls: Mapping[str, Callable[..., Any]] | None = None, **more: Ref
     ) -> Ref:
-        """What the component is made of, primitive by primitive; the last gives its value.
+        """Add the primitives of a custom component. The last one gives its value.
 
-        Their ids are their own. `Ref("$port")` is what the component reads at that port, or of `more`; `calls` are
-        the functions that `Primitive.call` names.
+        Args:
+            primitives: Primitives with ids of their own. `Ref("$port")` refers to the value at a port, or to one of
+                `more`.
+            calls: The functions that `Primitive.call` names.
+            more: Further values by name.
         """
         name = self.part()
         inputs = tuple((port, self.ref(port)) for port in self._sources) + tuple(more.items())
@@ -216,7 +221,7 @@ class Body:
 
     @property
     def only_searches(self) -> bool:
-        """Whether all of it finds passages, or is pure code on them."""
+        """Return True if all of it is searches, or pure code on their hits."""
         parts = self.scope.draft.components.values()
         kinds = all(part.role in _SEARCHES and not any(effect.writes for effect in part.effects) for part in parts)
         return kinds and any(part.engine for part in parts)

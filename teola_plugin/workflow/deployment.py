@@ -41,12 +41,12 @@ class QueryTerms(TypedDict, total=False):
 
 
 class Deployment:
-    """What `workflow.deploy(pool)` gives. May be used from any thread or loop; made anew costs little.
+    """A workflow on a pool, as `workflow.deploy(pool)` returns it. Usable from any thread or loop, and cheap to create.
 
-    Every query binds its own inputs; one template serves them all, and holds nothing of any. Terms of a query:
-    `tenant`, whose prefixes it may share; `deadline_s`, seconds until it fails by `QueryTimeout`; `weight`, its share
-    among others; `app`, the name it is traced under, by default the workflow's. What is not said is as with the query
-    around, if there is one.
+    Every query binds its own inputs; one template without any query's values serves them all. Options of a query:
+    `tenant`, which shares prefixes; `deadline_s`, seconds until it fails with `QueryTimeout`; `weight`, its share among
+    queries; `app`, the name in traces, by default the workflow's. An option that is not given is taken from the
+    enclosing query, if there is one.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Deployment:
         )
 
     def _terms(self, given: Mapping[str, Any]) -> Terms:
-        """Of a query. Raises `RegistrationError`."""
+        """Return the request context of a query. Raise RegistrationError for an invalid option."""
         for key in given:
             if key not in ("tenant", "deadline_s", "weight", "app"):
                 raise unknown_name("term", key, ["tenant", "deadline_s", "weight", "app"])
@@ -140,7 +140,7 @@ class Deployment:
         return with_app(terms, said.get("app", self.name))
 
     def _over(self, lowered: Lowered, query: Query) -> None:
-        """What was indexed for this query alone is deleted, at nobody's cost."""
+        """Delete what was indexed for this query alone, in the background."""
         for store in lowered.temporary:
             try:
                 done: Future[Any] = self.pool.clean_up(store, "delete_collection", query.inputs["input"][THIS_QUERY])
@@ -149,7 +149,7 @@ class Deployment:
                 _left(store, error)
 
     def forget(self) -> None:
-        """What it holds of queries that are over: the last one, and templates of configurations."""
+        """Forget ended queries: the trace of the last one, and templates of configurations."""
         self._last.clear()
         self.workflow.forget_configurations()
 
@@ -179,9 +179,9 @@ class Deployment:
         return self.pool.plan(lowered.traced.template, sizes, passes=self._passes, speculate=self._speculate)
 
     def explain(self, inputs: Given | None = None, config: Given | None = None, *, details: bool = False) -> str:
-        """What begins before its place, what to expect: three lines. Nothing runs.
+        """Describe in three lines which requests start before their place, and what to expect. Runs nothing.
 
-        `details`: also each component, the p-graph, the e-graph, the passes that fired and advice, in sections.
+        `details` adds sections: each component, the p-graph, the e-graph, the passes that fired, and advice.
         """
         return self.explanation(inputs, config).text(details=details)
 
@@ -195,7 +195,7 @@ class Deployment:
         return self.plan(inputs, config).graph.mermaid()
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
-        """Of the last query that was begun; None before the first one."""
+        """Return the trace of the query that began last; None before the first one."""
         return self._last[0].trace.result(timeout) if self._last else None
 
     def input_schema(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class _InContext(Mapping[str, Callable[..., Any]]):
         return len(self._calls)
 
     def object_of(self, name: str) -> str:
-        """As `ClientCalls` has it."""
+        """Return the description of a component's object, as `ClientCalls` does."""
         found: str = getattr(self._calls, "object_of", str)(name)
         return found
 

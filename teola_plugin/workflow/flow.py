@@ -46,7 +46,7 @@ class Flow(Joins):
 
     @staticmethod
     def of(given: Any) -> Flow:
-        """As a flow. Raises `GraphError` for what cannot be joined."""
+        """Convert a component, a flow or a list of them to a flow. Raise GraphError for any other object."""
         from teola_plugin.workflow.component import Component
 
         if isinstance(given, Flow):
@@ -62,12 +62,12 @@ class Flow(Joins):
 
     @staticmethod
     def beside(flows: Sequence[Flow]) -> Flow:
-        """All of them, side by side."""
+        """Return a flow with all of the flows, without an order between them."""
         components = tuple(one for flow in flows for one in flow.components)
         return Flow(components, tuple(pair for flow in flows for pair in flow.order))
 
     def then(self, other: Flow) -> Flow:
-        """All of this before all of the other one."""
+        """Return a flow with all of this before all of `other`."""
         between = tuple((tail, head) for tail in self.tails for head in other.heads)
         return Flow(self.components + other.components, self.order + other.order + between)
 
@@ -86,7 +86,7 @@ class Flow(Joins):
         return iter(self.components)
 
     def everything(self) -> Iterator[Component]:
-        """All components, those of bodies, too."""
+        """Yield all components, those inside bodies included."""
         for one in self.components:
             yield one
             for body in one.bodies():

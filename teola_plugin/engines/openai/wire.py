@@ -129,7 +129,7 @@ def prefix(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
 
 
 def known_part(prompt: Prompt) -> str:
-    """Return a text that decides the token ids before the first placeholder. Its prefixes are prefixes of the prompt."""
+    """Return a text that decides the token ids before the first placeholder: its prefixes are prompt prefixes."""
     body = _told_of(prompt, "")
     said = body.pop("messages", None) or body.pop("prompt")
     return json.dumps([{**body, "model": ""}, said], ensure_ascii=False).split(UNKNOWN, 1)[0]
