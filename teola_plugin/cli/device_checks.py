@@ -39,7 +39,7 @@ def gpu(seen: dict[str, Any] | None) -> Iterator[Check]:
 
 
 def devices(seen: dict[str, Any] | None) -> Iterator[Check]:
-    """Where an LLM, an embedder and a reranker in one pool would compute, were nothing said. `seen` as for `gpu`."""
+    """Yield where an LLM, an embedder and a reranker would compute by default. `seen` as for `gpu`."""
     if seen is None:
         yield Check("devices", "ok", "not looked at: torch was not imported")
         return

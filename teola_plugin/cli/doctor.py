@@ -41,7 +41,7 @@ def add_doctor(commands: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What works here, and every check."""
+    """The features that work here, and all checks."""
 
     features: tuple[Answer, ...]
     checks: tuple[Check, ...]
@@ -129,5 +129,5 @@ def _show(console: Console, found: Diagnosis, *, verbose: bool) -> None:
 
 
 def _told(check: Check) -> bool:
-    """Whether a line about what works says it already: a package that is not there."""
+    """Return True for a warning that the list of features covers already: a package that is not installed."""
     return check.status == "warning" and check.found.startswith(("not installed", "none is embedded"))

@@ -25,7 +25,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Whether it works, on what, and the command that mends it."""
+    """The state of a feature: if it works, on what, and the command that repairs it."""
 
     name: str
     group: Group
@@ -56,7 +56,7 @@ FEATURES = (
 
 
 def answers(broken: Mapping[str, str], gpus: Sequence[Any] | None, postgres: Check) -> Iterator[Answer]:
-    """For each feature. `broken`: module -> why its import fails; `gpus`: those that torch sees, None if not asked."""
+    """Yield the state of each feature. `broken`: import errors by module; `gpus`: those of torch, None if unknown."""
     for feature in FEATURES:
         yield _answer(feature, broken, gpus, postgres)
 

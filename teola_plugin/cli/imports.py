@@ -37,7 +37,7 @@ for name in names:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What came of importing one module."""
+    """The result of importing a module."""
 
     error: str = ""
     found: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,10 @@ def imported(modules: Sequence[str], seconds: float = _SECONDS) -> dict[str, Imp
 
 
 def _child(names: Sequence[str], seconds: float) -> tuple[dict[str, Imported], str]:
-    """(what the process told, how it ended); the module that it ended in has that as its error."""
+    """Import the modules in a child process. Return the results by module, and how the process ended.
+
+    A module whose import ended the process has that end as its error.
+    """
     given = json.dumps([_MARK, sys.path, list(names)])
     try:
         ran = subprocess.run(

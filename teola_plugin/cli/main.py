@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """Return the parser of the command line."""
     made = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer faster.")
     made.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -73,7 +73,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _nobody_reads() -> bool:
-    """Whether it is our stdout that is broken, and not a connection of an engine's."""
+    """Return True if our stdout is closed, and not the connection of an engine."""
     if not hasattr(select, "poll"):
         return True
     watched = select.poll()

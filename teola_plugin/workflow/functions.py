@@ -24,7 +24,7 @@ _KINDS: dict[Any, Kind] = {str: Kind.TEXT, list[str]: Kind.TEXTS, bool: Kind.FLA
 
 @dataclass(frozen=True, kw_only=True)
 class Calling(Component):
-    """What functions and tools have: the names of the parameters are what is read, unless `reads` says another."""
+    """The base class of functions and tools. It reads the values that its parameters, or `reads`, name."""
 
     function: Callable[..., Any] = field(default=None, kw_only=False)  # type: ignore[assignment]
     reads: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -41,7 +41,7 @@ class Calling(Component):
         check_reads(self.name, self.reads, self._parameters(), "parameter of its function")
 
     def _parameters(self) -> list[str]:
-        """Those that have to be given, and those that `reads` names."""
+        """Return the names of the required parameters, and of those that `reads` names."""
         if self.function is None:
             return list(self.reads)
         wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -56,7 +56,7 @@ class Calling(Component):
         return {name: self.reads.get(name, name) for name in self._parameters()}
 
     def returned(self) -> Kind:
-        """As said, or by the function's annotation, as far as that says it."""
+        """Return the kind of its value: `gives`, else the kind of the function's annotation."""
         if self.gives is not None:
             return self.gives
         try:
@@ -87,12 +87,12 @@ class Function(Calling):
 
 @dataclass(frozen=True, kw_only=True)
 class Tool(Calling):
-    """What reaches out: a look-up, an order, a page that is fetched. It is called once, in its place.
+    """A call that reaches outside: a look-up, an order, a page to fetch. It runs once, when its turn comes.
 
-    A `function` of yours; or the tool of an `engine` (`ToolEngine`), which calls as many at a time as it takes. The
-    name of its tool is `tool`, else the `function`'s, which then only says what is read, else the component's, whose
-    `reads` has all of its arguments.
-    A `read_only` function may be called early, and for an item or an arm that is not wanted in the end.
+    It calls a `function` of yours, or the tool of an `engine` (`ToolEngine`), which limits the number of concurrent
+    calls. The tool's name is `tool`; without one, the name of `function`, which then only declares the parameters;
+    without that, the component's name, and `reads` names all arguments. A `read_only` function may be prefetched, also
+    for an item or an arm that turns out not to be used.
     """
 
     tool: str = ""
@@ -116,7 +116,7 @@ class Tool(Calling):
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As the runtime calls it, on a thread; a coroutine has a loop of its own there."""
+    """Return the function as the runtime calls it on a thread; a coroutine runs on a loop of its own there."""
 
     @functools.wraps(function, updated=())
     def call(**given: Any) -> Any:

@@ -34,7 +34,7 @@ _TOLD = Setting("prompt", "what the model is told", default=QUESTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Asking(Component):
-    """What all components that ask a model have: the engine, and how the model writes."""
+    """The base class of components that ask a model: the engine and the sampling parameters."""
 
     engine: str = on_engine("llm", _K.PREFILLING, _K.DECODING)
     max_tokens: int = setting(256, "tokens that an answer may have", least=1)
@@ -87,7 +87,7 @@ def text_of_generation(generation: Generated) -> str:
 
 
 def _tokens(value: Value) -> int:
-    """What a value is expected to have in a prompt; 0 where nobody knows."""
+    """Return the expected number of tokens of a value in a prompt; 0 if unknown."""
     return PASSAGE_TOKENS * value.width if value.kind is Kind.PASSAGES and isinstance(value.width, int) else 0
 
 

@@ -28,7 +28,7 @@ _SAMPLE = 4096
 
 
 class Splitter(Protocol):
-    """What splits a text, e.g. a text splitter of LangChain, a node parser of LlamaIndex."""
+    """An object that splits texts, e.g. a text splitter of LangChain or a node parser of LlamaIndex."""
 
     def split_text(self, text: str) -> list[str]: ...
 
@@ -164,12 +164,12 @@ class Indexing(Component):
 
 
 def several(value: Value) -> bool:
-    """Whether it is a list, of which each item is a request."""
+    """Return True if the value is a list in which each item is a request."""
     return value.kind in (Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.LIST)
 
 
 def number(width: int | Estimate | None) -> int | None:
-    """How many items, where that is known whatever the query."""
+    """Return the number of items if it is the same for every query, else None."""
     return width if isinstance(width, int) else None
 
 
@@ -183,7 +183,7 @@ def check_sizes(name: str, size: int, overlap: int) -> None:
 
 
 def said(collection: str) -> str:
-    """As a graph says it."""
+    """Return the name of the collection in a graph; "" if each query has its own."""
     return "" if collection == PER_QUERY else collection
 
 
@@ -199,7 +199,7 @@ def own_collection(made: Decomposition, collection: str) -> Inputs:
 def chunker(
     splitter: Callable[..., Splitter], size: int, overlap: int
 ) -> tuple[Callable[[Any], tuple[Chunk, ...]], Callable[[Any], int]]:
-    """What makes chunks of documents, and what expects how many, from the documents' lengths alone."""
+    """Return a function that splits documents into chunks, and one that estimates their number from text lengths."""
     ready = splitter(chunk_size=size, chunk_overlap=overlap)
 
     def split(documents: Any) -> tuple[Chunk, ...]:

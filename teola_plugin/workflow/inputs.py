@@ -44,14 +44,14 @@ class Input:
             ) from None
 
     def schema(self) -> dict[str, Any]:
-        """As JSON schema."""
+        """Return the JSON schema of the input."""
         made = dict(_SCHEMAS.get(self.kind, {}))
         made |= {"description": self.doc} if self.doc else {}
         return made if self.default is REQUIRED else made | {"default": self.default}
 
 
 def bound(inputs: Sequence[Input], given: Mapping[str, Any], workflow: str) -> dict[str, Any]:
-    """All inputs of a query by name. Raises `RegistrationError` for what is missing, unknown or of another kind."""
+    """Return all inputs of a query by name. Raise RegistrationError for a missing, unknown or invalid one."""
     known = {one.name: one for one in inputs}
     if not isinstance(given, Mapping):
         raise RegistrationError(
@@ -71,7 +71,7 @@ def bound(inputs: Sequence[Input], given: Mapping[str, Any], workflow: str) -> d
 
 
 def kind_of(wanted: Sequence[Sequence[Kind]]) -> Kind:
-    """Of an input that is read in several places: the first that somebody names, and that goes everywhere."""
+    """Return the kind of an input that is read in several places: the first one that fits in all of them."""
     named = (kind for kinds in wanted for kind in kinds if kind is not Kind.ANY)
     return next((kind for kind in named if all(kind.fits(kinds) for kinds in wanted)), Kind.ANY)
 

@@ -15,10 +15,10 @@ from teola_plugin.workflow.values import text_of
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is told: `text` for the user's message, `system` for the one before it, with `{variables}`.
+    """A prompt with `{variables}`: `text` for the user's message, `system` for the message before it.
 
-    `{{` and `}}` stand for braces. What is known early should stand first: it is prefilled while the rest is made.
-    Raises `RegistrationError` for a text that cannot be read.
+    `{{` and `}}` stand for braces. Put text that is known early first: it is prefilled while the rest is computed.
+    Raises RegistrationError for a text that cannot be parsed.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Prompt:
         return Prompt(_filled(self.text, known), _filled(self.system, known))
 
     def parts(self, tokens: Mapping[str, int]) -> tuple[PromptPart, ...]:
-        """For the graph; `tokens` are the expected lengths of variables, as far as they are known."""
+        """Return the parts of the prompt for the graph. `tokens` are expected lengths of variables, if known."""
         made = []
         for text in (self.system, self.text):
             for literal, name in _segments(text):
@@ -48,7 +48,7 @@ class Prompt:
         return tuple(made)
 
     def rendered(self, values: Mapping[str, Any]) -> payloads.Prompt:
-        """With these values; a variable that is not among them is not known yet."""
+        """Return the prompt with these values; a variable without a value becomes a placeholder."""
         texts = {name: text_of(values[name]) if name in values else payloads.UNKNOWN for name in self.variables}
         found = [("system", self.system), ("user", self.text)]
         return payloads.Prompt(tuple([payloads.Message(role, _rendered(text, texts)) for role, text in found if text]))

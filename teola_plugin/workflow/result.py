@@ -20,7 +20,7 @@ _SOON = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one query."""
+    """The result of a query."""
 
     answer: Any
     """The value of the workflow's output."""
@@ -36,7 +36,7 @@ class Result:
         return str(self.answer)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, without the trace; what JSON has no form for is told as text."""
+        """Return the result as JSON data, without the trace. Values without a JSON form become text."""
         return {
             "answer": plain(self.answer),
             "sources": plain(self.sources),
@@ -65,11 +65,11 @@ class Running:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if the query has ended, with a result or an error."""
         return self._handle.done
 
     def result(self, timeout: float | None = None) -> Result:
-        """Its result. Raises what the query failed by, and `TimeoutError`, by which it is cancelled."""
+        """Return the result, or raise the query's error. A TimeoutError cancels the query."""
         try:
             values: Any = self._handle.result(timeout)
         except BaseException:

@@ -18,7 +18,7 @@ _READS, _ENGINE, _SETTING = "reads", "engine", "setting"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a setting may be."""
+    """The description of a setting: its type, bounds, choices and default."""
 
     type: str
     """As JSON schema names it: `integer`, `number`, `string`, `boolean`, `array` (of texts), or `prompt`."""
@@ -55,7 +55,7 @@ class Setting:
         return words + least + most
 
     def schema(self) -> dict[str, Any]:
-        """As JSON schema."""
+        """Return the JSON schema of the setting."""
         made = dict(_SCHEMAS[self.type])
         made |= {"enum": list(self.choices)} if self.choices else {}
         made |= {"minimum": self.least} if self.least is not None else {}
@@ -135,7 +135,7 @@ if TYPE_CHECKING:
     _Given = TypeVar("_Given", contravariant=True)
 
     class _Field(Generic[_Kept, _Given]):
-        """What type checkers take a field for that `check_settings` converts: given as one type, kept as another."""
+        """The type of a field for type checkers: assigned as one type, stored as another by `check_settings`."""
 
         def __get__(self, component: object, cls: Any = None) -> _Kept: ...  # type: ignore[empty-body]
 
@@ -228,7 +228,7 @@ def check_settings(component: Any) -> None:
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON has them."""
+    """Return settings as JSON data."""
     return {name: _plain(value) for name, value in values.items()}
 
 

@@ -12,8 +12,10 @@ from teola_plugin.requests.payloads import Chunk, Hit
 
 
 class Kind(Enum):
-    """What a component reads or gives. `ANY` goes with every other kind, `LIST` with those of lists: what it is really
-    is checked when it is used."""
+    """The kind of value that a component reads or gives.
+
+    `ANY` fits every other kind, and `LIST` the kinds of lists: their actual type is checked when the value is used.
+    """
 
     TEXT = "a text"
     TEXTS = "a list of texts"
@@ -28,7 +30,7 @@ class Kind(Enum):
     ANY = "any value"
 
     def fits(self, wanted: Sequence[Kind]) -> bool:
-        """Whether a value of this kind may go where one of `wanted` is read."""
+        """Return True if a value of this kind may be read where one of `wanted` is expected."""
         listed = self is Kind.LIST and not _LISTS.isdisjoint(wanted)
         return listed or self is Kind.ANY or Kind.ANY in wanted or self in wanted
 
@@ -38,7 +40,7 @@ _LISTS = frozenset({Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.PASSAGES, Kind.D
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How many items a list will have, told from the query's input before anything runs."""
+    """An estimate of the number of items of a list, from the query's input, before anything runs."""
 
     ref: Ref
     """What of the query's input it is told from."""
@@ -87,7 +89,7 @@ def _document(given: Any) -> Document:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: passages, chunks and documents as objects; what JSON has no form for as text."""
+    """Return a value as JSON data: passages, chunks and documents as objects, values without a JSON form as text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (Chunk, Document, Hit)):

@@ -164,7 +164,7 @@ class Workflow:
         return Workflow(self.name, moved(self.flow, renamed), **said)
 
     def __reduce__(self) -> Any:
-        """What was lowered is made anew."""
+        """Pickle the definition only: the lowered form is computed again."""
         said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
         return partial(Workflow, self.name, self.flow, **said), ()
 
@@ -179,7 +179,7 @@ CONFIGURATIONS = 64
 
 
 def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Those that are declared, and whatever else is read and no component gives."""
+    """Return the declared inputs, and one for each other name that is read and no component gives."""
     names = {one.name for one in flow.everything()}
     for one in declared:
         check_name(one.name, "input")
@@ -197,7 +197,7 @@ def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:
 
 
 def _kinds(flow: Flow, name: str) -> list[tuple[Kind, ...]]:
-    """What is expected of a value, wherever it is read."""
+    """Return the kinds that are expected of a value, for each place where it is read."""
     every = flow.everything()
     return [one.kinds(port) for one in every for port, source in one.sources().items() if source == name]
 

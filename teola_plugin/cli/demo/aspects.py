@@ -35,7 +35,7 @@ class OneLine:
         return statistics.median(self.accelerated)
 
     def facts(self) -> dict[str, Any]:
-        """Its figures as JSON-ready data."""
+        """Return its figures as JSON data."""
         return {
             **compared_facts(self.plain_s, self.accelerated_s, self.shipped),
             "answers_equal": self.answers_equal,

@@ -31,7 +31,7 @@ def stock_bound(traces: Sequence[QueryTrace], accelerated: Sequence[QueryTrace],
 
 
 def _decoding_shares(trace: QueryTrace) -> Iterator[float]:
-    """Of the seconds of each generation that was streamed, how much was decoding."""
+    """Yield the share of decoding in the duration of each streamed generation."""
     for span in trace.spans:
         if span.kind not in LLM_PREFILLS or not span.seconds:
             continue

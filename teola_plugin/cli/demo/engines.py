@@ -12,7 +12,7 @@ from teola_plugin.pool import EnginePool
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What the user chose; None for the default."""
+    """The models that the user chose; None for the default."""
 
     llm: str | None = None
     embedder: str | None = None

@@ -48,7 +48,7 @@ class Case:
 
     @property
     def answers_equal(self) -> bool:
-        """Whether every run, plain and accelerated, gave one and the same answer."""
+        """True if all runs, original and accelerated, gave the same answer."""
         first = self.plain[0].answer
         return all(run.answer == first for run in (*self.plain, *self.accelerated, *self.shipped))
 
@@ -65,7 +65,7 @@ class Case:
         return self.plain_s / self.accelerated_s
 
     def facts(self) -> dict[str, Any]:
-        """Its figures as JSON-ready data."""
+        """Return its figures as JSON data."""
         return {
             **compared_facts(self.plain_s, self.accelerated_s, [run.seconds for run in self.shipped]),
             "answers_equal": self.answers_equal,

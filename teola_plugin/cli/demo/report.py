@@ -39,7 +39,7 @@ class Report:
         self.line(("Question     ", "dim"), text)
 
     def first_answer(self, answer: Any, seconds: float) -> None:
-        """As soon as the plain app has answered once, caches cold."""
+        """Print the first answer of the original, which runs with cold caches."""
         self.line(("Answer       ", "dim"), f"{answer}", (f"  ({seconds:.1f} s, plain, the first run)", "dim"))
 
     def result(self, title: str, found: Compared, runs: int) -> None:
@@ -70,7 +70,7 @@ class Report:
         self.line(f"  for comparison, retrieve-prompt-answer has nothing to overlap: {times}")
 
     def end(self, pages: Sequence[str]) -> None:
-        """Where the timelines are, and what to do next."""
+        """Print where the timelines are, and what to do next."""
         self.line()
         self.line("Timelines (open in a browser): ", " ".join(pages))
         self.line(

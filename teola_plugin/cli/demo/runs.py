@@ -30,7 +30,7 @@ Ran = tuple[dict[str, Case], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user chose."""
+    """The user's options of the demo."""
 
     models: Models
     question: str
@@ -83,7 +83,7 @@ def _first_answer(chain: Any, asked: Asked, report: Report) -> None:
 
 
 def _told(found: Iterator[tuple[str, Case]], title: str, report: Report) -> dict[str, Case]:
-    """All cases, each printed as soon as it is there."""
+    """Return all cases. Prints each one as soon as it is measured."""
     cases: dict[str, Case] = {}
     for key, case in found:
         cases[key] = case
@@ -95,7 +95,7 @@ def _told(found: Iterator[tuple[str, Case]], title: str, report: Report) -> dict
 
 
 def traces(case: Case) -> tuple[list[QueryTrace], list[QueryTrace]]:
-    """Of its runs: plain, accelerated."""
+    """Return the traces of its runs: those of the original, and the accelerated ones."""
     return [run.trace for run in case.plain], [run.trace for run in case.accelerated]
 
 

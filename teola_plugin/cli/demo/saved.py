@@ -28,7 +28,7 @@ Interval = tuple[float, float, str]
 
 
 def saved(plain: Sequence[QueryTrace], accelerated: Sequence[QueryTrace]) -> dict[str, float]:
-    """What each overlap saved, in seconds, the largest first; only what is worth telling. Medians over the runs."""
+    """Return the seconds that each kind of overlap saved, the largest first. Medians over the runs."""
     before, after = (_medians([waited_for(trace) for trace in traces]) for traces in (plain, accelerated))
     gains = {part: before.get(part, 0.0) - after.get(part, 0.0) for part in TOLD}
     if not any(_is_stage(span) for trace in accelerated for span in trace.spans):
@@ -38,7 +38,7 @@ def saved(plain: Sequence[QueryTrace], accelerated: Sequence[QueryTrace]) -> dic
 
 
 def _is_stage(span: Span) -> bool:
-    """Whether documents are embedded in stages, of which later ones run beside the storing of earlier ones."""
+    """Return True for a stage of embedding, whose later stages run while earlier results are stored."""
     return span.kind == "EMBEDDING" and "#" in span.primitive and span.primitive.startswith(_INDEXING)
 
 
@@ -59,7 +59,7 @@ def waited_for(trace: QueryTrace) -> dict[str, float]:
 
 
 def _intervals(trace: QueryTrace) -> Iterator[Interval]:
-    """When each part was at work, within the run."""
+    """Yield the intervals in which each part of the query was at work."""
     asked = min((s.begin for s in trace.spans if s.engine == "llm" and s.done is not None), default=trace.ended)
     planned = any(s.primitive.startswith(_INDEXING) for s in trace.spans)
     if not planned:  # the plain app indexes first, also by means that no engine sees

@@ -138,7 +138,7 @@ def _environment(cores: str | None, sockets: str) -> dict[str, str]:
 
 @contextmanager
 def _kept_to(cores: str | None) -> Iterator[None]:
-    """What this thread starts in the body stays on the cores, where the system can do that."""
+    """Pin threads and processes that start inside the context to the cores, if the system can."""
     if cores is None or not hasattr(os, "sched_setaffinity"):
         yield
         return

@@ -88,7 +88,7 @@ def _check_packages() -> None:
 
 @contextmanager
 def _pinned(cores: str | None) -> Iterator[None]:
-    """What runs in this process, plain or as engines, keeps to these cores: the server has the others."""
+    """Pin this process, with its engines, to these cores: the server has the others."""
     if cores is None:
         yield
         return
@@ -120,7 +120,7 @@ def run_cases(on: Running, question: str, uploaded: list[Any], repeats: int) -> 
 
 
 def index_seconds(app: App, uploaded: list[Any], repeats: int) -> float:
-    """What indexing takes by itself; the median."""
+    """Return the median duration of indexing alone, in seconds."""
     return statistics.median(_timed(app, uploaded) for _ in range(repeats))
 
 

@@ -93,7 +93,7 @@ def need_packages() -> None:
 
 
 def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSettings:
-    """Those of the file, but for what the command line says. Raises `ConfigError`."""
+    """Return the settings of the file, with those of the command line over them. Raise ConfigError for invalid ones."""
     from pydantic import ValidationError
 
     from teola_plugin.errors import ConfigError
@@ -142,7 +142,7 @@ def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
 
 
 def commands(url: str, model: str, text: str, *, keys: bool) -> tuple[str, str]:
-    """What asks the model this, in a shell: by curl, and by the official client."""
+    """Return two shell commands that ask the model: with curl, and with the official client."""
     header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
     body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}))
     asked = f"model={json.dumps(model)}, input={json.dumps(text)}"

@@ -38,7 +38,7 @@ class App:
 
     @staticmethod
     def said(text: str, inputs: Mapping[str, str]) -> App:
-        """Of `[NAME=]module:function`."""
+        """Parse an app from `[NAME=]module:function`."""
         name, equals, factory = text.rpartition("=")
         name = name if equals else factory.partition(":")[2] or factory
         return App(name, factory, inputs.get(name, inputs.get("", "")))
@@ -71,7 +71,7 @@ class App:
         return obj, dict(arguments)
 
     async def values(self, pool: EnginePool, queries: int, seed: int) -> list[Any]:
-        """What it is asked with: the file's inputs, or questions of its own. Raises `RegistrationError`."""
+        """Return the inputs of its queries, from the file or generated. Raise RegistrationError for an invalid file."""
         obj, _ = await self._made(pool)
         entries = entries_of(obj, self.factory)
         if self.inputs:
@@ -116,7 +116,7 @@ def _tries(obj: Any) -> Iterator[Any]:
 
 
 def of_options(apps: Sequence[str], inputs: Sequence[str]) -> tuple[App, ...]:
-    """Of the command line. Raises `RegistrationError`."""
+    """Return the apps of the command line. Raise RegistrationError for invalid options."""
     files = dict(_file(text) for text in inputs)
     found = tuple(App.said(text, files) for text in apps)
     names = [app.name for app in found]

@@ -36,7 +36,7 @@ IDLE = 3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is simulated, as plain data: it travels to other processes."""
+    """The description of a simulation, as plain data that can be sent to other processes."""
 
     pool: str
     apps: tuple[App, ...]
@@ -84,7 +84,7 @@ class Plan:
         return {"rate": rate or None, "way": way, "seed": seed, **found, "errors": errors[:3]}
 
     def idle(self, way: str) -> dict[str, float]:
-        """By app: the median latency of queries that have the cluster for themselves."""
+        """Return, by app, the median latency of queries that run alone on the cluster, in seconds."""
         arrivals = self.coming(1.0, 0)
         found = {}
         for app in self.apps:
