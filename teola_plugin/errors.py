@@ -143,7 +143,7 @@ def extra(name: str, *others: str) -> str:
 
 
 def pool_closed(engine: str = "") -> EngineUnavailable:
-    """What is raised once a pool has ended, and what befalls calls that were under way then."""
+    """Return the error for calls to a closed pool, and for calls that were running when it was closed."""
     about = f": engine {engine!r} is not there any more" if engine else ""
     return EngineUnavailable(
         f"the engine pool is closed{about}.",
@@ -153,14 +153,14 @@ def pool_closed(engine: str = "") -> EngineUnavailable:
 
 
 def pool_not_started() -> EngineUnavailable:
-    """What is raised before a pool's first `start()`."""
+    """Return the error for calls before a pool's first `start()`."""
     return EngineUnavailable(
         "the engine pool is not running.", hint="call its start(), or use it inside `with EnginePool...:`"
     )
 
 
 def pool_forked() -> EngineUnavailable:
-    """What is raised in a process that was forked while a pool was running."""
+    """Return the error for calls in a process that was forked while a pool was running."""
     return EngineUnavailable(
         "the engine pool was started before this process was forked, and runs in the parent process alone.",
         hint="make and start the pool in the child (e.g. gunicorn's post_fork hook, or without preloading), start "

@@ -225,7 +225,7 @@ class EnginePool:
 
     @property
     def running(self) -> bool:
-        """Whether its engines are started."""
+        """True if its engines are started."""
         return self._started
 
     def add(self, engine: Engine) -> None:
@@ -249,8 +249,7 @@ class EnginePool:
         return self.instances(name)[0]
 
     def instances(self, name: str) -> tuple[Engine, ...]:
-        """All instances of an engine in this process; of a shared pool, what stands for it here. Raises
-        `RegistrationError`."""
+        """Return all replicas of an engine; for a shared pool, their client. Raise RegistrationError if there is none."""
         if name not in self._engines:
             raise unknown_name("engine", name, list(self._engines))
         return self._engines[name]
@@ -261,7 +260,7 @@ class EnginePool:
 
     @property
     def shared(self) -> bool:
-        """Whether the engines run elsewhere, for other processes, too."""
+        """True if the engines run in other processes, for several clients."""
         return self.runtime.shared
 
     @property
@@ -269,7 +268,7 @@ class EnginePool:
         return {name: found[0].profile for name, found in self._engines.items()}
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """What runs below each engine, by engine name."""
+        """Return the versions of the software below each engine, by engine name."""
         return {name: dict(found[0].versions()) for name, found in self._engines.items()}
 
     def call(
@@ -321,10 +320,12 @@ class EnginePool:
         self.runtime.reset()
 
     def forget(self, tenant: str) -> None:
-        """No later request drafts from what this tenant's requests have written: engines keep recent outputs, by app
-        and tenant, to draft from. Its traces are dropped, and all plans, which may hold prompts that its queries chose.
-        Its prefixes stay in caches, where no other tenant's prompt finds them, until their place is needed, or
-        `reset()`."""
+        """Forget what was learned from a tenant's requests.
+
+        Engines stop drafting from the tenant's outputs, its traces are dropped, and so are all cached plans, which may
+        contain prompts of its queries. Its prefixes stay in caches until their space is needed or `reset()` is called;
+        prompts of other tenants never find them there.
+        """
         self._caches.clear()
         for one in self._deployments.values():
             one.forget()
@@ -390,7 +391,7 @@ class EnginePool:
 
 
 def need_pool(given: object) -> EnginePool:
-    """What was given for a pool, if it is one. Raises `RegistrationError`."""
+    """Return the object if it is a pool. Raise RegistrationError otherwise."""
     if not isinstance(given, EnginePool):
         raise RegistrationError(
             f"pool is {reprlib.repr(given)}, which is no engine pool.",

@@ -69,7 +69,7 @@ def _no_engines(given: object, name: str = "") -> RegistrationError:
 
 
 def default_engine(name: str, given: str, drafts: str | Mapping[str, Any] | None = None) -> Engine:
-    """For a keyword of `EnginePool.local`; imports are as late as possible. `drafts`: of an LLM."""
+    """Return the engine for a keyword of `EnginePool.local`. Imports are delayed; `drafts` is for an LLM."""
     if name == "llm":
         from teola_plugin.engines.vllm import VllmEngine
 
@@ -112,7 +112,7 @@ def _policy(name: str) -> BatchPolicy:
 
 
 def sink_of(tracing: str | TracerProvider | None, engines: Mapping[str, Sequence[Engine]]) -> TraceSink | None:
-    """Where traces go besides `pool.traces`; it asks for the model of an engine when that has started."""
+    """Return the sink for traces besides `pool.traces`. It reads an engine's model name once the engine has started."""
     if tracing is None:
         return None
     return tracing_sink(tracing, lambda name: engines[name][0].versions().get("model", "") if name in engines else "")
