@@ -249,7 +249,7 @@ class EnginePool:
         return self.instances(name)[0]
 
     def instances(self, name: str) -> tuple[Engine, ...]:
-        """Return all replicas of an engine; for a shared pool, their client. Raise RegistrationError if there is none."""
+        """Return the replicas of an engine, or their client in a shared pool. Raise RegistrationError if unknown."""
         if name not in self._engines:
             raise unknown_name("engine", name, list(self._engines))
         return self._engines[name]
