@@ -12,7 +12,7 @@ _FIRST = 4.0
 
 
 class Kind(IntEnum):
-    """Guesses that are right about as often as each other."""
+    """A kind of guess. Guesses of one kind are right about equally often."""
 
     ONE = 1
     """What stood behind a token that agrees."""
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
     @staticmethod
     def behind(agreed: int) -> Kind:
-        """Of a guess behind so many tokens that agree, 1 or more."""
+        """Return the kind of a guess after `agreed` tokens that match an earlier text, 1 or more."""
         return _BEHIND[min(agreed, 2 * AGREED)]
 
 
@@ -46,7 +46,7 @@ _EXPECTED = {1: 0.3, 2: 0.5, 3: 0.6, 4: 0.85, 5: 0.89, 6: 0.9, 7: 0.95, 8: 0.97}
 
 
 class Trust:
-    """The share of one kind's tokens that was right. Later tokens count for more."""
+    """The share of the tokens of one kind of guess that were right. Recent tokens count more."""
 
     __slots__ = ("_kept", "_right", "_seen", "proven")
 
@@ -57,11 +57,11 @@ class Trust:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The share, from 0 to 1."""
         return self._right / self._seen
 
     def saw(self, right: int, *, wrong: bool) -> None:
-        """So many tokens were right one after the other, and then perhaps one was not."""
+        """Record that `right` tokens in a row were right, and that the next one was wrong if `wrong`."""
         seen = right + wrong
         self.proven |= seen > 0
         kept = self._kept**seen
@@ -69,18 +69,21 @@ class Trust:
 
 
 def expected(kind: Kind) -> float:
-    """The share of a kind's tokens that is right, as a rule."""
+    """Return the usual share of right tokens of a kind of guess."""
     return _EXPECTED[kind]
 
 
 class Experience:
-    """The same of all requests of one app and tenant, with which new ones begin."""
+    """The shares of right guesses in all requests of one app and tenant, with which new requests begin."""
 
     def __init__(self) -> None:
         self._kinds: dict[Kind, Trust] = {}
 
     def begin(self, kind: Kind) -> Trust:
-        """Of a new request. Behind single tokens there are guesses everywhere: it is soon seen what they are worth."""
+        """Return the initial trust of a new request in a kind of guess.
+
+        Guesses after a single token occur everywhere, so their share is corrected quickly.
+        """
         known = self._known(kind)
         return Trust(known.share, weight=_QUICKLY if kind is Kind.ONE else _FIRST, proven=known.proven)
 
@@ -97,19 +100,19 @@ class Experience:
 
 
 class Calibration:
-    """Of all requests of an engine: how much of what their shares promised has come, by kind."""
+    """The ratio of right tokens to expected right tokens in all requests of an engine, by kind of guess."""
 
     def __init__(self) -> None:
         self._kinds = {kind: (_FIRST, _FIRST) for kind in Kind}
         """Tokens that have come, and that were expected; later ones count for more."""
 
     def saw(self, kind: Kind, share: float, guessed: int, right: int) -> None:
-        """Of so many guessed tokens, each of which was expected with that share of those before it."""
+        """Record that `right` of `guessed` tokens were right. Each was expected to be with probability `share`."""
         came, promised = self._kinds[kind]
         kept = _MEMORY**guessed
         self._kinds[kind] = came * kept + right, promised * kept + sum(share**k for k in range(1, guessed + 1))
 
     def of(self, kind: Kind) -> float:
-        """Tokens that come for each that is expected, 1 at most."""
+        """Return the number of right tokens per expected right token, 1 at most."""
         came, promised = self._kinds[kind]
         return min(1.0, came / promised)

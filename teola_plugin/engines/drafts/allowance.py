@@ -24,7 +24,7 @@ _COMES, _COMES_WAITED_FOR = 0.4, 0.9
 
 
 class Allowance:
-    """By the number of rows in a step, apart: at 2 rows it may pay, and at 16 not. All in steps without drafts."""
+    """The cost that drafting may have, by number of rows in a step. The unit is a step without drafts."""
 
     def __init__(self, share: float = SHARE) -> None:
         """`share`: of the time, see `SHARE`."""
@@ -33,25 +33,29 @@ class Allowance:
         """What may be spent, by rows up to the next power of two."""
 
     def debt(self, rows: int, least: float) -> int:
-        """Steps of so many rows until drafts that cost so much are looked for again: 0 for now."""
+        """Return the number of steps until drafts that cost `least` are tried again; 0 for now."""
         return max(0, math.ceil((least - self.left(rows)) / self._share))
 
     def left(self, rows: int) -> float:
-        """Steps that drafts for so many rows may cost; below 0 where they are behind what they have brought."""
+        """Return the steps that drafts for so many rows may cost; negative if they cost more than they saved."""
         return self._left.get(about(rows), _START)
 
     def looked(self, rows: int, cost: float) -> None:
-        """Looking for drafts took so much of a step."""
+        """Record that the search for drafts took the time of `cost` steps."""
         self._add(rows, -cost, _LOOKED)
 
     def passed(self, rows: int, steps: int, least: float) -> None:
-        """So many steps went before: a share of them may be spent, up to `least` in any case. Not of the time: an
-        engine that had nothing to do has earned nothing."""
+        """Record that `steps` steps were made. A share of them may be spent, up to `least` in any case.
+
+        The share is of steps, not of time: an idle engine earns nothing.
+        """
         self._add(rows, self._share * steps, _BEHIND, max(_AHEAD, least))
 
     def drafted(self, rows: int, cost: float, saved: float, waited_for: float = 0.0) -> None:
-        """Verifying took so much of a step, and what was accepted saves so much. `waited_for`: how often others take
-        the places of rows that end (see `places`)."""
+        """Record that the verification took `cost` steps and the accepted tokens save `saved` steps.
+
+        `waited_for` is the frequency with which the slots of rows that end are reused (see `places`).
+        """
         comes = _COMES + (_COMES_WAITED_FOR - _COMES) * waited_for
         self._add(rows, comes * saved - cost, _BEHIND)
 

@@ -14,10 +14,10 @@ _SCANS, _SCANNED = 8, 1024
 
 
 class Corpus:
-    """Tokens, which grow at their end. A place is the index of the token that comes next there.
+    """A growing sequence of tokens in which continuations are looked up.
 
-    `add` takes O(1) a token, `best` O(places * longest), whatever the length; the first looks into a short one, O(its
-    length), which is less than its index takes.
+    A place is the index of the token after a match. `add` takes O(1) per token, and `best` O(places * longest),
+    whatever the length. The first look-ups in a short corpus scan it in O(its length), which is quicker than an index.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -36,7 +36,7 @@ class Corpus:
         self.tokens += tokens
 
     def _index(self) -> None:
-        """Of the tokens that have come since something was looked up: where nothing is, none is made."""
+        """Index the tokens that were added since the last look-up."""
         ones, pairs = self._last
         ones_earlier, pairs_earlier = self._earlier
         known, done = self.tokens, len(ones_earlier) - 1
@@ -105,7 +105,7 @@ class Corpus:
             place = earlier[place]
 
     def _agreed(self, last: Sequence[int], place: int, least: int, longest: int) -> int:
-        """How many of the last tokens stand before the place."""
+        """Return the number of the last tokens that match those before the place."""
         tokens, most = self.tokens, min(longest, place)
         agreed = least
         while agreed < most and tokens[place - 1 - agreed] == last[-1 - agreed]:
@@ -113,7 +113,7 @@ class Corpus:
         return agreed
 
     def behind(self, place: int, most: int) -> list[int]:
-        """What came there, at most so many; nothing of what comes behind a token below 0, which ends a text."""
+        """Return at most `most` tokens from the place on, up to a negative token, which ends a text."""
         found = self.tokens[place : place + most]
         if found and min(found) < 0:
             return next(found[:i] for i, token in enumerate(found) if token < 0)

@@ -14,8 +14,10 @@ _QUICKLY = 0.5
 
 
 class StepCosts:
-    """By the number of rows in a step: of other numbers as much is known as of the nearest up to the same power of two.
-    Times are in seconds."""
+    """The durations of steps, in seconds, by number of rows.
+
+    A number of rows without data takes the data of the nearest one up to the same power of two.
+    """
 
     def __init__(self) -> None:
         self._plain: dict[int, _Seen] = {}
@@ -24,23 +26,25 @@ class StepCosts:
         """How much longer than expected one with drafts takes, by rows up to a power of two."""
 
     def plain(self, rows: int, seconds: float) -> None:
-        """A step of so many rows without drafts took so long."""
+        """Record the seconds of a step without drafts."""
         self._plain.setdefault(rows, _Seen(seconds)).saw(seconds)
 
     def without(self, rows: int) -> float | None:
-        """Seconds of a step of so many rows without drafts; None where nothing is known of about as many."""
+        """Return the seconds of a step without drafts; None if unknown for about as many rows."""
         known = [rows] if rows in self._plain else [one for one in self._plain if about(one) == about(rows)]
         return self._plain[min(known, key=lambda one: abs(one - rows))].median if known else None
 
     def drafted(self, rows: int, seconds: float, expected: float) -> None:
-        """A step of so many rows with drafts took so long, `expected` times one without."""
+        """Record the seconds of a step with drafts, which was expected to take `expected` steps without drafts."""
         plain = self.without(rows)
         if plain:
             self._slower.setdefault(about(rows), _Seen(1.0)).saw(seconds / plain / expected)
 
     def slower(self, rows: int) -> float:
-        """How much longer than expected steps of so many rows with drafts take: 1 where none was seen, and 1 at least,
-        as what is known of steps without drafts may be old where drafts are many."""
+        """Return the ratio of measured to expected duration of steps with drafts, 1 at least and by default.
+
+        Below 1 it would be wrong: where drafts are frequent, data on steps without drafts may be old.
+        """
         found = self._slower.get(about(rows))
         return 1.0 if found is None else max(1.0, found.median)
 

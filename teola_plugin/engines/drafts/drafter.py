@@ -34,7 +34,7 @@ class Running:
 
 
 class Drafter:
-    """The drafts of one instance, at most `most` tokens for a request and step."""
+    """The drafts of all requests of one replica, at most `most` tokens per request and step."""
 
     def __init__(self, options: Drafts, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._options, self._most = options, most
@@ -67,15 +67,17 @@ class Drafter:
         self._pacing.forget()
 
     def weigh(self, steps: Steps) -> None:
-        """What a step takes by all that is drafted in it, as measured: drafts of one step are then weighed against each
-        other. Not where the user has given a budget."""
+        """Set the measured durations of steps by the total of drafted tokens.
+
+        Drafts of one step are then weighed against each other, unless the user has set a budget.
+        """
         self._together = Together(() if self._options.budget else steps)
 
     def fix(self, tokens: int | None) -> list[tuple[int, float]]:
-        """For measuring: every greedy row gets a draft of so many tokens, which are hardly right. None: as ever.
+        """Draft exactly `tokens` tokens for every greedy row, for measurements; None ends this mode.
 
-        Returns the steps since the last such word, (rows that wrote something, seconds), where the step before had as
-        many. With 0 tokens for several rows they are all rows, those that are still prefilling among them.
+        Returns the steps since the last call as (rows that produced a token, seconds), for pairs of steps with as many
+        rows. With 0 tokens for several rows, rows that are still prefilling are counted, too.
         """
         self._pacing.forget()
         self._alone = ""
@@ -83,7 +85,7 @@ class Drafter:
         return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
 
     def leaves_out(self, names: Sequence[str]) -> bool:
-        """Whether nothing is to be asked about a step of these requests. Counts it."""
+        """Return True if a step of these requests needs no drafts. Counts the step."""
         if self._fixed == 0 and len(names) > 1:  # what steps of several take that draft nothing: nobody is asked then
             self._steps.append((len(names), self._clock()))
             return True
@@ -103,7 +105,7 @@ class Drafter:
         return self._pacing.pause(names)
 
     def resume(self, left: int) -> None:
-        """So many steps of the last pause were not made: the requests are others."""
+        """Take back `left` steps of the last pause that were not made, because the requests have changed."""
         self._pacing.resume(left)
 
     def step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
@@ -123,7 +125,7 @@ class Drafter:
         return looked
 
     def looked(self, names: Sequence[str], rows: int) -> None:
-        """What one step of so many rows drafts is said."""
+        """Record that all drafts of a step of `rows` rows are known."""
         if len(names) == 1 and self._fixed is None:
             self._rests_alone(names[0])
         if self._weighs(rows):
@@ -162,7 +164,7 @@ class Drafter:
         self._recent.forget(tenant)
 
     def knows(self, name: str) -> bool:
-        """Whether it has begun, and has not ended."""
+        """Return True if the request has begun and has not ended."""
         return name in self._running
 
     def running(self, name: str) -> Running | None:
@@ -204,7 +206,7 @@ class Drafter:
         return row
 
     def _experience(self, source: Source, told: bool) -> Experience:
-        """Of an app and tenant's requests that come with texts, or of those without: they are of different kinds."""
+        """Return the experience with requests of an app and tenant, separately for those with and without texts."""
         found = self._learned.setdefault((source, told), Experience())
         self._learned.move_to_end((source, told))
         if len(self._learned) > _SOURCES:
@@ -212,18 +214,18 @@ class Drafter:
         return found
 
     def end(self, name: str) -> None:
-        """What it has written is a recent output."""
+        """End a request. Its output becomes a recent output."""
         one = self._running.pop(name, None)
         if one is not None and one.row is not None and one.kept and self._options.recent:
             self._recent.add(one.source, one.row.output)
 
     def end_unless(self, runs: Callable[[str], bool]) -> None:
-        """Those that have left."""
+        """End the requests that no longer run."""
         for name in [one for one in self._running if not runs(one)]:
             self.end(name)
 
     def draft(self, row: Row, rows: int, room: int) -> list[int]:
-        """What one among so many rows is likely to write next, at most `room` tokens; nothing where none pays."""
+        """Return the draft of a row in a step of `rows` rows, at most `room` tokens; [] if no draft pays."""
         rows = max(1, rows)
         room = min(room, self._most_of_one(rows))
         if room <= 0:
@@ -235,7 +237,7 @@ class Drafter:
         return row.draft(room, self._longest(rows), rows if self._together else 1)
 
     def _may(self, told: bool, rows: int) -> bool:
-        """Whether one more row may draft in this step. Counts it."""
+        """Return True if one more row may draft in this step. Counts it."""
         self._tried[told] += 1
         return self._tried[told] <= self._pacing.most(told, rows)
 
@@ -253,8 +255,10 @@ class Drafter:
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
 
     def _speeds(self, rows: int) -> Sequence[float]:
-        """Of all rows of a step. Those that run and have not written in it are as good as others; sampled ones write a
-        token a step."""
+        """Return the tokens per step of all rows.
+
+        Running rows that produced nothing in this step count as well; sampled rows produce one token per step.
+        """
         found = [1.0 if one.row is None else one.row.speed for one in self._running.values()][-rows:]
         return [*found, *[1.0] * (rows - len(found))]
 

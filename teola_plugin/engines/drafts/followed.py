@@ -13,7 +13,7 @@ _LAST = 8
 
 
 class FollowedText:
-    """Where the output is in a text. It begins at the text's first token."""
+    """The position of the output in a text that it may repeat. It begins at the first token of the text."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._text = Corpus(tokens)
@@ -22,7 +22,7 @@ class FollowedText:
         """One more than the tokens in a row that were its own; 0 where the output has left it."""
 
     def follow(self, output: Sequence[int], new: int) -> None:
-        """The output has grown by so many tokens at its end."""
+        """Update the position after the output has grown by `new` tokens."""
         tokens, end = self._text.tokens, len(output)
         at = end - new
         while at < end:
@@ -46,5 +46,5 @@ class FollowedText:
             self._place = place
 
     def next(self, most: int) -> list[int]:
-        """What comes if the output goes on with the text; nothing where it has left it."""
+        """Return the next tokens of the text; [] if the output has left the text."""
         return [] if self._lost else self._text.behind(self._place, most)

@@ -28,8 +28,11 @@ _UNMEASURED = EngineProfile(
 
 
 def lengths_that_pay(profile: EngineProfile, most: int) -> Lengths:
-    """By rows and share the longest draft with which nearly as many tokens are written a second as with the best one; 0
-    where that is hardly more than without. Empty where nothing was measured."""
+    """Return the longest draft that pays, by rows in a step and share of right tokens.
+
+    It produces nearly as many tokens per second as the best length. The length is 0 if the gain is small, and the
+    result is () if nothing was measured.
+    """
     if not profile.verifying:
         return ()
     known = replace(profile, verifying=_never_quicker(profile.verifying))
@@ -38,12 +41,12 @@ def lengths_that_pay(profile: EngineProfile, most: int) -> Lengths:
 
 
 def unmeasured(most: int) -> Lengths:
-    """The same for an engine of which nothing is known."""
+    """Return the same for an engine without measurements."""
     return lengths_that_pay(_UNMEASURED, most)
 
 
 def _never_quicker(verifying: Mapping[int, Curve]) -> dict[int, Curve]:
-    """No longer draft takes less time: where it was measured to, the shorter one met with something else."""
+    """Return curves in which no longer draft takes less time: such a measurement of a shorter one was disturbed."""
     found: dict[int, Curve] = {}
     for rows, curve in verifying.items():
         points, least = list[tuple[int, float]](), float("inf")
@@ -75,8 +78,10 @@ def written(drafted: int, share: float = ACCEPTED) -> float:
 
 
 def longest_drafts(lengths: Lengths, rows: int) -> Sequence[int]:
-    """By share, of one row among so many: as of the next larger number that is known, and beyond that the same in
-    all."""
+    """Return the longest drafts by share of right tokens, for one of `rows` rows.
+
+    A number of rows between two measured ones takes the larger; beyond the largest, the total stays the same.
+    """
     for known, longest in lengths:
         if rows <= known:
             return longest

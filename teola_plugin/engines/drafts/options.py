@@ -11,11 +11,13 @@ from teola_plugin.errors import ConfigError, unknown_name
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """How many tokens may be drafted, and from where. The text of an answer is the same with any of these.
+    """The options of drafting. The text of an answer is the same with any of them.
 
-    `tokens`: at most for one request and step (1 to 64). `lookup`: from the request's own tokens. `recent`: tokens kept
-    of recent outputs for each app and tenant, 0 for none. `budget`: at most for one step of all requests; 0 stands for
-    what calibration finds, `tokens` before that.
+    Attributes:
+        tokens: Maximum number of tokens for one request and step (1 to 64).
+        lookup: Draft from the request's own tokens, too.
+        recent: Number of tokens of recent outputs that are kept for each app and tenant; 0 for none.
+        budget: Maximum number of tokens for one step of all requests; 0 for the calibrated one (`tokens` before that).
     """
 
     tokens: int = 16
@@ -35,7 +37,7 @@ class Drafts:
 
 
 def drafts_of(given: str | bool | Mapping[str, Any] | Drafts) -> Drafts | None:
-    """Of `"auto"`, `"off"`, or options. None: nothing is drafted. Raises `ConfigError`, `RegistrationError`."""
+    """Return the options for `"auto"`, `"off"` or a mapping; None for no drafts. Raise TeolaError if invalid."""
     if isinstance(given, Drafts):
         return given
     if isinstance(given, Mapping):

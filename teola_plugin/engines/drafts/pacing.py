@@ -30,7 +30,7 @@ TOLD, UNTOLD = True, False
 
 
 class Stake(NamedTuple):
-    """Of a row that has a draft."""
+    """The draft of a row, with its expected value."""
 
     told: bool
     tokens: int
@@ -51,14 +51,14 @@ class _Step:
 
 
 class Pacing:
-    """Of one instance. Rows are those of vLLM's batch, by the names of their requests."""
+    """The schedule of drafting of one replica. Rows are those of vLLM's batch, by id of their requests."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.forget()
 
     def forget(self) -> None:
-        """All that was learned."""
+        """Forget all that was learned."""
         self._costs, self._allowances = StepCosts(), {TOLD: Allowance(SHARE_OF_TEXTS), UNTOLD: Allowance()}
         self._places = Places()
         self._last: _Step | None = None
@@ -70,51 +70,55 @@ class Pacing:
         """Steps that the shortest drafts cost which are made in it."""
 
     def leaves_out(self, names: Sequence[str]) -> bool:
-        """Whether nothing is to be asked about a step of these requests. Counts it."""
+        """Return True if a step of these requests needs no drafts. Counts the step."""
         if self._left_out and self._last is not None and self._last.names == names:
             self._left_out -= 1
             return True
         return False
 
     def pause(self, names: Sequence[str]) -> int:
-        """Steps of these requests about which nothing is to be asked. They are taken for made."""
+        """Return the number of steps of these requests that need no drafts. They count as made."""
         if self._last is None or self._last.names != names:
             return 0
         steps, self._left_out = self._left_out, 0
         return steps
 
     def resume(self, left: int) -> None:
-        """So many of those were not made."""
+        """Take back `left` of these steps, which were not made."""
         self._left_out = left
 
     def most(self, told: bool, rows: int) -> int:
-        """How many of such rows may draft in this step, beside so many. Of those that are told a part, for each of the
-        shortest drafts that could be paid for: a few find out whether it pays again, as their texts take long to
-        read."""
+        """Return the number of rows that may draft in this step.
+
+        Of rows with texts, only a part per affordable draft: a few are enough to find out if drafting pays again, and
+        texts take long to read.
+        """
         left = self._allowances[told].left(rows)
         if left < self._least:
             return 0
         return min(rows, math.ceil(_PART * rows * left / self._least)) if told and self._least else rows
 
     def left(self, kinds: Iterable[bool], rows: int) -> float:
-        """Steps that drafts of these rows, beside so many, may cost in this one: half of what is left, so that a few
-        guesses are tried, however wrong the first ones are."""
+        """Return the steps that drafts of these rows may cost in this step.
+
+        This is half of the allowance, so that several guesses are tried even if the first ones are wrong.
+        """
         return max(self._least, min(self._allowances[told].left(rows) for told in kinds) / 2)
 
     def slower(self, rows: int) -> float:
-        """How much longer than expected steps of so many rows with drafts take."""
+        """Return the ratio of measured to expected duration of steps with drafts."""
         return self._costs.slower(rows)
 
     def waited_for(self, rows: int) -> float:
-        """How often the place of one of so many rows is soon taken by another, once it ends: 0 to 1."""
+        """Return the frequency, 0 to 1, with which the slot of a row is soon reused once the row ends."""
         return self._places.taken(rows)
 
     def begin(self) -> None:
-        """A request is new: looking at it takes as long as its prompt is, which is no fault of drafting."""
+        """Record that a request is new in this step. Reading its prompt does not count as a cost of drafting."""
         self._begun = True
 
     def over(self, names: Sequence[str], written: Sequence[Sequence[int]], together: Together) -> Sequence[bool]:
-        """A step is over, in which these requests have written that. Which rows are looked at, of `TOLD`, `UNTOLD`."""
+        """Record the end of a step and its output. Return which rows should be drafted for, of `TOLD` and `UNTOLD`."""
         last, rows = self._last, sum(map(bool, written))
         self._last = this = _Step(list(names), rows, self._clock())
         if last is not None:
@@ -124,15 +128,15 @@ class Pacing:
         return [told for told in self._allowances if not self._debt(told, rows)]
 
     def _debt(self, told: bool, rows: int) -> int:
-        """Steps until rows are looked at. At first one without drafts is seen."""
+        """Return the number of steps until rows are drafted for. The first step is made without drafts."""
         return 1 if self._costs.without(rows) is None else self._allowances[told].debt(rows, self._least)
 
     def _cost(self, expected: float, rows: int) -> float:
-        """Steps that one costs which is expected to take so many."""
+        """Return the extra steps that a step of the expected duration costs."""
         return max(0.0, expected * self._costs.slower(rows) - 1.0)
 
     def _judge(self, rows: int, written: Sequence[Sequence[int]], last: _Step, this: _Step, together: Together) -> None:
-        """Where other requests were in the step than in the one before, it took what such steps take."""
+        """Charge the last step to the allowances, unless its requests differ from those of the step before."""
         seconds, steps = this.over - last.over, 1 + last.left_out - self._left_out
         same = last.names == this.names and rows == last.rows == len(last.names)
         verified = _verified(last, this)
@@ -153,7 +157,7 @@ class Pacing:
                 allowance.drafted(rows, part * cost, saved, self.waited_for(rows))
 
     def _was_idle(self, last: _Step, this: _Step, steps: int) -> bool:
-        """Whether all had ended before the others came."""
+        """Return True if all requests had ended before the new ones came."""
         if any(name in this.names for name in last.names):
             return False
         plain = self._costs.without(last.rows)
@@ -162,8 +166,14 @@ class Pacing:
     def said(
         self, rows: int, stakes: Mapping[int, Stake], looked: Mapping[bool, int], rests: Mapping[bool, int]
     ) -> None:
-        """What a step of so many rows drafts. Of rows that are told and of those that are not: how many were looked
-        at, and steps in which none need be, where there are any."""
+        """Record the drafts of a step.
+
+        Args:
+            rows: Number of rows in the step.
+            stakes: Drafts by row.
+            looked: Number of rows for which drafts were searched, for rows with and without texts.
+            rests: Number of steps in which no draft need be searched, for rows with and without texts.
+        """
         if (last := self._last) is None:
             return
         now = self._clock()
@@ -178,7 +188,7 @@ class Pacing:
 
 
 def _verified(last: _Step, this: _Step) -> Mapping[int, Stake]:
-    """By row of this step, what the last one drafted for it: requests may have left, and others come."""
+    """Return, by row of this step, the drafts of the last one. Requests may have left, and others come."""
     if not last.stakes:
         return {}
     rows = {name: i for i, name in enumerate(this.names)}

@@ -18,7 +18,7 @@ _NEARER = 0.125
 
 
 class Places:
-    """By the number of rows in a step, up to a power of two: a load of sixteen says nothing of one of four."""
+    """The frequency with which slots of ended requests are reused, by number of rows up to a power of two."""
 
     def __init__(self) -> None:
         self._taken: dict[int, float] = {}
@@ -27,12 +27,14 @@ class Places:
         self._step = 0
 
     def taken(self, rows: int) -> float:
-        """The share of places that were soon taken, of late; 0 where none has become empty yet."""
+        """Return the recent share of slots that were soon reused; 0 if none has become free yet."""
         return self._taken.get(about(rows), 0.0)
 
     def passed(self, before: Sequence[str], names: Sequence[str], steps: int, *, idle: bool) -> None:
-        """So many steps were made, from one with the requests `before` to one with these. `idle`: between the two the
-        engine had nothing to do, so that those who come now did not wait."""
+        """Record `steps` steps, from one with the requests `before` to one with `names`.
+
+        `idle` is True if the engine had nothing to do in between, so that the new requests did not wait.
+        """
         self._step += steps
         if before != names:
             ended = set(before).difference(names)
@@ -45,7 +47,7 @@ class Places:
                 self._saw(1.0)
 
     def _saw(self, taken: float) -> None:
-        """What has come of the place that has been empty longest."""
+        """Record if the slot that has been free for longest was reused (1.0) or not (0.0)."""
         rows, _ = self._empty.popleft()
         known = self._taken.get(rows, 0.0)
         self._taken[rows] = known + _NEARER * (taken - known)

@@ -15,7 +15,7 @@ Source = tuple[str, str]
 
 
 class RecentOutputs:
-    """Bounded in tokens of an app, and in apps; the oldest go first."""
+    """The recent outputs of apps, bounded in tokens per app and in apps. The oldest are dropped first."""
 
     def __init__(self, tokens: int = 16_384, sources: int = 64) -> None:
         self._most, self._sources = tokens, sources
@@ -26,7 +26,7 @@ class RecentOutputs:
         return None if kept is None else kept[0]
 
     def add(self, source: Source, output: Sequence[int]) -> None:
-        """An output that has ended, also one that was cut off."""
+        """Add an output that has ended, also one that was cut off."""
         if len(output) < 4 or len(output) > self._most // 2:
             return
         corpus, outputs = self._kept.setdefault(source, (Corpus(), deque()))
@@ -45,6 +45,6 @@ class RecentOutputs:
             self._kept.popitem(last=False)
 
     def forget(self, tenant: str | None = None) -> None:
-        """All of it, or a tenant's."""
+        """Forget all outputs, or those of a tenant."""
         for source in [one for one in self._kept if tenant is None or one[1] == tenant]:
             del self._kept[source]

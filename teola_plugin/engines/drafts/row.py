@@ -34,10 +34,10 @@ class _Guess(NamedTuple):
 
 
 class Row:
-    """A running greedy request. Tokens are the model's ids.
+    """A running greedy request. Tokens are ids of the model.
 
-    What was guessed is compared with what comes, also where it was not drafted: so a row that is not worth drafting for
-    is found out, and one that has become so again, without a token verified in vain.
+    Guesses are compared with the output even if they were not drafted. This shows when drafting for a row does not pay,
+    and when it pays again, without verifying a token in vain.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class Row:
         return len(self._own) + len(self._unread)
 
     def forget(self) -> None:
-        """Recent outputs are no source any more."""
+        """Stop using recent outputs as a source."""
         self._recent = None
 
     @property
     def told(self) -> bool:
-        """Whether a text came along that it may still repeat."""
+        """True if it has a text that its output may still repeat."""
         return bool(self._unfound or self._texts or self._skeletons)
 
     @property
     def output(self) -> list[int]:
-        """What the request has written."""
+        """The tokens that the request has produced."""
         return [*self._own.tokens[self._prompt :], *self._unread]
 
     def trust(self, kind: Kind) -> Trust:
@@ -106,7 +106,7 @@ class Row:
         return found
 
     def grow(self, new: Sequence[int]) -> None:
-        """The model has written these: what was accepted of the draft, and one more."""
+        """Add tokens that the model has produced: the accepted part of the draft, and one more."""
         if self._unread:
             new, self._unread = [*self._unread, *new], []
         if self._guessed:
@@ -131,19 +131,24 @@ class Row:
 
     @property
     def rest(self) -> int:
-        """Tokens that may come before it is looked at."""
+        """The number of tokens that may be produced before guesses are searched again."""
         return max(0, self._rest - len(self._unread) - 1)
 
     def rests(self, new: Sequence[int]) -> bool:
-        """Whether these need not be looked at yet: then they are kept, for the next `grow` to begin with."""
+        """Return True if no guess need be searched after these tokens. They are then kept for the next `grow`."""
         if len(self._unread) + len(new) >= self._rest:
             return False
         self._unread += new
         return True
 
     def draft(self, room: int, longest: Sequence[int] | None = None, rows: int = 1) -> list[int]:
-        """What the model is likely to write next, at most `room` tokens; nothing where nobody knows. `longest`: by the
-        share of tokens that are right (see `lengths`); without it, whatever that is. `rows`: that share the step."""
+        """Return the tokens that the model is likely to produce next, [] if unknown.
+
+        Args:
+            room: Maximum number of tokens.
+            longest: Maximum length by the share of right tokens (see `lengths`); None for no such limit.
+            rows: Number of rows that share the step.
+        """
         if self._rest:
             return []
         if self._ends is not None:
@@ -170,23 +175,23 @@ class Row:
         return self._draft
 
     def _length(self, kind: Kind, share: float, longest: Sequence[int]) -> int:
-        """What pays of a draft. Beside others, what came of such drafts is told as they are weighed (see `offer`)."""
+        """Return the length of a draft that pays. With other rows, the calibration is applied later (see `offer`)."""
         return of_share(longest, share * self._calibration.of(kind) if self._rows == 1 else share)
 
     @property
     def speed(self) -> float:
-        """Tokens a step, of those that it has written here; 1 at first."""
+        """The tokens per step that the row has produced here; 1 at first."""
         written = len(self) - self._begun
         return (written + _STEADY) / (written - self.accepted + _STEADY)
 
     @property
     def offer(self) -> Offer:
-        """The draft, for weighing it against those of others."""
+        """The draft, to be weighed against those of other rows."""
         kind, share = self._best or (Kind.ONE, 0.0)
         return Offer(len(self._draft), share, self._calibration.of(kind), self.speed)
 
     def cut(self, length: int) -> list[int]:
-        """So many tokens of the draft are verified, no more: the others are compared with what comes, a few of them."""
+        """Cut the draft to `length` tokens. A few of the others are still compared with the output."""
         self._draft = self._draft[:length]
         kept = max(length, _WATCHED)
         self._guessed = [_Guess(guess.kind, guess.tokens[:kept]) for guess in self._guessed]
@@ -194,7 +199,7 @@ class Row:
         return self._draft
 
     def _tire(self) -> None:
-        """Looks that lead to no draft are made less and less often."""
+        """Search less and less often after searches without a draft."""
         self._idle = 0 if self._draft else self._looks + 1
         if self._rows == 1:
             self._rest = min(_MOST_REST, self._idle // _PATIENCE)
@@ -202,11 +207,11 @@ class Row:
             self._rest = min(_MOST_REST + self._rows, self._idle**2 * self._rows // (2 * _PATIENCE))
 
     def first_tokens(self, count: int) -> list[int]:
-        """Of the prompt, whatever comes next: a draft for measuring what verifying takes."""
+        """Return the first tokens of the prompt, as a draft for measuring the cost of verification."""
         return [self._own.tokens[i % self._prompt] for i in range(count)]
 
     def _read(self) -> None:
-        """The texts, and where the output is in them that are skeletons."""
+        """Read the texts, and find the position of the output in those that are skeletons."""
         texts, self._unfound = [*self._unfound], ()
         self._texts = [FollowedText(text) for text in texts if text and GAP_TOKEN not in text]
         self._skeletons = [Skeleton(text) for text in texts if GAP_TOKEN in text]
@@ -218,7 +223,7 @@ class Row:
         self._skeletons = [skeleton for skeleton in self._skeletons if not skeleton.over]
 
     def _follow(self) -> None:
-        """As late as this: nothing is looked for where nothing is to be drafted."""
+        """Update the positions in texts. Called only when a draft is wanted."""
         if self._unfound:
             self._read()
         if self._texts and self._unfollowed:
@@ -228,7 +233,7 @@ class Row:
         self._unfollowed = 0
 
     def _guesses(self) -> Iterator[_Guess]:
-        """From the texts, and from what is looked up."""
+        """Yield guesses from the texts, and from the look-up of the last tokens."""
         self._follow()
         if self._texts or self._skeletons:
             named: list[FollowedText | Skeleton] = [*self._texts, *self._skeletons]
@@ -241,7 +246,7 @@ class Row:
             yield _Guess(Kind.behind(agreed), corpus.behind(place, self._most))
 
     def _looked_up(self, last: Sequence[int]) -> tuple[Corpus, int, int]:
-        """Where most of the last tokens stand, and how many do; 0 for nowhere."""
+        """Return the corpus and place with the longest match of the last tokens, and its length; 0 for no match."""
         own = self._own
         corpus, (place, agreed) = own, own.best(last) if self._lookup else (0, 0)
         if self._recent is not None:
@@ -261,7 +266,7 @@ def _kind_of(one: FollowedText | Skeleton) -> Kind:
 
 
 def _common(guess: Sequence[int], new: Sequence[int]) -> int:
-    """How many of the guessed tokens have come."""
+    """Return the number of guessed tokens that were produced."""
     right = 0
     for one, other in zip(guess, new, strict=False):
         if one != other:

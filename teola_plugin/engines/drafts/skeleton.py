@@ -9,10 +9,10 @@ GAP_TOKEN = -1
 
 
 class Skeleton:
-    """Where the output is in a text with gaps. It begins at the text's first token, or in a gap before it.
+    """The position of the output in a text with gaps. It begins at the first token of the text, or in a gap before it.
 
-    Unlike a text that may be repeated (`FollowedText`), it is one of several alternatives: the first token that differs
-    rules it out, unless a gap came before: then it waits for what comes behind the next one.
+    Unlike a text that may be repeated (`FollowedText`), it is one of several alternatives. The first token that differs
+    rules it out, unless there was a gap before: then the search continues after the next gap.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -24,7 +24,7 @@ class Skeleton:
         """Whether nothing more can come of it."""
 
     def follow(self, new: Sequence[int]) -> None:
-        """The output has grown by these."""
+        """Update the position after the output has grown by these tokens."""
         for token in new:
             if not self.over:
                 self._take(token)
@@ -43,7 +43,7 @@ class Skeleton:
             self.over, self.agreed = True, 0
 
     def next(self, most: int) -> list[int]:
-        """What comes if the output goes on with it, up to the next gap; nothing before it has begun."""
+        """Return the next tokens of the text, up to the next gap; [] if the output has not begun with it."""
         if self.over or not self.agreed:
             return []
         found = self._tokens[self._place : self._place + most]
@@ -51,8 +51,11 @@ class Skeleton:
 
 
 def with_gaps(text: str, gap: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
-    """Token ids of a text; `GAP_TOKEN` for each gap. What stands on both sides is encoded by itself, without spaces
-    before a gap: most tokenizers take one for the beginning of the next word."""
+    """Return the token ids of a text, with `GAP_TOKEN` for each gap.
+
+    The parts between gaps are encoded separately, without spaces before a gap: most tokenizers take such a space as the
+    beginning of the next word.
+    """
     *before, last = text.split(gap)
     found: list[int] = []
     for part in before:

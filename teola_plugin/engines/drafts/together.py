@@ -28,7 +28,7 @@ _GAIN = 1.2
 
 
 def steps_of(profile: EngineProfile) -> Steps:
-    """Empty where batches were not measured: then nothing is known of what rows cost each other."""
+    """Return the durations of steps from a profile; () if batches were not measured."""
     if len(profile.verifying) < 2:
         return ()
     alone = profile.step(0, 1)
@@ -36,8 +36,11 @@ def steps_of(profile: EngineProfile) -> Steps:
 
 
 def _growth(profile: EngineProfile, rows: int) -> Sequence[tuple[int, float]]:
-    """Batches are measured with the same number for each row, which hides what the first tokens cost: that is what they
-    cost a row alone."""
+    """Return the durations of steps of `rows` rows by number of drafted tokens.
+
+    Batches are measured with equally many tokens for each row, which hides the cost of the first ones. That cost is
+    taken from the measurement of a single row.
+    """
     without, most = profile.step(0, rows), max(k for k, _ in profile.verifying[min(profile.verifying)].points)
     found = [(0, 1.0)]
     for drafted in _DRAFTED:
@@ -58,7 +61,7 @@ core it was of small models. What it takes beside real requests is learned (see 
 
 
 class Offer(NamedTuple):
-    """A row's draft."""
+    """The draft of a row, with the facts that decide how much of it pays."""
 
     length: int
     share: float
@@ -70,12 +73,12 @@ class Offer(NamedTuple):
 
     @property
     def tokens(self) -> range:
-        """Each by its number, from 1."""
+        """The numbers of its tokens, from 1."""
         return range(1, self.length + 1)
 
 
 class Together:
-    """Which tokens of the drafts of one step pay."""
+    """A model of steps in which several rows draft, which decides how many tokens pay."""
 
     def __init__(self, steps: Steps) -> None:
         self._took = [(rows, alone, _filled(points)) for rows, alone, points in steps]
@@ -91,9 +94,17 @@ class Together:
         left: float = math.inf,
         waited_for: float = 0.0,
     ) -> Sequence[int]:
-        """Of each draft: those with which all rows together gain most a second. All 0 where that is hardly more than
-        without. `speeds`: tokens a step of every row, drafting or not. `slower`: how much longer such steps take of
-        late than was measured. `left`: steps that the drafts may cost. `waited_for`: see `worths`."""
+        """Return the lengths of drafts with which all rows together gain most per second.
+
+        All are 0 if the gain is small.
+
+        Args:
+            drafts: The drafts.
+            speeds: Tokens per step of every row, with or without a draft.
+            slower: Recent ratio of measured to expected duration of steps with drafts.
+            left: Steps that the drafts may cost.
+            waited_for: See `worths`.
+        """
         took = self._of(len(speeds))[1]
         worths = self.worths([offer.speed for offer in drafts], speeds, waited_for)
         each = [worth * offer.trust for worth, offer in zip(worths, drafts, strict=True)]
@@ -114,30 +125,37 @@ class Together:
         return lengths
 
     def worths(self, drafting: Sequence[float], speeds: Sequence[float], waited_for: float = 0.0) -> Sequence[float]:
-        """Of a token more of each drafting row, in steps that all rows need not make. `drafting`: speeds of those, as
-        `speeds` has them of all. `waited_for`: how often others take the places of rows that end (see `places`): then
-        all rows' tokens are worth the same."""
+        """Return the value of one more token of each drafting row, in steps that all rows save.
+
+        Args:
+            drafting: Speeds of the drafting rows.
+            speeds: Speeds of all rows.
+            waited_for: Frequency with which slots of ended rows are reused (see `places`). At 1, the tokens of all rows
+                have the same value.
+        """
         alone, behind = self._of(len(speeds))[0], sum(speed**-_BEHIND for speed in speeds)
         alone *= 1.0 - waited_for
         return [(1 - alone) / len(speeds) + alone * speed**-_BEHIND / behind for speed in drafting]
 
     def takes(self, rows: int, drafted: int) -> float:
-        """A step of so many rows by so many tokens drafted in it, in steps without."""
+        """Return the duration of a step with `drafted` tokens, in steps without drafts."""
         took = self._of(rows)[1]
         return took[min(drafted, len(took) - 1)]
 
     def least(self, rows: int) -> float:
-        """The same with the fewest tokens that are drafted."""
+        """Return the duration of a step with the smallest number of drafted tokens."""
         return self.takes(rows, next((k for k in _known(rows, 2 * rows + 2) if k), 0))
 
     def _of(self, rows: int) -> tuple[float, Sequence[float]]:
-        """What a row's step takes alone, and steps of so many rows by tokens drafted."""
+        """Return the share of a single row's step, and the durations of steps by number of drafted tokens."""
         return next(((one, took) for known, one, took in self._took if rows <= known), self._took[-1][1:])
 
 
 def sizes() -> Iterator[int]:
-    """Tokens of steps in which rows draft together: 2, 3, 4, 6, 8, 12, 16, 24 and so on. They are few, as vLLM's CPU
-    build prepares each size when it first comes, for about as long as a small model's step takes."""
+    """Yield the sizes of steps in which rows draft together: 2, 3, 4, 6, 8, 12, 16, 24 and so on.
+
+    They are few, because vLLM's CPU build prepares each new size for about as long as a small model's step takes.
+    """
     octave = 2
     while True:
         yield octave
@@ -146,7 +164,7 @@ def sizes() -> Iterator[int]:
 
 
 def _known(rows: int, most: int) -> Iterator[int]:
-    """Tokens that are drafted in a step of so many rows, fewer than `most`: 0, and those that make one of `sizes`."""
+    """Yield the numbers of drafted tokens, below `most`, with which a step has one of `sizes`; 0 first."""
     yield 0
     for size in takewhile(lambda size: size - rows < most, sizes()):
         if size > rows:
@@ -154,6 +172,6 @@ def _known(rows: int, most: int) -> Iterator[int]:
 
 
 def _filled(points: Sequence[tuple[int, float]]) -> Sequence[float]:
-    """By tokens drafted, from 0 to the most that is known."""
+    """Return the durations for each number of drafted tokens, from 0 to the largest measured one."""
     curve = Curve(tuple((k, took) for k, took in points))
     return [curve(k) for k in range(points[-1][0] + 1)]
