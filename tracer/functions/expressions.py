@@ -26,7 +26,6 @@ from teola_plugin.tracer.functions.operations import (
     read_key,
 )
 from teola_plugin.tracer.functions.pure_expressions import compile_pure, copy_code, is_small
-from teola_plugin.tracer.functions.source import Definition, location_of
 from teola_plugin.tracer.functions.symbols import (
     RUN_METHODS,
     UNKNOWN_VALUE,
@@ -43,6 +42,7 @@ from teola_plugin.tracer.functions.symbols import (
     is_known_in_parts,
     merge_inputs,
 )
+from teola_plugin.tracer.source import Definition, location_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _ListComprehension = ast.ListComp | ast.GeneratorExp

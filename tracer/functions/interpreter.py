@@ -37,7 +37,6 @@ from teola_plugin.tracer.functions.pure_expressions import (
     truth_of,
 )
 from teola_plugin.tracer.functions.rendering import Renderer, to_prompt, to_prompt_text
-from teola_plugin.tracer.functions.source import Definition, source_of
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -58,6 +57,7 @@ from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import is_plain, plain_size
+from teola_plugin.tracer.source import Definition, source_of
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
 MAX_CALL_DEPTH = 3

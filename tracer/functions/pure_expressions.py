@@ -1,4 +1,4 @@
-"""Pure expressions of a function's source: compiled into functions of their values, and proven by their bytecode."""
+"""Pure expressions of a function's source: compiled into functions of their values, and proven to be pure."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ def compile_pure(expression: Expression) -> PureFunction:
     names = renamer.new_names
     inputs = {names[name]: ref for name, ref in expression.refs.items() if name in names}
     objects = {names[name]: value for name, value in expression.objects.items() if name in names}
-    func = _function_maker(text, tuple(inputs), tuple(objects))(*objects.values())
-    purity = cached_purity(func)
+    func, definition = _compile(text, tuple(inputs), tuple(objects))
+    for value in objects.values():
+        func = func(value)
+    purity = cached_purity(func, definition)
     if purity is None:
         raise NotUnderstood("an expression that is not certain to be pure")
     return PureFunction(func, purity, inputs)
@@ -108,21 +110,13 @@ def copy_code(code: ast.expr) -> ast.expr:
 
 
 @lru_cache(maxsize=1024)
-def _function_maker(text: str, inputs: tuple[str, ...], objects: tuple[str, ...]) -> Callable[..., FunctionType]:
-    """Compile a function that takes the objects and returns the function of the values in a dictionary."""
+def _compile(text: str, inputs: tuple[str, ...], objects: tuple[str, ...]) -> tuple[Any, ast.Lambda]:
+    """Compile `lambda object: lambda object: ... lambda values: text`. Return it, and the innermost function in it."""
     body: Any = _ReadInputs(frozenset(inputs)).visit(ast.parse(text, mode="eval").body)
-    code = _lambda(_ReadInputs.parameter, body)
+    definition = code = _lambda(_ReadInputs.parameter, body)
     for name in reversed(objects):
         code = _lambda(name, code)
-    outermost = eval(compile(ast.fix_missing_locations(ast.Expression(code)), "<pure>", "eval"), {})
-
-    def make(*values: Any) -> FunctionType:
-        func = outermost
-        for value in values:
-            func = func(value)
-        return func  # type: ignore[no-any-return]
-
-    return make
+    return eval(compile(ast.fix_missing_locations(ast.Expression(code)), "<pure>", "eval"), {}), definition
 
 
 def _lambda(parameter: str, body: ast.expr) -> ast.Lambda:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.draft import Draft
-from teola_plugin.tracer.functions.source import Definition
+from teola_plugin.tracer.source import Definition
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 

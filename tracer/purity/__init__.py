@@ -1,1 +1,1 @@
-"""Which of the user's functions are certainly pure and soon done, from their bytecode alone."""
+"""Which of the user's functions are certainly pure and soon done, from their source."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from teola_plugin.tracer.source import Definition
 
 
 class Unbounded(Exception):
@@ -76,7 +77,7 @@ def _size_of_constant(value: object) -> int:
 
 
 class Loops:
-    """The loops that are open at an instruction, outermost first, each with the size of what it iterates over."""
+    """The loops that are open at an expression, outermost first, each with the size of what it iterates over."""
 
     def __init__(self) -> None:
         self._iterable_sizes: list[Size] = []
@@ -88,7 +89,7 @@ class Loops:
 
     @property
     def iterations(self) -> Term:
-        """Return how often an instruction in the innermost loop is executed, in terms of the argument."""
+        """Return how often an expression in the innermost loop is evaluated, in terms of the argument."""
         return self._iterations[-1]
 
     def enter(self, iterable_size: Size) -> Size:
@@ -161,8 +162,6 @@ class SizedValue:
     """True if it is certainly a text."""
     is_count: bool = False
     """True if it is a number that is itself no larger than `size`."""
-    level: int = 0
-    """Number of loops that were open where it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +172,16 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class NestedFunction:
-    """A function, lambda or comprehension that is defined inside the function."""
+class ReadableFunction:
+    """A function or lambda whose source is there."""
 
-    code: CodeType
-    cells: Mapping[str, AbstractValue]
+    definition: Definition
+    variables: Mapping[str, AbstractValue]
+    """Variables of the functions around it."""
     globals: Mapping[str, Any]
+    defaults: tuple[Any, ...] = ()
+    outer_names: frozenset[str] = frozenset()
+    """Names that belong to the functions around it, whether they have a value yet or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +193,7 @@ class Method:
     name: str
 
 
-AbstractValue = SizedValue | Constant | NestedFunction | Method
-NULL = Constant(object())
-CELL = Constant(object())
-"""A cell that a nested function is about to close over."""
+AbstractValue = SizedValue | Constant | ReadableFunction | Method
 SMALL = SizedValue(constant_size(30))
 """A number, a truth value."""
 REPR_FACTOR = 12
@@ -231,76 +231,13 @@ def join_values(left: AbstractValue, right: AbstractValue) -> AbstractValue:
     return SizedValue(maximum(size_of(left), size_of(right)), is_text)
 
 
-# ------------------------------------------------------------ frames
-
-
-@dataclass(slots=True)
-class FrameState:
-    """The stack and the local variables before an instruction."""
-
-    stack: list[AbstractValue]
-    variables: dict[str, AbstractValue]
-
-    def copy(self) -> FrameState:
-        return FrameState(list(self.stack), dict(self.variables))
-
-    def pop(self, count: int) -> list[AbstractValue]:
-        """Take values off the stack, in the order in which they were pushed. Raise `Unbounded` if there are fewer."""
-        if count > len(self.stack):
-            raise Unbounded("a stack that is not understood")
-        start = len(self.stack) - count
-        values, self.stack[start:] = self.stack[start:], []
-        return values
-
-    def join(self, other: FrameState) -> FrameState:
-        """Return the state where two paths of control flow meet."""
-        stack = [join_values(a, b) for a, b in zip(self.stack, other.stack, strict=True)]
-        variables = {**self.variables, **other.variables}
-        for name in self.variables.keys() & other.variables.keys():
-            variables[name] = join_values(self.variables[name], other.variables[name])
-        return FrameState(stack, variables)
-
-    def map(self, change: Callable[[AbstractValue], AbstractValue]) -> FrameState:
-        return FrameState([change(v) for v in self.stack], {name: change(v) for name, v in self.variables.items()})
-
-
-class ForLoop(NamedTuple):
-    """The instructions of a loop over items."""
-
-    start: int
-    end: int
-    outer_variables: frozenset[str]
-    """Variables set before the loop: setting one of them inside carries a value from iteration to iteration."""
-
-
-@dataclass(slots=True)
-class CodeFrame:
-    """A call of a function that is being interpreted."""
-
-    code: CodeType
-    globals: Mapping[str, Any]
-    cells: Mapping[str, AbstractValue]
-    outer_loops: int
-    """Number of loops that were open when the call began."""
-    jump_states: dict[int, FrameState] = field(default_factory=dict)
-    """States in which instructions are jumped to, by the target's offset."""
-    loops: list[ForLoop] = field(default_factory=list)
-    return_values: list[AbstractValue] = field(default_factory=list)
-    """One value for each return statement."""
-    yielded_size: Size | None = None
-    keywords: tuple[str, ...] = ()
-    """Names of the last arguments of the next call."""
-    loop_end_offset: int | None = None
-    """Offset of the last `END_FOR`, from Python 3.13 on."""
-
-
 # ------------------------------------------------------------ machine
 
 
-MAX_DEGREE, MAX_FACTOR = 2, 100_000
+MAX_DEGREE, MAX_FACTOR = 2, 200_000
 """A function may take at most `MAX_FACTOR * n ** MAX_DEGREE` steps for an argument of size n."""
-_MAX_INSTRUCTIONS = 20_000
-"""Instructions that are interpreted for one function, with all that it calls."""
+_MAX_NODES = 20_000
+"""Expressions and statements that are interpreted for one function, with all that it calls."""
 
 
 class Machine(ABC):
@@ -309,16 +246,16 @@ class Machine(ABC):
     def __init__(self) -> None:
         self.loops = Loops()
         self.cost = Term(0, 0)
-        self._instructions_left = _MAX_INSTRUCTIONS
+        self._nodes_left = _MAX_NODES
 
     def spend(self, size: Size) -> None:
-        """Count this many steps at the current instruction. Raise `Unbounded` if these are too many."""
+        """Count this many steps here. Raise `Unbounded` if these are too many."""
         self._add_cost(self.loops.in_argument(self.loops.sum_over_loops(size)))
 
     def tick(self) -> None:
-        """Count one step at the current instruction."""
-        self._instructions_left -= 1
-        if self._instructions_left < 0:
+        """Count one step here."""
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
             raise Unbounded("it is long")
         self._add_cost(self.loops.iterations)
 
@@ -328,9 +265,9 @@ class Machine(ABC):
             raise Unbounded("it may take too many steps")
 
     def make(self, size: Size, *, is_text: bool = False, is_count: bool = False) -> SizedValue:
-        """Return a value that is made at the current instruction, and count the steps that making it takes."""
+        """Return a value that is made here, and count the steps that making it takes."""
         self.spend(add(constant_size(1), size))
-        return SizedValue(size, is_text, is_count, self.loops.depth)
+        return SizedValue(size, is_text, is_count)
 
     def sum_over_items(self, items: AbstractValue, measure: Callable[[AbstractValue], Size]) -> Size:
         """Return the total of `measure(item)` over all items."""
@@ -341,17 +278,7 @@ class Machine(ABC):
             self.loops.leave()
 
     @abstractmethod
-    def call(self, func: FunctionType, args: list[AbstractValue], kwargs: Mapping[str, AbstractValue]) -> AbstractValue:
-        """Return what a call of the function returns. Raise `Unbounded` if it has no bound."""
-
-    @abstractmethod
-    def run(
-        self,
-        code: CodeType,
-        global_values: Mapping[str, Any],
-        cells: Mapping[str, AbstractValue],
-        args: list[AbstractValue],
-        kwargs: Mapping[str, AbstractValue],
-        defaults: tuple[Any, ...] = (),
+    def call(
+        self, func: ReadableFunction, args: Sequence[AbstractValue], kwargs: Mapping[str, AbstractValue]
     ) -> AbstractValue:
-        """Return what the code returns. Raise `Unbounded` if it has no bound."""
+        """Return what a call of the function returns. Raise `Unbounded` if it has no bound."""

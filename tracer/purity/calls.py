@@ -1,14 +1,15 @@
-"""Bounds of calls: how long builtins, methods, `json` and `math` take, and how large their results can be."""
+"""Bounds of calls and operators: how long builtins, methods, `json` and `math` take, how large their results can be."""
 
 from __future__ import annotations
 
+import ast
 import builtins
 import json
 import math
 import operator
 import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -20,7 +21,7 @@ from teola_plugin.tracer.purity.abstract_values import (
     Constant,
     Machine,
     Method,
-    NestedFunction,
+    ReadableFunction,
     Size,
     SizedValue,
     Unbounded,
@@ -32,11 +33,14 @@ from teola_plugin.tracer.purity.abstract_values import (
     scale,
     size_of,
 )
+from teola_plugin.tracer.source import Definition, source_of
 
 Args = list[AbstractValue]
 Kwargs = dict[str, AbstractValue]
-LARGEST_CONSTANT = 1000
+_LARGEST_CONSTANT = 1000
 """The longest range, the widest field, the highest factor that a function may name."""
+_LARGEST_FLOAT_SIZE = 32
+"""More digits than any float has."""
 
 
 def _words(*lines: str) -> frozenset[str]:
@@ -90,6 +94,16 @@ def trusted_constant(value: Any) -> AbstractValue:
     raise Unbounded("it reads a value of your own")
 
 
+def to_readable(func: FunctionType, definition: Definition | None = None) -> ReadableFunction:
+    """Return a function with its source. Raise `Unbounded` if there is none, or if it reads what may be changed."""
+    definition = definition or source_of(func.__code__)
+    if definition is None or func.__kwdefaults__:
+        raise Unbounded("there is no source, or it has defaults")
+    cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
+    variables = {name: trusted_constant(cell.cell_contents) for name, cell in cells}
+    return ReadableFunction(definition, variables, func.__globals__, func.__defaults__ or ())
+
+
 def read_attribute(receiver: AbstractValue, name: str) -> AbstractValue:
     """Return `receiver.name`. Raise `Unbounded` for an attribute whose cost is not known."""
     if isinstance(receiver, Constant) and receiver.value in (str, dict) and name in METHODS:
@@ -108,15 +122,15 @@ def read_attribute(receiver: AbstractValue, name: str) -> AbstractValue:
 
 def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
     """Return what a call returns. Raise `Unbounded` if the callee is not known."""
-    if isinstance(callee, NestedFunction):
-        return machine.run(callee.code, callee.globals, callee.cells, args, kwargs)
+    if isinstance(callee, ReadableFunction):
+        return machine.call(callee, args, kwargs)
     if isinstance(callee, Method):
         receiver, *rest = args if callee.receiver is None else [callee.receiver, *args]
         return _call_method(machine, receiver, callee.name, rest, kwargs)
     if isinstance(callee, Constant):
         value = callee.value
         if type(value) is FunctionType and value not in (json.loads, json.dumps):
-            return machine.call(value, args, kwargs)
+            return machine.call(to_readable(value), args, kwargs)
         if is_getter(value):
             return machine.make(add(*map(size_of, args)))
         bound_call = next((bound_call for trusted, bound_call in _CALL_BOUNDS if trusted is value), None)
@@ -194,14 +208,14 @@ def field_width(spec: AbstractValue) -> int:
     if not isinstance(spec, Constant) or not isinstance(spec.value, str) or "{" in spec.value:
         raise Unbounded("a width that is not known")
     numbers = "".join(c if c.isdigit() else " " for c in spec.value).split()
-    if any(int(number) > LARGEST_CONSTANT for number in numbers):
+    if any(int(number) > _LARGEST_CONSTANT for number in numbers):
         raise Unbounded("a wide field")
     return sum(map(int, numbers))
 
 
 def _size_of_count(number: AbstractValue) -> Size:
     """Return a bound for a number itself. Raise `Unbounded` if there is none."""
-    if isinstance(number, Constant) and isinstance(number.value, int) and abs(number.value) <= LARGEST_CONSTANT:
+    if isinstance(number, Constant) and isinstance(number.value, int) and abs(number.value) <= _LARGEST_CONSTANT:
         return constant_size(abs(number.value))
     if isinstance(number, SizedValue) and number.is_count:
         return number.size
@@ -245,7 +259,7 @@ def _round(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
     for digits in (*args[1:], *kwargs.values()):
         if not (isinstance(digits, Constant) and digits.value is None):
             _size_of_count(digits)
-    return machine.make(add(constant_size(LARGEST_CONSTANT), size_of(args[0])))
+    return machine.make(add(constant_size(_LARGEST_CONSTANT), size_of(args[0])))
 
 
 def _sum(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -320,3 +334,65 @@ _CALL_BOUNDS: tuple[tuple[Any, CallBound], ...] = (
     (json.loads, _json_loads),
     (json.dumps, _json_dumps),
 )
+
+
+# ------------------------------------------------------------ operators
+
+
+def are_counts(*values: AbstractValue) -> bool:
+    """Return True if the values are numbers that are themselves no larger than their sizes."""
+    return all(isinstance(value, SizedValue) and value.is_count for value in values)
+
+
+def _constant_number(value: AbstractValue) -> float | None:
+    """Return a small constant number, None for any other value."""
+    number = value.value if isinstance(value, Constant) else None
+    return number if isinstance(number, (int, float)) and abs(number) <= _LARGEST_CONSTANT else None
+
+
+def _add(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    operands = []
+    for value in (left, right):
+        number = _constant_number(value)
+        if isinstance(number, int):  # it adds this much to a count, and fewer digits to any other number
+            value = SizedValue(constant_size(abs(number) + 1), is_count=True)
+        elif number is not None:
+            value = SizedValue(constant_size(_LARGEST_FLOAT_SIZE))
+        operands.append(value)
+    are_texts = all(
+        value.is_text if isinstance(value, SizedValue) else isinstance(value, Constant) for value in (left, right)
+    )
+    return machine.make(add(*map(size_of, operands)), is_text=are_texts, is_count=are_counts(*operands))
+
+
+def _multiply(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    for factor, value in ((_constant_number(left), right), (_constant_number(right), left)):
+        if factor is not None:
+            size = scale(size_of(value), max(1, abs(int(factor)) + 1))
+            is_count = are_counts(value) and isinstance(factor, int)
+            return machine.make(add(constant_size(30), size), is_count=is_count)
+    if are_counts(left) or are_counts(right):
+        return machine.make(machine.loops.multiply(size_of(left), size_of(right)), is_count=are_counts(left, right))
+    raise Unbounded("a product of what is not known")
+
+
+def _divide(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    if _constant_number(right) is None and not are_counts(right):
+        machine.spend(machine.loops.multiply(size_of(left), size_of(right)))
+    return machine.make(add(constant_size(30), size_of(left), size_of(right)))
+
+
+def _modulo(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    if _constant_number(left) is None and not are_counts(left):
+        raise Unbounded("a text may be formatted so")
+    return _divide(machine, left, right)
+
+
+OPERATORS: Mapping[type[ast.operator], Callable[[Machine, AbstractValue, AbstractValue], AbstractValue]] = {
+    ast.Add: _add,
+    ast.Mult: _multiply,
+    ast.Div: _divide,
+    ast.FloorDiv: _divide,
+    ast.Mod: _modulo,
+    **dict.fromkeys((ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor, ast.RShift), _add),
+}

@@ -1,152 +1,431 @@
 """An abstract interpreter that finds out how long a function may take, without running it.
 
-It walks through the bytecode once, on sizes in place of values. A loop has a bound if it iterates over the items of
+It goes through the source once, on sizes in place of values. A loop has a bound if it iterates over the items of
 something whose size is known and carries nothing from iteration to iteration; a call, if the callee is known; what
 grows has to grow by a bound. So the time that a function takes, and the size of what it makes, is a polynomial in the
-size of its argument. Everything else, and every instruction of an unknown Python version, has no bound.
+size of its argument. Everything else, and a function without source, has no bound.
 """
 
 from __future__ import annotations
 
-import dis
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache, partial, reduce
-from types import CodeType, FunctionType
-from typing import Any
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from types import FunctionType
 
 from teola_plugin.tracer.purity.abstract_values import (
     ARGUMENT_SIZE,
+    REPR_FACTOR,
+    SMALL,
     AbstractValue,
-    CodeFrame,
-    FrameState,
+    Constant,
     Machine,
     Method,
-    NestedFunction,
+    ReadableFunction,
+    Size,
     SizedValue,
     Term,
     Unbounded,
+    add,
+    constant_size,
+    is_plain_constant,
     join_values,
+    printed_size,
+    scale,
     size_of,
 )
-from teola_plugin.tracer.purity.calls import trusted_constant
-from teola_plugin.tracer.purity.instructions import INSTRUCTIONS, execute
+from teola_plugin.tracer.purity.calls import (
+    BUILTINS,
+    OPERATORS,
+    are_counts,
+    call_value,
+    field_width,
+    read_attribute,
+    to_readable,
+    trusted_constant,
+)
+from teola_plugin.tracer.source import Definition
 
 _MAX_CALL_DEPTH = 20
-_GENERATOR = 0x20
-_UNSUPPORTED = 0x04 | 0x08 | 0x80 | 0x200
-"""Flags of code that takes `*args` or `**kwargs`, or is asynchronous."""
+_Variables = dict[str, AbstractValue]
+Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
-def step_bound(func: FunctionType) -> Term | None:
-    """Return how many steps `func(value)` takes at most, for a value of size n; None without a bound. Run nothing."""
+def step_bound(func: FunctionType, definition: Definition | None = None) -> Term | None:
+    """Return how many steps `func(value)` takes at most, for a value of size n; None without a bound. Run nothing.
+
+    Args:
+        func: The function.
+        definition: Its source, if it is not in a file.
+    """
     interpreter = Interpreter()
     try:
-        result = interpreter.call(func, [SizedValue(ARGUMENT_SIZE)], {})
+        result = interpreter.call(to_readable(func, definition), [SizedValue(ARGUMENT_SIZE)], {})
         interpreter.spend(size_of(result))
-    except Exception:  # `Unbounded`, or bytecode of a shape that is not known here
+    except Exception:  # `Unbounded`, or source of a shape that is not known here
         return None
     return interpreter.cost
 
 
+@dataclass(slots=True)
+class _Scope:
+    """A call of a function that is being interpreted."""
+
+    func: ReadableFunction
+    names: frozenset[str]
+    """Names that belong to the function or to those around it, whether they have a value yet or not."""
+    variables: _Variables
+    outer_loops: int
+    """Number of loops that were open when the call began."""
+    outer_variables: list[frozenset[str]] = field(default_factory=list)
+    """Variables set before each open loop: setting one of them inside carries a value from iteration to iteration."""
+    breaks: list[list[_Variables]] = field(default_factory=list)
+    """Variables at each `break` of each open loop."""
+    captured_names: set[str] = field(default_factory=set)
+    """Names that functions inside it read, perhaps later."""
+    return_values: list[AbstractValue] = field(default_factory=list)
+    """One value for each return statement."""
+
+
 class Interpreter(Machine):
-    """An abstract machine that runs the bytecode of one function, and of what it calls."""
+    """An abstract machine that goes through the source of one function, and of what it calls."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._callers: list[CodeType] = []
+        self._scopes: list[_Scope] = []
 
-    def call(self, func: FunctionType, args: list[AbstractValue], kwargs: Mapping[str, AbstractValue]) -> AbstractValue:
-        cells = {}
-        for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
-            try:
-                cells[name] = trusted_constant(cell.cell_contents)
-            except ValueError:
-                raise Unbounded(f"{name} is not there yet") from None
-        if func.__kwdefaults__:
-            raise Unbounded("it has defaults")
-        return self.run(func.__code__, func.__globals__, cells, args, kwargs, func.__defaults__ or ())
+    @property
+    def _scope(self) -> _Scope:
+        return self._scopes[-1]
 
-    def run(
-        self,
-        code: CodeType,
-        global_values: Mapping[str, Any],
-        cells: Mapping[str, AbstractValue],
-        args: list[AbstractValue],
-        kwargs: Mapping[str, AbstractValue],
-        defaults: tuple[Any, ...] = (),
+    def call(
+        self, func: ReadableFunction, args: Sequence[AbstractValue], kwargs: Mapping[str, AbstractValue]
     ) -> AbstractValue:
-        if code in self._callers or len(self._callers) > _MAX_CALL_DEPTH:
+        is_recursive = any(scope.func.definition is func.definition for scope in self._scopes)
+        if is_recursive or len(self._scopes) > _MAX_CALL_DEPTH:
             raise Unbounded("it calls itself")
-        self._callers.append(code)
-        frame = CodeFrame(code, global_values, cells, self.loops.depth)
-        state: FrameState | None = FrameState([], _parameters(code, args, kwargs, defaults))
-        try:
-            for instruction in _instructions(code):
-                state = self._state_before(frame, instruction, state)
-                if state is not None:
-                    self.tick()
-                    state = execute(self, frame, instruction, state)
-            return self._returned(frame)
-        finally:
-            while self.loops.depth > frame.outer_loops:
-                self.loops.leave()
-            self._callers.pop()
+        own_names = _assigned_names(func.definition)
+        variables = {name: value for name, value in func.variables.items() if name not in own_names}
+        variables |= _parameters(func, args, kwargs)
+        scope = _Scope(func, func.outer_names | own_names, variables, self.loops.depth)
+        self._scopes.append(scope)
+        body = func.definition.body
+        if isinstance(body, ast.expr):
+            scope.return_values.append(self._evaluate(body))
+        elif self._run_block(body):
+            scope.return_values.append(Constant(None))
+        self._scopes.pop()
+        if not scope.return_values:
+            raise Unbounded("it returns nothing")
+        return reduce(join_values, scope.return_values)
 
-    def _state_before(
-        self, frame: CodeFrame, instruction: dis.Instruction, state: FrameState | None
-    ) -> FrameState | None:
-        """Join the state that falls through with those that jump here, and close the loops that end here."""
-        jump_state = frame.jump_states.pop(instruction.offset, None)
-        if jump_state is not None:
-            state = jump_state if state is None else state.join(jump_state)
-        while frame.loops and frame.loops[-1].end == instruction.offset:
-            frame.loops.pop()
-            outside = partial(self._outside_loop, level=self.loops.depth)
-            state = None if state is None else state.map(outside)
-            frame.jump_states = {target: jumping.map(outside) for target, jumping in frame.jump_states.items()}
-            frame.return_values = [outside(value) for value in frame.return_values]
-            self.loops.leave()
-        return state
+    # ------------------------------------------------------------ statements
 
-    def _outside_loop(self, value: AbstractValue, level: int) -> AbstractValue:
-        """Return a value that was made inside the loop at `level`, as it is seen from outside of it."""
+    def _run_block(self, statements: Iterable[ast.stmt]) -> bool:
+        """Go through statements. Return True if control may fall through to what follows them."""
+        return all(self._run_statement(statement) for statement in statements)
+
+    def _run_statement(self, statement: ast.stmt) -> bool:
+        self.tick()
+        scope = self._scope
+        match statement:
+            case ast.Return(value):
+                scope.return_values.append(Constant(None) if value is None else self._evaluate(value))
+                return False
+            case ast.Break():
+                scope.breaks[-1].append(dict(scope.variables))
+                return False
+            case ast.Continue():
+                return False
+            case ast.If():
+                return self._run_branches(statement)
+            case ast.For():
+                return self._run_loop(statement)
+            case ast.Assign(targets, value):
+                assigned = self._evaluate(value)
+                for target in targets:
+                    self._assign(target, assigned)
+            case ast.AnnAssign(target, _, value) if value is not None or not isinstance(target, ast.Name):
+                self._assign(target, Constant(None) if value is None else self._evaluate(value))
+            case ast.FunctionDef(name):
+                self._set_variable(name, self._make_function(statement))
+            case ast.Expr(value) if not isinstance(value, ast.Constant):
+                self._evaluate(value)
+        return True
+
+    def _run_branches(self, statement: ast.If) -> bool:
+        self._test(statement.test)
+        scope, before = self._scope, self._scope.variables
+        ends = []
+        for block in (statement.body, statement.orelse):
+            scope.variables = dict(before)
+            if self._run_block(block):
+                ends.append(scope.variables)
+        if ends:
+            scope.variables = reduce(_join, ends)
+        return bool(ends)
+
+    def _run_loop(self, statement: ast.For) -> bool:
+        scope = self._scope
+        item = self._enter_loop(statement.iter)
+        before = scope.variables
+        scope.outer_variables.append(frozenset(before))
+        scope.breaks.append([])
+        scope.variables = dict(before)
+        self._assign(statement.target, item)
+        self._run_block(statement.body)
+        scope.outer_variables.pop()
+        end = reduce(_join, scope.breaks.pop(), before)
+        scope.variables = {name: self._outside_loop(value) for name, value in end.items()}
+        scope.return_values = [self._outside_loop(value) for value in scope.return_values]
+        self.loops.leave()
+        return True
+
+    def _enter_loop(self, iterable: ast.expr) -> AbstractValue:
+        """Open a loop, and return its item."""
+        return SizedValue(self.loops.enter(add(constant_size(1), size_of(self._evaluate(iterable)))))
+
+    def _outside_loop(self, value: AbstractValue) -> AbstractValue:
+        """Return a value that was made inside the innermost loop, as it is seen from outside of it."""
         if isinstance(value, SizedValue):
-            size = self.loops.after_loop(value.size, level)
-            return replace(value, size=size, level=min(value.level, level - 1))
-        if isinstance(value, NestedFunction):
-            cells = {name: self._outside_loop(cell, level) for name, cell in value.cells.items()}
-            return replace(value, cells=cells)
+            return replace(value, size=self.loops.after_loop(value.size, self.loops.depth))
+        if isinstance(value, ReadableFunction):
+            variables = {name: self._outside_loop(variable) for name, variable in value.variables.items()}
+            return replace(value, variables=variables)
         if isinstance(value, Method) and value.receiver:
-            return Method(self._outside_loop(value.receiver, level), value.name)
+            return Method(self._outside_loop(value.receiver), value.name)
         return value
 
-    def _returned(self, frame: CodeFrame) -> AbstractValue:
-        if frame.yielded_size is not None:
-            return SizedValue(frame.yielded_size)
-        if not frame.return_values:
-            raise Unbounded("it returns nothing")
-        return reduce(join_values, frame.return_values)
+    # ------------------------------------------------------------ variables
+
+    def _assign(self, target: ast.expr, value: AbstractValue) -> None:
+        if isinstance(target, ast.Name):
+            self._set_variable(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            size = size_of(value)
+            for part in target.elts:
+                self._assign(part, SizedValue(size))
+        else:
+            raise Unbounded("it changes a value")
+
+    def _set_variable(self, name: str, value: AbstractValue) -> None:
+        scope = self._scope
+        if scope.outer_variables and name in scope.outer_variables[-1]:
+            raise Unbounded(f"{name} is carried from round to round")
+        if name in scope.captured_names:
+            raise Unbounded(f"a function inside it reads {name}, which changes")
+        scope.variables[name] = value
+
+    def _read_variable(self, name: str) -> AbstractValue:
+        scope = self._scope
+        if name in scope.variables:
+            return scope.variables[name]
+        if name in scope.names or name.startswith("__"):
+            raise Unbounded(f"{name} is not there yet")
+        if name in scope.func.globals:
+            return trusted_constant(scope.func.globals[name])
+        if name in BUILTINS:
+            return Constant(getattr(builtins, name))
+        raise Unbounded(f"{name} is not known")
+
+    def _make_function(self, definition: ast.FunctionDef | ast.Lambda) -> ReadableFunction:
+        scope, arguments = self._scope, definition.args
+        if arguments.defaults or arguments.kw_defaults or getattr(definition, "decorator_list", []):
+            raise Unbounded("a function with defaults, or decorated")
+        scope.captured_names |= free_names([definition])
+        return ReadableFunction(definition, dict(scope.variables), scope.func.globals, (), scope.names)
+
+    # ------------------------------------------------------------ expressions
+
+    def _evaluate(self, node: ast.expr) -> AbstractValue:
+        self.tick()
+        match node:
+            case ast.Constant(value) if is_plain_constant(value):
+                return Constant(value)
+            case ast.Name(name):
+                return self._read_variable(name)
+            case ast.NamedExpr(ast.Name(name), value) if name not in self._scope.variables:
+                self._set_variable(name, self._evaluate(value))
+                return self._read_variable(name)
+            case ast.Attribute(value, name):
+                return read_attribute(self._evaluate(value), name)
+            case ast.Subscript():
+                return self._subscript(node)
+            case ast.Call():
+                return self._call(node)
+            case ast.Lambda():
+                return self._make_function(node)
+            case ast.BinOp(ast.Constant(str() as text), ast.Mod(), ast.Tuple(items)) if "%" not in text.replace(
+                "%s", ""
+            ):
+                return self._join_text([ast.Constant(text), *(ast.FormattedValue(item, -1) for item in items)])
+            case ast.BinOp(left, operator, right):
+                return OPERATORS[type(operator)](self, self._evaluate(left), self._evaluate(right))
+            case ast.UnaryOp(operator, operand):
+                return self._apply_unary(operator, operand)
+            case ast.BoolOp(_, operands):
+                return reduce(join_values, [self._test(operand) for operand in operands])
+            case ast.IfExp(test, body, orelse):
+                self._test(test)
+                return join_values(self._evaluate(body), self._evaluate(orelse))
+            case ast.Compare(left, _, comparators):
+                sizes = [size_of(self._evaluate(operand)) for operand in (left, *comparators)]
+                self.spend(add(*(scale(size, 2) for size in sizes)))
+                return SMALL
+            case ast.JoinedStr(parts):
+                return self._join_text(parts)
+            case ast.FormattedValue():
+                return self._print(node)
+            case ast.Tuple(items) | ast.List(items) | ast.Set(items):
+                return self._make_container(node, items)
+            case ast.Dict(keys, values):
+                return self._make_container(node, [item for item in (*keys, *values) if item is not None])
+            case ast.ListComp(element) | ast.SetComp(element) | ast.GeneratorExp(element):
+                return self._comprehend(node, [element])
+            case ast.DictComp(key, value):
+                return self._comprehend(node, [key, value])
+        raise Unbounded(f"the expression {type(node).__name__}")
+
+    def _test(self, node: ast.expr) -> AbstractValue:
+        value = self._evaluate(node)
+        self.spend(add(constant_size(1), size_of(value)))
+        return value
+
+    def _subscript(self, node: ast.Subscript) -> AbstractValue:
+        container, key = self._evaluate(node.value), node.slice
+        size = size_of(container)
+        if isinstance(key, ast.Slice):
+            for part in (key.lower, key.upper, key.step):
+                size_of(Constant(None) if part is None else self._evaluate(part))
+            self.spend(size)
+        else:
+            self.spend(size_of(self._evaluate(key)))
+        return SizedValue(size, isinstance(container, SizedValue) and container.is_text)
+
+    def _call(self, node: ast.Call) -> AbstractValue:
+        func = self._evaluate(node.func)
+        args = [self._evaluate(arg) for arg in node.args]
+        if not all(keyword.arg for keyword in node.keywords):
+            raise Unbounded("any keyword arguments")
+        return call_value(self, func, args, {str(one.arg): self._evaluate(one.value) for one in node.keywords})
+
+    def _apply_unary(self, operator: ast.unaryop, operand: ast.expr) -> AbstractValue:
+        value = self._test(operand)
+        if isinstance(operator, ast.Not):
+            return SMALL
+        if isinstance(operator, ast.USub) and isinstance(value, Constant) and type(value.value) in (int, float):
+            return Constant(-value.value)
+        return self.make(add(constant_size(1), size_of(value)), is_count=are_counts(value))
+
+    def _join_text(self, parts: Sequence[ast.expr]) -> AbstractValue:
+        values = [self._evaluate(part) for part in parts]
+        texts = [value.value for value in values if isinstance(value, Constant) and isinstance(value.value, str)]
+        if len(texts) == len(values):
+            return Constant("".join(texts))
+        return self.make(add(constant_size(1), *map(size_of, values)), is_text=True)
+
+    def _print(self, node: ast.FormattedValue) -> AbstractValue:
+        width = field_width(self._evaluate(node.format_spec)) if node.format_spec else 0
+        value = self._evaluate(node.value)
+        size = scale(size_of(value), REPR_FACTOR) if chr(max(node.conversion, 0)) in "ra" else printed_size(value)
+        return self.make(add(constant_size(30 + width), size), is_text=True)
+
+    def _make_container(self, node: ast.expr, items: Iterable[ast.expr]) -> AbstractValue:
+        parts = [self._evaluate(item.value if isinstance(item, ast.Starred) else item) for item in items]
+        constants = [part.value for part in parts if isinstance(part, Constant)]
+        are_constant = len(constants) == len(parts) and not any(isinstance(item, ast.Starred) for item in items)
+        if (
+            isinstance(node, ast.Tuple)
+            and are_constant
+            and all(is_plain_constant(constant) or isinstance(constant, type) for constant in constants)
+        ):
+            return Constant(tuple(constants))  # also of classes, for `isinstance`
+        return self.make(add(constant_size(1 + len(parts)), *map(size_of, parts)))
+
+    def _comprehend(self, node: Comprehension, parts: Sequence[ast.expr]) -> AbstractValue:
+        scope, outer_variables, depth = self._scope, self._scope.variables, self.loops.depth
+        if isinstance(node, ast.GeneratorExp):  # it may run later
+            scope.captured_names |= free_names([node])
+        scope.variables = dict(outer_variables)
+        for generator in node.generators:
+            item = self._enter_loop(generator.iter)
+            for name in _stored_names(generator.target):
+                scope.variables[name] = item
+            for condition in generator.ifs:
+                self._test(condition)
+        growth: Size = constant_size(1)
+        for part in parts:
+            size = size_of(self._evaluate(part))
+            self.spend(size)
+            growth = add(growth, self.loops.sum_over_loops(add(constant_size(1), size), depth))
+        for _ in node.generators:
+            self.loops.leave()
+        scope.variables = outer_variables
+        return SizedValue(growth)
+
+
+def _join(left: _Variables, right: _Variables) -> _Variables:
+    """Return the variables where two paths of control flow meet."""
+    both = {name: join_values(left[name], right[name]) for name in left.keys() & right.keys()}
+    return left | right | both
 
 
 def _parameters(
-    code: CodeType, args: list[AbstractValue], kwargs: Mapping[str, AbstractValue], defaults: tuple[Any, ...]
-) -> dict[str, AbstractValue]:
+    func: ReadableFunction, args: Sequence[AbstractValue], kwargs: Mapping[str, AbstractValue]
+) -> _Variables:
     """Return the parameters of a call by name. Raise `Unbounded` if the arguments do not fit them."""
-    is_generator = code.co_flags & _GENERATOR and code.co_name != "<genexpr>"
-    if code.co_flags & _UNSUPPORTED or is_generator:
-        raise Unbounded("it takes any arguments, or gives its values one by one")
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    values = {name: trusted_constant(default) for name, default in zip(names[::-1], defaults[::-1], strict=False)}
+    arguments = func.definition.args
+    if (
+        arguments.vararg
+        or arguments.kwarg
+        or arguments.posonlyargs
+        or isinstance(func.definition, ast.AsyncFunctionDef)
+    ):
+        raise Unbounded("it takes any arguments, or is asynchronous")
+    names = [argument.arg for argument in arguments.args]
+    values = {n: trusted_constant(default) for n, default in zip(names[::-1], func.defaults[::-1], strict=False)}
     values |= dict(zip(names, args, strict=False)) | dict(kwargs)
-    if len(args) > code.co_argcount or values.keys() != set(names) or code.co_posonlyargcount:
+    if len(args) > len(names) or values.keys() != {*names, *(argument.arg for argument in arguments.kwonlyargs)}:
         raise Unbounded("it is called with other arguments")
     return values
 
 
-@lru_cache(maxsize=256)
-def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
-    instructions = tuple(dis.get_instructions(code))
-    if unknown := next((item.opname for item in instructions if item.opname not in INSTRUCTIONS), ""):
-        raise Unbounded(f"the instruction {unknown}")
-    return instructions
+# ------------------------------------------------------------ names in source
+
+_KNOWN_STATEMENTS = (
+    *(ast.AnnAssign, ast.Assign, ast.Break, ast.Continue, ast.Expr, ast.For, ast.FunctionDef, ast.If, ast.Pass),
+    ast.Return,
+)
+_GENERATORS = (ast.Await, ast.Yield, ast.YieldFrom)
+
+
+@lru_cache(maxsize=1024)
+def _assigned_names(definition: Definition) -> frozenset[str]:
+    """Return the names that are assigned anywhere inside a function. Raise `Unbounded` for statements without a rule.
+
+    Statements that never run are looked at, too: they decide which names are the function's.
+    """
+    for node in ast.walk(definition):
+        is_unknown = isinstance(node, ast.stmt) and node is not definition and not isinstance(node, _KNOWN_STATEMENTS)
+        if is_unknown or isinstance(node, _GENERATORS) or (isinstance(node, ast.For) and node.orelse):
+            raise Unbounded(f"the statement {type(node).__name__}")
+        if isinstance(node, ast.comprehension) and node.is_async:
+            raise Unbounded("an asynchronous comprehension")
+    return frozenset(_stored_names(definition))
+
+
+def _stored_names(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
+        elif isinstance(part, ast.FunctionDef) and part is not node:
+            yield part.name
+
+
+def free_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names that parts of a function read of the function around them."""
+    parts = [part for node in nodes for part in ast.walk(node)]
+    assigned = {part.arg for part in parts if isinstance(part, ast.arg)}.union(*map(_stored_names, nodes))
+    return {part.id for part in parts if isinstance(part, ast.Name)} - assigned

@@ -1,23 +1,24 @@
-"""Purity of the user's small functions, and what they read of their argument, from bytecode alone.
+"""Purity of the user's small functions, and what they read of their argument, from their source.
 
-A function is certainly pure if it is made of the instructions, builtins and methods that `interpreter` knows, on values
+A function is certainly pure if it is made of the statements, builtins and methods that `interpreter` knows, on values
 of the builtin types and the framework's own data classes (`is_plain`). It changes nothing, and the time that it takes
 is bounded by the size of its argument. Everything else is user code: it runs once, in its place.
 """
 
 from __future__ import annotations
 
-import dis
+import ast
 import json
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from teola_plugin.graph import UnfitValue
-from teola_plugin.tracer.purity.interpreter import step_bound
+from teola_plugin.tracer.purity.interpreter import Comprehension, free_names, step_bound
+from teola_plugin.tracer.source import Definition, source_of
 
 _FRAMEWORKS = ("langchain_core",)
 _MAX_SIZE = 1_000_000
@@ -133,28 +134,36 @@ def analyze_callable(func: object) -> ItemGetter | AttributeGetter | Purity | No
     return None
 
 
-def analyze_purity(func: object) -> Purity | None:
-    """Return what `func(value)` reads, or None unless it is certainly pure. Run nothing."""
+def analyze_purity(func: object, definition: Definition | None = None) -> Purity | None:
+    """Return what `func(value)` reads, or None unless it is certainly pure. Run nothing.
+
+    Args:
+        func: Any object.
+        definition: The source of the function, if it is not in a file.
+    """
     if func in (json.loads, json.dumps):
         return Purity(None)
     if type(func) is not FunctionType or func.__defaults__ or func.__kwdefaults__:
         return None
     code = func.__code__
-    cost = step_bound(func) if code.co_argcount == 1 and not code.co_kwonlyargcount else None
-    if cost is None:
+    definition = source_of(code) if definition is None and code.co_argcount == 1 else definition
+    cost = None if definition is None else step_bound(func, definition)
+    if definition is None or cost is None or code.co_kwonlyargcount:
         return None
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("RESUME", "CACHE", "NOP")]
-    return Purity(_keys(code, instructions), _path(instructions), cost.degree)
+    argument, body = code.co_varnames[0], definition.body
+    keys = [key for part in (body if isinstance(body, list) else [body]) for key in _read_keys(part, argument)]
+    str_keys = dict.fromkeys(key for key in keys if isinstance(key, str))
+    return Purity(None if None in keys else tuple(str_keys), _path(definition, argument), cost.degree)
 
 
-def cached_purity(func: FunctionType) -> Purity | None:
-    """Return `analyze_purity(func)`, remembered also for functions that the same code defines again and again."""
+def cached_purity(func: FunctionType, definition: Definition | None = None) -> Purity | None:
+    """Return `analyze_purity`, remembered also for functions that the same code defines again and again."""
     try:
         closure = tuple(_closure_key(cell.cell_contents) for cell in func.__closure__ or ())
     except (ValueError, TypeError):  # a cell that is still empty; a value that cannot be compared
-        return analyze_purity(func)
+        return analyze_purity(func, definition)
     has_defaults = func.__defaults__ is not None or func.__kwdefaults__ is not None
-    return _purity_by_key(_FunctionKey(func, (func.__code__, id(func.__globals__), closure, has_defaults)))
+    return _purity_by_key(_FunctionKey(func, definition, (func.__code__, id(func.__globals__), closure, has_defaults)))
 
 
 def _closure_key(value: Any) -> Hashable:
@@ -171,46 +180,57 @@ class _FunctionKey:
     """A function that compares equal to others of the same code, globals and closure."""
 
     func: FunctionType = field(compare=False)
+    definition: Definition | None = field(compare=False)
     key: tuple[Hashable, ...]
 
 
 @lru_cache(maxsize=1024)
 def _purity_by_key(key: _FunctionKey) -> Purity | None:
-    return analyze_purity(key.func)
+    return analyze_purity(key.func, key.definition)
 
 
-def _keys(code: CodeType, instructions: list[dis.Instruction]) -> tuple[str, ...] | None:
-    """Return the keys that are read of the argument, None unless every use of it reads a constant key."""
-    argument = code.co_varnames[0]
-    keys: dict[str, None] = {}
-    for i, instruction in enumerate(instructions):
-        makes_cell = instruction.opname == "MAKE_CELL" and instruction.argval == argument
-        if makes_cell or argument in _variables(instruction):
-            key = _constant_key(instructions[i + 1 : i + 3])
-            if instruction.opname != "LOAD_FAST" or not isinstance(key, str):
-                return None
-            keys[key] = None
-    return tuple(keys)
+def _read_keys(node: ast.AST, argument: str) -> Iterator[str | None]:
+    """Yield the constant key of each `argument["key"]`, and None for any other use of the argument."""
+    if isinstance(node, ast.Subscript) and isinstance(key := _constant_key(node, argument), str):
+        yield key
+    elif isinstance(node, ast.Name) and node.id == argument:
+        yield None
+    elif isinstance(node, (ast.Lambda, ast.FunctionDef)):
+        if argument in free_names([node]):  # it may read the argument never, or many times
+            yield None
+    elif isinstance(node, Comprehension):
+        first = node.generators[0]
+        yield from _read_keys(first.iter, argument)
+        parts = [part for part in ast.iter_child_nodes(node) if part is not first]
+        if argument in free_names([*parts, first.target, *first.ifs]):
+            yield None
+    else:
+        for part in ast.iter_child_nodes(node):
+            yield from _read_keys(part, argument)
 
 
-def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
-    """Return the local variables that an instruction uses."""
-    if any(kind in instruction.opname for kind in ("FAST", "DEREF", "CLOSURE")):
-        return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-    return ()
-
-
-def _path(instructions: list[dis.Instruction]) -> tuple[str | int, ...] | None:
-    """Return the keys of `lambda x: x["a"][0]` and the like, None for a function that does anything else."""
-    if len(instructions) < 2 or instructions[0].opname != "LOAD_FAST" or instructions[-1].opname != "RETURN_VALUE":
+def _constant_key(node: ast.Subscript, argument: str | None = None) -> object:
+    """Return the key of a subscript by a constant, None otherwise, and if it is not a subscript of the argument."""
+    if argument is not None and not (isinstance(node.value, ast.Name) and node.value.id == argument):
         return None
-    subscripts = instructions[1:-1]
-    keys = [_constant_key(subscripts[i : i + 2]) for i in range(0, len(subscripts), 2)]
-    return tuple(keys) if all(type(key) in (str, int) for key in keys) else None  # type: ignore[arg-type]
+    try:
+        return ast.literal_eval(node.slice) if isinstance(node.ctx, ast.Load) else None
+    except ValueError:
+        return None
 
 
-def _constant_key(instructions: list[dis.Instruction]) -> object:
-    """Return the key of `[key]` if the two instructions subscript by a constant, None otherwise."""
-    if [instruction.opname for instruction in instructions] == ["LOAD_CONST", "BINARY_SUBSCR"]:
-        return instructions[0].argval
-    return None
+def _path(definition: Definition, argument: str) -> tuple[str | int, ...] | None:
+    """Return the keys of `lambda x: x["a"][0]` and the like, None for a function that does anything else."""
+    body: object = definition.body
+    if isinstance(definition, ast.FunctionDef):
+        *before, last = definition.body
+        is_first = not before or (len(before) == 1 and ast.get_docstring(definition) is not None)
+        body = last.value if is_first and isinstance(last, ast.Return) else None
+    keys: list[Any] = []
+    while isinstance(body, ast.Subscript):
+        key = _constant_key(body)
+        if type(key) not in (str, int):
+            return None
+        keys.insert(0, key)
+        body = body.value
+    return tuple(keys) if isinstance(body, ast.Name) and body.id == argument else None

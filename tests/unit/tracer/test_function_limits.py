@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import builtins
 import collections
@@ -25,7 +26,7 @@ from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import FunctionSummary, summarize_function, trace_function
 from teola_plugin.tracer.functions import trace as trace_of_functions
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
-from teola_plugin.tracer.functions.source import source_of
+from teola_plugin.tracer.source import source_of
 
 LLM, RETRIEVER = PoolChat(), PoolRetriever()
 PROMPT = ChatPromptTemplate.from_template("Answer {question} with {context}")
@@ -212,7 +213,7 @@ def anything(*args: Any, **kwargs: Any) -> Any:
     return LLM.invoke(args[0])
 
 
-TWO_LAMBDAS = (lambda state: LLM.invoke(state["a"]), lambda state: LLM.invoke(state["b"]))
+TWO_LAMBDAS = (lambda state: LLM.invoke(state["a"]), lambda state: (lambda text: LLM.invoke(text))(state["b"]))
 EXEC_GLOBALS: dict[str, Any] = {"LLM": LLM}
 exec("def executed(state):\n    return LLM.invoke(state['question'])", EXEC_GLOBALS)
 
@@ -223,8 +224,6 @@ exec("def executed(state):\n    return LLM.invoke(state['question'])", EXEC_GLOB
         generator,
         agenerator,
         anything,
-        TWO_LAMBDAS[0],
-        TWO_LAMBDAS[1],
         EXEC_GLOBALS["executed"],
         len,
         dict,
@@ -239,6 +238,14 @@ exec("def executed(state):\n    return LLM.invoke(state['question'])", EXEC_GLOB
 def test_callables_without_source_that_is_understood_are_left_alone(func: object) -> None:
     assert summarized(func) == FunctionSummary()
     assert trace_function(func, ["state"]).template.components == ()
+
+
+def test_lambdas_that_share_a_line_are_told_apart() -> None:
+    for func, key in zip(TWO_LAMBDAS, "ab", strict=True):
+        definition = source_of(func.__code__)
+        assert isinstance(definition, ast.Lambda)
+        assert f"state['{key}']" in ast.unparse(definition)
+        assert trace_function(func, ["state"]).template.components
 
 
 def module(folder: Path, text: str) -> ModuleType:

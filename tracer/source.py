@@ -34,10 +34,28 @@ def source_of(code: CodeType) -> Definition | None:
         file = _parse_file(text) if text and len(text) <= _MAX_FILE_CHARACTERS else None
     except Exception:  # no source that can be read, or of another Python
         return None
-    if file is None or not any(_is_same_code(code, compiled) for compiled in file.codes.get(_location(code), ())):
+    codes = () if file is None else file.codes.get(_location(code), ())
+    compiled = next((compiled for compiled in codes if _is_same_code(code, compiled)), None)
+    if file is None or compiled is None:
         return None
     definitions = file.definitions.get(_location(code), ())
-    return definitions[0] if len(definitions) == 1 else None
+    if len(definitions) > 1:
+        definitions = [node for node in definitions if _compiles_to(node, compiled)][-1:]  # the innermost
+    return definitions[0] if definitions else None
+
+
+def _compiles_to(node: Definition, compiled: CodeType) -> bool:
+    """Return True if all instructions of the code stand inside a lambda, which may not be alone in its line."""
+    body = node.body
+    if not isinstance(node, ast.Lambda) or not isinstance(body, ast.expr):
+        return False
+    begin, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
+    spans = [
+        ((line, column), (end_line, end_column))
+        for line, end_line, column, end_column in compiled.co_positions()
+        if end_column
+    ]
+    return bool(spans) and all(begin <= first and last <= end for first, last in spans)  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
