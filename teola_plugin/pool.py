@@ -51,6 +51,8 @@ class EnginePool:
         self._engines = {name: tuple(found) for name, found in engines.items()}
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
+        self.times_forgotten = 0
+        """Calls of `forget`: who keeps plans of the pool drops those that are older."""
         self._deployments: dict[str, Any] = {}
         self._outstanding: set[Future[Any]] = set()
         self._started = False
@@ -327,6 +329,7 @@ class EnginePool:
         prompts of other tenants never find them there.
         """
         self._caches.clear()
+        self.times_forgotten += 1
         for one in self._deployments.values():
             one.forget()
         self.runtime.forget(tenant)

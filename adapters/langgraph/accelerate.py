@@ -10,7 +10,6 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
-from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
@@ -19,7 +18,7 @@ from teola_plugin.adapters.langgraph.graph_call import WatchedNode
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pool_of_graph
 from teola_plugin.adapters.options import Options
-from teola_plugin.adapters.provider_executor import ensure_engine, shared_pool
+from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.routing import under_routing
 from teola_plugin.adapters.terms import NO_APP
 from teola_plugin.errors import RegistrationError
@@ -77,9 +76,6 @@ def _new_plans(acceleration: Acceleration, options: Options) -> Plans | None:
         return None
     graphs = acceleration.runner, acceleration.original
     plans = Plans(*graphs, pool or shared_pool(), options.passes, options.speculate, options.threads)
-    if plans.code_sites.sites:
-        intercept()
-        ensure_engine(plans.pool)
     return None if pool is None and plans.are_empty else plans
 
 

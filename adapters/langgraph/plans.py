@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import can_start_early, log_fallback
 from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, prefetch_terms
-from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, open_calls
+from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, intercept, open_calls
+from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Pass
@@ -35,6 +36,7 @@ from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.langgraph.decisions import PlanTree
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, calls_graphs, lookahead
+from teola_plugin.tracer.langgraph.settings import settings_of
 from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of, state_after_input
 
 MISSING_PLAN_DELAY_S = 0.02
@@ -80,6 +82,7 @@ class Plans:
         """Data that the plans depend on."""
         self._pending: set[PlanKey] = set()
         """Missing plans that will be made."""
+        self._times_forgotten = pool.times_forgotten
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, TraceResult]] = {}
         """E-graphs by the identity of their plan, which they keep alive, and the profiles that they were made for."""
         nodes = {} if self.shape is None else self.shape.nodes
@@ -87,8 +90,9 @@ class Plans:
         self._has_two_forms = any(both.func and both.afunc for both in functions_by_node)
         functions = (function for both in functions_by_node for function in both if function is not None)
         if all(map(_has_names, functions)):
+            settings = settings_of(original.config or {})
             for key in self._keys():
-                self._plans_of(key).prepare()
+                self._plans_of(key).prepare(settings)
 
     def fit(self, original: Any) -> bool:
         """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
@@ -113,6 +117,11 @@ class Plans:
         """Return False for tasks that are known to have no plan."""
         if self.shape is None or key.node not in self.shape.nodes:
             return False
+        if self._times_forgotten != self.pool.times_forgotten:
+            self._times_forgotten = self.pool.times_forgotten
+            self._plans.clear()
+            self._graphs.clear()
+            self.code_sites.sites.clear()
         if not self._guards.setdefault(key, DataGuards()).are_unchanged():
             self._plans.pop(key, None)
         return not self._plans_of(key).is_empty
@@ -161,6 +170,9 @@ class Plans:
                     find_leaves=find_leaves,
                     is_async=key.is_async,
                 )
+            if self.code_sites.sites:
+                intercept()
+                ensure_engine(self.pool)
             plan = self._optimise(traced)
         except Exception as error:
             log_fallback(error, None, f"the node {key.node!r}")
@@ -284,7 +296,7 @@ class Parts:
         state = state_of(config, plans.channels)
         if shape.nodes[key.node].bound is None:
             state = state_after_input(shape, state, input)
-        value = {STATE: state, ARGUMENT: input if key.is_sent else None}
+        value = {STATE: state, ARGUMENT: input if key.is_sent else None, **settings_of(config)}
         plan = plans.available(key, value)
         if plan is None or (is_resumed(config) and calls_graphs(plan)):
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from functools import lru_cache, partial
 from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.runnables import RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers import context as tracers
 from langchain_core.utils.env import env_var_is_set
 
@@ -476,3 +479,59 @@ def keeps_documents_as_bytes(store: Any) -> bool:
 
 def _is_from(function: Any, module: str, name: str) -> bool:
     return getattr(function, "__module__", "") == module and getattr(function, "__qualname__", "") == name
+
+
+# ------------------------------------------------------------ models that a config chooses
+
+
+def setting_names(runnable: Any) -> tuple[str, ...] | None:
+    """Return the keys of `configurable` that choose models in a Runnable; empty for none, None if any key may.
+
+    Private: `_ConfigurableModel`, which `init_chat_model` makes, its `_configurable_fields` and `_config_prefix`; since
+    langchain 0.2.8. Without them: empty, and such models are called in their places.
+    """
+    if _is_configurable(runnable):
+        fields = getattr(runnable, "_configurable_fields", ())
+        prefix = getattr(runnable, "_config_prefix", "")
+        return None if fields == "any" else tuple(f"{prefix}{name}" for name in fields)
+    names: list[str] = []
+    for part in _parts(runnable):
+        part_names = setting_names(part)
+        if part_names is None:
+            return None
+        names += part_names
+    return tuple(dict.fromkeys(names))
+
+
+def configured(runnable: Any, settings: Mapping[str, Any], opens_no_connection: Callable[[Any, Any], bool]) -> Any:
+    """Return a Runnable with the models in it that `configurable` chooses, for reading alone: it is never run.
+
+    `opens_no_connection`: (model, provider) -> True if such a model may be made now. Raise `ValueError` if it may not,
+    or whatever its constructor raises. Private: as in `setting_names`, its `_default_config` and its `_model`.
+    """
+    if isinstance(runnable, RunnableSequence):
+        return RunnableSequence(*(configured(step, settings, opens_no_connection) for step in runnable.steps))
+    if isinstance(runnable, RunnableBindingBase):
+        bound_settings = Context().run(ensure_config, runnable.config).get("configurable", {})
+        bound = configured(runnable.bound, {**settings, **bound_settings}, opens_no_connection)
+        return runnable if bound is runnable.bound else runnable.model_copy(update={"bound": bound})
+    if not _is_configurable(runnable):
+        return runnable
+    prefix = runnable._config_prefix
+    arguments = {**runnable._default_config, **{key.removeprefix(prefix): value for key, value in settings.items()}}
+    if not opens_no_connection(arguments.get("model"), arguments.get("model_provider")):
+        raise ValueError("a model of a provider that may open a connection")
+    return Context().run(runnable._model, {"configurable": dict(settings)})
+
+
+def _is_configurable(runnable: Any) -> bool:
+    return type(runnable).__name__ == "_ConfigurableModel" and type(runnable).__module__ in (
+        "langchain.chat_models.base",
+        "langchain_classic.chat_models.base",
+    )
+
+
+def _parts(runnable: Any) -> Sequence[Any]:
+    if isinstance(runnable, RunnableSequence):
+        return runnable.steps
+    return (runnable.bound,) if isinstance(runnable, RunnableBindingBase) else ()

@@ -58,6 +58,33 @@ def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str,
     return {}
 
 
+def configurable_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the user has set in the `configurable` of a config, without LangGraph's own keys.
+
+    Private: that these begin with `__pregel_`; since langgraph 0.1.
+    """
+    return {key: value for key, value in (config.get("configurable") or {}).items() if not key.startswith("__pregel_")}
+
+
+def context_of(config: Mapping[str, Any]) -> Any:
+    """Return the context of the call that a task with this config belongs to; None without one.
+
+    Private: the key `__pregel_runtime` of the config's `configurable`; since langgraph 0.6. Without it: None.
+    """
+    return getattr((config.get("configurable") or {}).get("__pregel_runtime"), "context", None)
+
+
+def injected_arguments(runnable: object) -> Sequence[str]:
+    """Return the names of the arguments that a node's functions take besides their input.
+
+    Private: `RunnableCallable.func_accepts`; since langgraph 0.4. Without it: empty, and they are what they are by
+    default.
+    """
+    if _of_lambda(runnable) is not None:
+        return ("config",)
+    return tuple(getattr(runnable, "func_accepts", ()))
+
+
 def is_sent_task(config: Mapping[str, Any]) -> bool:
     """Return True if a task was sent its input (`Send`), instead of reading the state.
 

@@ -101,6 +101,14 @@ class _LazyCaptures(Mapping[str, Symbol]):
         return len(self.fields)
 
 
+def uncaptured_items(fields: Fields) -> Mapping[str, Symbol]:
+    """Return the items of a dictionary as they are around all bodies that have captured it."""
+    items = fields.items
+    while isinstance(items, _LazyCaptures):
+        items = items.fields
+    return items
+
+
 # ------------------------------------------------------------ one body for each item
 
 

@@ -120,7 +120,10 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         return _call_pure(interpreter, func, arguments)
     if (result := _call_asyncio(interpreter, value, arguments)) is not None:
         return result
-    if arguments.complete and (result := build(value, arguments.positional, arguments.keywords)) is not None:
+    if (
+        arguments.complete
+        and (result := build(interpreter, value, arguments.positional, arguments.keywords)) is not None
+    ):
         return result
     if _is_harmless(value):
         return UNKNOWN_VALUE

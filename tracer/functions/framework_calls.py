@@ -47,6 +47,9 @@ from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.symbols import Prompted
 
+INHERITED_CALLBACKS = object()
+"""Stands for the callbacks in the config that a function is called with, which its calls inherit in any case."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
@@ -145,7 +148,7 @@ def _call_runnable(interpreter: FunctionInterpreter, runnable: Any, method: str,
         first = keywords.pop("input", keywords.pop("inputs", None))
     for name in ("config", "return_exceptions"):
         keywords.pop(name, None)
-    bound = {key: known_value(value) for key, value in keywords.items()}
+    bound = {key: known_value(interpreter.read_setting(value)) for key, value in keywords.items()}
     all_known = arguments.complete and all(is_known for is_known, _ in bound.values())
     if first is None or isinstance(first, Spread) or not all_known:
         interpreter.add_user_code()
@@ -174,7 +177,7 @@ def _may_stream(config: Symbol | None) -> bool:
     elif isinstance(config, KnownValue) and type(config.value) is dict:
         callbacks = KnownValue(config.value.get("callbacks"))
     is_known, value = known_value(callbacks)
-    return not is_known or streams(handlers_in(value))
+    return not is_known or (value is not INHERITED_CALLBACKS and streams(handlers_in(value)))
 
 
 def _call_tool(interpreter: FunctionInterpreter, tool: Any, method: str, arguments: Arguments) -> Symbol:
@@ -295,11 +298,21 @@ def pipe(left: Symbol, right: Symbol) -> Symbol | None:
     return _try_build(lambda: left_value | right_value)
 
 
-def build(func: Any, arguments: Sequence[Symbol | Spread], keywords: Mapping[str, Symbol]) -> Symbol | None:
+def build(
+    interpreter: FunctionInterpreter,
+    func: Any,
+    arguments: Sequence[Symbol | Spread],
+    keywords: Mapping[str, Symbol],
+) -> Symbol | None:
     """Return the object that a class, a method or a function makes that does nothing else; None for any other."""
     if is_instance(func, type) and _is_data_class(func):
         return _build_data(func, arguments, keywords)
-    if not _is_builder(func) and not _initializes_model(func, arguments, keywords):
+    is_initializer = _is_model_initializer(func)
+    if not is_initializer and not _is_builder(func):
+        return None
+    arguments = [one if isinstance(one, Spread) else interpreter.read_setting(one) for one in arguments]
+    keywords = {key: interpreter.read_setting(value) for key, value in keywords.items()}
+    if is_initializer and not _initializes_model(arguments, keywords):
         return None
     positional = [known_value(argument) for argument in arguments if not isinstance(argument, Spread)]
     keyword_values = {key: known_value(value) for key, value in keywords.items()}
@@ -342,17 +355,25 @@ def _is_builder(func: Any) -> bool:
     return is_runnable_class and is_framework_code(func) and is_framework_code(func.__init__)
 
 
-def _initializes_model(func: Any, arguments: Sequence[Symbol | Spread], keywords: Mapping[str, Symbol]) -> bool:
-    """Return True for `init_chat_model` of a provider whose models open no connection when they are made.
+def _is_model_initializer(func: Any) -> bool:
+    name = f"{getattr(func, '__module__', '')}.{getattr(func, '__qualname__', '')}"
+    return type(func) is FunctionType and name in _MODEL_INITIALIZERS
+
+
+def _initializes_model(arguments: Sequence[Symbol | Spread], keywords: Mapping[str, Symbol]) -> bool:
+    """Return True if `init_chat_model` opens no connection with these arguments.
 
     A model with `configurable_fields` is none yet: the config of each call says which one it is.
     """
-    name = f"{getattr(func, '__module__', '')}.{getattr(func, '__qualname__', '')}"
-    if type(func) is not FunctionType or name not in _MODEL_INITIALIZERS or "configurable_fields" in keywords:
-        return False
-    first = keywords.get("model", arguments[0] if arguments else UNKNOWN_VALUE)
+    if "configurable_fields" in keywords:
+        return True
+    first = keywords.get("model", arguments[0] if arguments else KnownValue(None))
     model = None if isinstance(first, Spread) else known_value(first)[1]
-    provider = known_value(keywords.get("model_provider", KnownValue(None)))[1]
+    return opens_no_connection(model, known_value(keywords.get("model_provider", KnownValue(None)))[1])
+
+
+def opens_no_connection(model: Any, provider: Any) -> bool:
+    """Return True for a model of a provider whose models open no connection when they are made."""
     if provider is None and type(model) is str:
         provider = "openai" if model.startswith("gpt-") else model.partition(":")[0]
     return provider in _PROVIDERS

@@ -34,6 +34,7 @@ from teola_plugin.tracer.functions.pure_expressions import (
     decide_on_input,
     is_small,
     read_field,
+    read_setting,
     truth_of,
 )
 from teola_plugin.tracer.functions.rendering import Renderer, to_prompt, to_prompt_text
@@ -49,6 +50,7 @@ from teola_plugin.tracer.functions.symbols import (
     Symbol,
     Text,
     Unknown,
+    map_parts,
     merge_inputs,
     to_symbol,
 )
@@ -80,9 +82,9 @@ LowerGraph = Callable[["FunctionInterpreter", Runnable[Any, Any], Symbol, bool],
 read; their requests become components."""
 
 
-FindMethod = Callable[[Symbol, str], Callable[["FunctionInterpreter", Any], Symbol] | None]
-"""(owner, name of a method, or `__call__`) -> what interprets a call of it with these `Arguments`; None for a method
-that has no rule of the framework that the function is written for."""
+MethodRule = Callable[["FunctionInterpreter", Any], Symbol]  # interprets a call with these `Arguments`
+FindMethod = Callable[[Symbol, str], MethodRule | None]
+"""(owner, name of a method, or `__call__`) -> the framework's rule for it, if there is one."""
 
 
 class OutOfFuel(Exception):
@@ -282,6 +284,12 @@ class FunctionInterpreter:
         """Return whether a condition holds; None if that is not known yet."""
         truth = truth_of(test)
         return decide_on_input(test, self.shared.decide) if truth is None else truth
+
+    def read_setting(self, symbol: Symbol) -> Symbol:
+        """Return the symbol with the values that its settings have in the calls that are planned."""
+        if isinstance(symbol, (Fields, ItemList)):
+            return map_parts(symbol, self.read_setting)
+        return read_setting((isinstance(symbol, Text) and self.to_expression(symbol)) or symbol, self.shared.decide)
 
     def run_block(self, statements: Sequence[ast.stmt]) -> BlockExit:
         """Interpret statements, one after the other."""

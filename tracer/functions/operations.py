@@ -151,6 +151,9 @@ def assign_names(interpreter: FunctionInterpreter, target: ast.expr, value: Symb
         has_starred = any(isinstance(element, ast.Starred) for element in target.elts)
         for index, element in enumerate(target.elts):
             item = None if has_starred else read_key(value, KnownValue(index))
+            if item is None and not has_starred and isinstance(value, (Expression, Ref)):
+                template = ast.Subscript(ast.Constant(0), ast.Constant(0), ast.Load())
+                item = compose(interpreter, template, {"value": value, "slice": KnownValue(index)})
             inner_target = element.value if isinstance(element, ast.Starred) else element
             assign_names(interpreter, inner_target, UNKNOWN_VALUE if item is None else item)
 

@@ -31,6 +31,10 @@ NAME_PREFIX = "teola_"
 _MAX_NODES = 400
 """Nodes of an expression that is put together of several."""
 _MAX_CONSTANT_LENGTH = 10_000
+_MAX_SETTING_LENGTH = 200
+"""Characters of the longest setting that plans are made for."""
+CONFIG, CONTEXT = "config", "context"
+"""Keys of a template's input: the configuration of a call, and the fields of its context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,35 +190,69 @@ def _truth_of_object(value: object) -> bool | None:
     return None if has_own_truth else True
 
 
+Answer = bool | tuple[str, Any] | None
+"""The answer to a condition, or the value of a setting behind its text, which tells `1` from `True`; None if both paths
+stay open, or if the value is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A pure condition on the input of a template alone, such as the state of a graph."""
 
     test: PureFunction
+    is_setting: bool = False
+    """True for a setting, of which the value is wanted: a constant that depends on the call's configuration alone."""
 
-    def holds(self, value: Any) -> bool | None:
-        """Return whether it holds for this input; None if that cannot be told, as when evaluating it raises."""
+    def answer(self, value: Any) -> Answer:
+        """Return the answer for this input; None if there is none, as when evaluating the condition raises."""
         try:
-            return bool(self.test(**{name: read_path(value, ref.path) for name, ref in self.test.inputs.items()}))
+            result = self.test(**{name: read_path(value, ref.path) for name, ref in self.test.inputs.items()})
+            if not self.is_setting:
+                return bool(result)
         except Exception:
             return None
+        text = repr(result) if is_constant(result) else ""
+        return (text, result) if 0 < len(text) <= _MAX_SETTING_LENGTH else None
 
 
-Decide = Callable[[Condition], bool | None]
-"""Decides a condition by the input that is there; None leaves it open."""
+Decide = Callable[[Condition], Answer]
+"""Answers a condition by the input that is there."""
 
 
 def decide_on_input(test: Symbol, decide: Decide | None) -> bool | None:
     """Return what `decide` says to a condition; None if the condition depends on more than the input."""
-    if isinstance(test, Ref):
-        name = f"{NAME_PREFIX}v"
-        test = Expression(ast.Name(name, ast.Load()), {name: test})
-    if decide is None or not isinstance(test, Expression) or not test.refs:
+    expression = _on_input(test)
+    if decide is None or expression is None:
         return None
-    if any(ref.producer != INPUT for ref in test.refs.values()):
-        return None
-    truth = Expression(ast.Call(ast.Name("bool", ast.Load()), [test.code], []), test.refs, test.objects)
+    truth = Expression(
+        ast.Call(ast.Name("bool", ast.Load()), [expression.code], []), expression.refs, expression.objects
+    )
     try:
-        return decide(Condition(compile_pure(truth)))
+        answer = decide(Condition(compile_pure(truth)))
     except NotUnderstood:
         return None
+    return answer if isinstance(answer, bool) else None
+
+
+def read_setting(symbol: Symbol, decide: Decide | None) -> Symbol:
+    """Return the value of a setting in the calls that are planned; any other symbol as it is."""
+    expression = _on_input(symbol)
+    if decide is None or expression is None:
+        return symbol
+    if not all(ref.path and ref.path[0] in (CONFIG, CONTEXT) for ref in expression.refs.values()):
+        return symbol
+    try:
+        answer = decide(Condition(compile_pure(expression), is_setting=True))
+    except NotUnderstood:
+        return symbol
+    return KnownValue(answer[1]) if isinstance(answer, tuple) else symbol
+
+
+def _on_input(symbol: Symbol) -> Expression | None:
+    """Return the expression of a symbol that depends on the input of the template alone; None for any other."""
+    if isinstance(symbol, Ref):
+        name = f"{NAME_PREFIX}v"
+        symbol = Expression(ast.Name(name, ast.Load()), {name: symbol})
+    if not isinstance(symbol, Expression) or not symbol.refs:
+        return None
+    return symbol if all(ref.producer == INPUT for ref in symbol.refs.values()) else None

@@ -1,7 +1,7 @@
-"""Plans of a node, one for each path of conditions on the state.
+"""Plans of a node, one for each path of conditions on the state, and of settings in the call's configuration.
 
-A plan is made for the answers to the conditions that were evaluated while it was made, in their order. Another state
-has the same plan as long as its answers are the same.
+A plan is made for the answers to the conditions that were evaluated while it was made, in their order. Another state,
+or another configuration, has the same plan as long as its answers are the same.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from teola_plugin.tracer.functions.pure_expressions import Condition, Decide
+from teola_plugin.tracer.functions.pure_expressions import Answer, Condition, Decide
 
 T = TypeVar("T")
-Answer = bool | None
-"""The answer to a condition; None if both paths stay open."""
 Make = Callable[[Decide | None], T]
 """Makes a plan; without `Decide`, both paths of each condition stay open."""
 MAX_PLANS = 16
@@ -43,11 +41,11 @@ class PlanTree(Generic[T]):
 
     def plan(self, value: Any) -> T | None:
         """Return the plan for a template's input; make it if there is none yet. Raise what `make` raises."""
-        leaf = self._find_leaf(lambda condition: condition.holds(value))
+        leaf = self._find_leaf(lambda condition: condition.answer(value))
         if leaf is not None:
             return leaf.plan
         if self._count < MAX_PLANS:
-            return self._make_plan(lambda condition, _: condition.holds(value))[0]
+            return self._make_plan(lambda condition, _: condition.answer(value))[0]
         if self._undecided_plan is None:
             self._undecided_plan = self._make(None)
         return self._undecided_plan
@@ -57,7 +55,7 @@ class PlanTree(Generic[T]):
 
         The second result is True if `plan` would return another one.
         """
-        leaf = self._find_leaf(lambda condition: condition.holds(value))
+        leaf = self._find_leaf(lambda condition: condition.answer(value))
         if leaf is not None:
             return leaf.plan, False
         if self._count >= MAX_PLANS and self._undecided_plan is not None:
@@ -65,10 +63,11 @@ class PlanTree(Generic[T]):
         undecided_leaf = self._find_leaf(lambda condition: None)
         return (undecided_leaf.plan if undecided_leaf is not None else self._undecided_plan), True
 
-    def prepare(self) -> None:
+    def prepare(self, settings: Any = None) -> None:
         """Make the plan in which nothing is decided, and some of the others, so that no query has to wait for them.
 
-        Raise what `make` raises.
+        `settings`: an input with the configuration that calls have unless they are given another one. Raise what `make`
+        raises.
         """
         if self._root is None:
             self.plan(None)
@@ -77,11 +76,18 @@ class PlanTree(Generic[T]):
         while pending and self._count <= MAX_PREPARED_PLANS:
             fixed_answers = pending.pop(0)
 
-            def answer(_: Condition, number: int, fixed: Sequence[Answer] = fixed_answers) -> Answer:
-                return fixed[number] if number < len(fixed) else True
+            def answer(condition: Condition, number: int, fixed: Sequence[Answer] = fixed_answers) -> Answer:
+                if number < len(fixed):
+                    return fixed[number]
+                return condition.answer(settings) if condition.is_setting else True
 
-            _, answers = self._make_plan(answer)
-            pending += [(*answers[:number], False) for number in range(len(fixed_answers), len(answers))]
+            _, path = self._make_plan(answer)
+            answers = [answer for _, answer in path]
+            pending += [
+                (*answers[:number], False)
+                for number, (condition, _) in enumerate(path)
+                if number >= len(fixed_answers) and not condition.is_setting
+            ]
 
     @property
     def is_empty(self) -> bool:
@@ -95,7 +101,7 @@ class PlanTree(Generic[T]):
             node = node.subtrees.get(answer(node.condition))
         return node
 
-    def _make_plan(self, answer: Callable[[Condition, int], Answer]) -> tuple[T, list[Answer]]:
+    def _make_plan(self, answer: Callable[[Condition, int], Answer]) -> tuple[T, list[tuple[Condition, Answer]]]:
         """Make a plan. `answer` gets each condition and its number. Return the plan and the answers that led to it."""
         path: list[tuple[Condition, Answer]] = []
 
@@ -106,7 +112,7 @@ class PlanTree(Generic[T]):
         plan = self._make(decide)
         self._count += 1
         self._insert(path, plan)
-        return plan, [answer for _, answer in path]
+        return plan, path
 
     def _insert(self, path: Sequence[tuple[Condition, Answer]], plan: T) -> None:
         """Add a plan to the tree, in one assignment, because other threads read the tree meanwhile."""

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable
 from langgraph.constants import END, START
 
 from teola_plugin.graph import INPUT, Component, Ref, Role
-from teola_plugin.shims.langgraph import functions_of
+from teola_plugin.shims.langgraph import functions_of, injected_arguments
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
@@ -39,6 +39,7 @@ from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
+from teola_plugin.tracer.langgraph.settings import NODE_CONFIG, NODE_RUNTIME, find_setting
 from teola_plugin.tracer.langgraph.shape import (
     ROOT,
     Branch,
@@ -77,7 +78,9 @@ def lookahead(
     find_leaves: FindLeaves | None = None,
     is_async: bool = False,
 ) -> TraceResult:
-    """Return the template of what comes from this node on. Its input: `{"state": {channel: value}, "argument": ...}`.
+    """Return the template of what comes from this node on.
+
+    Its input: `{"state": {channel: value}, "argument": ..., "config": ..., "context": ...}`; see `settings_of`.
 
     `pushed`: the node was started by a `Send`, with an argument of its own. `decide` is asked for conditions on the
     input; without it, or if it returns None, both paths stay open. `find_leaves` finds the models and retrievers of the
@@ -124,15 +127,18 @@ def lower_node(
     *,
     is_async: bool = False,
     depth: int = 0,
+    has_settings: bool = True,
 ) -> LoweredNode:
     """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out.
 
     `is_async`: the graph runs on a loop, and the async function of a node that has both. `depth`: the number of graphs
-    around the graph of the node.
+    around the graph of the node. `has_settings`: the input of the template has the node's settings.
     """
     functions = functions_of(bound)
     if functions is None:
-        if (lowered := _lower_graph(draft, bound, argument, name, find_leaves, is_async, depth)) is not None:
+        if (
+            lowered := _lower_graph(draft, bound, argument, name, find_leaves, is_async, depth, has_settings)
+        ) is not None:
             return lowered
         location = f"graph.{name}"
         find_leaf = None if find_leaves is None else find_leaves(bound, name, {}, None)
@@ -160,14 +166,17 @@ def lower_node(
             interpreter.add_user_code()
         return UNKNOWN_VALUE if lowered.updates is None else Fields(lowered.updates)
 
+    settings = {"config": NODE_CONFIG, "runtime": NODE_RUNTIME} if has_settings else {}
+    injected = {key: settings.get(key, UNKNOWN_VALUE) for key in injected_arguments(bound)}
     summary = summarize_function(
         func,
-        {parameter: argument},
+        {**injected, parameter: argument},
         draft,
         name,
         state=parameter,
         decide=decide,
         find_leaves=find_leaves,
+        find_method=find_setting if has_settings else None,
         lower_graph=lower_graph,
     )
     tasks = summary.value
@@ -186,7 +195,14 @@ def lower_node(
 
 
 def _lower_graph(
-    draft: Draft, graph: Any, argument: Symbol, name: str, find_leaves: FindLeaves | None, is_async: bool, depth: int
+    draft: Draft,
+    graph: Any,
+    argument: Symbol,
+    name: str,
+    find_leaves: FindLeaves | None,
+    is_async: bool,
+    depth: int,
+    has_settings: bool = False,
 ) -> LoweredNode | None:
     """Add to the draft what a graph that code or a node calls is certain to ask for. Its updates are what it returns.
 
@@ -203,7 +219,16 @@ def _lower_graph(
         update = read_key(graph_input, KnownValue(channel)) if is_given else None
         values[channel] = initial if update is None else updated_value(rule, initial, update)
     tracer = _LookaheadTracer(
-        shape, back_edges(shape), accompanied_nodes(shape), None, find_leaves, is_async, draft.names, name, depth + 1
+        shape,
+        back_edges(shape),
+        accompanied_nodes(shape),
+        None,
+        find_leaves,
+        is_async,
+        draft.names,
+        name,
+        depth + 1,
+        has_settings,
     )
     draft.nodes.append(TraceNode(f"graph.{name}", type(graph).__name__, "lowered", reason=CALLED_GRAPH))
     end = tracer.trace_inside(draft, _SymbolicState(values))
@@ -284,6 +309,8 @@ class _LookaheadTracer:
     """The beginning of components' names; empty for those of the graph that runs."""
     depth: int = 0
     """The number of graphs around this one. Of a graph inside another, only certain calls are added."""
+    has_settings: bool = True
+    """True if the graph's settings are those in the template's input."""
     heads: Names = ()
     """The first components that are certain."""
     tails: Names = ()
@@ -364,7 +391,15 @@ class _LookaheadTracer:
         """Add a node that is certain to run, or may be chosen: in a graph inside another, the former alone."""
         name = f"{self.prefix}.{name}" if self.prefix else name
         lowered = lower_node(
-            draft, bound, argument, name, self.decide, self.find_leaves, is_async=self.is_async, depth=self.depth
+            draft,
+            bound,
+            argument,
+            name,
+            self.decide,
+            self.find_leaves,
+            is_async=self.is_async,
+            depth=self.depth,
+            has_settings=self.has_settings,
         )
         self.heads, self.tails = self.heads or lowered.span.heads, lowered.span.tails or self.tails
         self.mutations.update(lowered.mutations)
@@ -462,7 +497,13 @@ class _LookaheadTracer:
         body = draft.body()
         argument = send.instance.fields.get("arg", UNKNOWN_VALUE)
         lowered = lower_node(
-            body, node.bound, argument, node.name, find_leaves=self.find_leaves, is_async=self.is_async
+            body,
+            node.bound,
+            argument,
+            node.name,
+            find_leaves=self.find_leaves,
+            is_async=self.is_async,
+            has_settings=False,
         )
         updates = lowered.updates or {}
         appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}

@@ -512,3 +512,36 @@ def test_is_structured_output_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shims.is_structured_output_parser(parser.func)
     monkeypatch.setattr(base._oai_structured_outputs_parser, "__qualname__", "of_another_release")
     assert not shims.is_structured_output_parser(parser)
+
+
+# ------------------------------------------------------------ models that a config chooses
+
+
+def configurable_model(**options: Any) -> Any:
+    from langchain.chat_models import init_chat_model
+
+    return init_chat_model(model_provider="openai", api_key="k", configurable_fields=("model",), **options)
+
+
+def test_setting_names() -> None:
+    from langchain.chat_models import init_chat_model
+
+    model = configurable_model(config_prefix="my")
+    assert shims.setting_names(model) == ("my_model",)
+    assert shims.setting_names(PromptTemplate.from_template("{a}") | model.with_retry()) == ("my_model",)
+    assert shims.setting_names(init_chat_model(configurable_fields="any")) is None
+    assert shims.setting_names(FakeListChatModel(responses=["a"])) == ()
+
+
+def test_configured() -> None:
+    model = configurable_model(config_prefix="my")
+    prompt = PromptTemplate.from_template("{a}")
+    chain = shims.configured(prompt | model.with_retry(), {"my_model": "echo"}, lambda model, provider: True)
+    assert chain.first is prompt
+    assert chain.last.bound.model_name == "echo"
+    inner = model.with_retry().with_config(configurable={"my_model": "inner"})
+    assert shims.configured(inner, {"my_model": "echo"}, lambda model, provider: True).bound.bound.model_name == "inner"
+    unchanged = FakeListChatModel(responses=["a"])
+    assert shims.configured(unchanged, {}, lambda model, provider: True) is unchanged
+    with pytest.raises(ValueError, match="may open a connection"):
+        shims.configured(model, {"my_model": "echo"}, lambda model, provider: model != "echo")

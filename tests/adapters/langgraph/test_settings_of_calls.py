@@ -1,0 +1,350 @@
+"""Models that the config or the context of a graph's call chooses: later calls with the same settings are sooner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import pytest
+from langchain.chat_models import init_chat_model
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from langchain_openai import ChatOpenAI
+from langgraph.config import get_config
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime, get_runtime
+from pydantic import BaseModel
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.pool import EnginePool
+
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+LATENCY_S = 0.05
+
+
+class State(TypedDict, total=False):
+    """The state of the graphs."""
+
+    topic: str
+    items: list[str]
+    first: str
+    second: str
+    notes: list[str]
+
+
+class DictContext(TypedDict, total=False):
+    """A context that is a dictionary."""
+
+    model: str
+    url: str
+
+
+@dataclass
+class Context:
+    """A context with attributes."""
+
+    url: str
+    model: str = MODEL
+
+
+class PydanticContext(BaseModel):
+    """A context with attributes, of pydantic."""
+
+    url: str
+    model: str = MODEL
+
+
+INPUT: State = {"topic": "oats", "items": ["a", "b", "c"]}
+Settings = dict[str, Any]
+Build = Callable[[], Any]
+
+
+def compiled(*nodes: Any, context: Any = None) -> Any:
+    """Compile a graph of these functions, one after the other."""
+    builder = StateGraph(State, context_schema=context)
+    previous = START
+    for node in nodes:
+        builder.add_node(node.__name__, node)
+        builder.add_edge(previous, node.__name__)
+        previous = node.__name__
+    builder.add_edge(previous, END)
+    return builder.compile()
+
+
+def load_chat_model(name: str, url: str, key: str = "k") -> Any:
+    provider, model = name.split("/", maxsplit=1)
+    return init_chat_model(model, model_provider=provider, base_url=url, api_key=key)
+
+
+# ------------------------------------------------------------ graphs
+
+
+def key_of_the_config() -> Any:
+    def first(state: State, config: RunnableConfig) -> State:
+        model = load_chat_model(config["configurable"]["model"], config["configurable"]["url"])
+        return {"first": model.invoke(f"first {state['topic']}").text}
+
+    def second(state: State, config: RunnableConfig) -> State:
+        configurable = config.get("configurable", {})
+        model = load_chat_model(configurable.get("model", "none/none"), configurable.get("url"))
+        return {"second": model.invoke(f"second {state['topic']}", config).text}
+
+    return compiled(first, second)
+
+
+def loop_over_items() -> Any:
+    def take_notes(state: State, config: RunnableConfig) -> State:
+        configurable = ensure_config(config)["configurable"]
+        model = ChatOpenAI(model=MODEL, base_url=configurable["url"], api_key="k")
+        return {"notes": [model.invoke(f"note {item}", config).text for item in state["items"]]}
+
+    return compiled(take_notes)
+
+
+def config_of_the_running_node() -> Any:
+    def first(state: State) -> State:
+        model = load_chat_model(get_config()["configurable"]["model"], get_config()["configurable"]["url"])
+        return {"first": model.invoke(f"first {state['topic']}").text}
+
+    def second(state: State) -> State:
+        configurable = ensure_config()["configurable"]
+        model = load_chat_model(configurable["model"], configurable["url"])
+        return {"second": model.invoke(f"second {state['topic']}").text}
+
+    return compiled(first, second)
+
+
+def context_with_attributes(schema: Any = Context) -> Any:
+    def first(state: State, runtime: Runtime[Context]) -> State:
+        model = load_chat_model(f"openai/{runtime.context.model}", runtime.context.url)
+        return {"first": model.invoke(f"first {state['topic']}").text}
+
+    def second(state: State) -> State:
+        context = get_runtime(Context).context
+        model = ChatOpenAI(model=context.model, base_url=context.url, api_key="k")  # type: ignore[arg-type]
+        return {"second": model.invoke(f"second {state['topic']}").text}
+
+    return compiled(first, second, context=schema)
+
+
+def dictionary_as_context() -> Any:
+    def take_notes(state: State, runtime: Runtime[DictContext]) -> State:
+        model = load_chat_model(f"openai/{runtime.context['model']}", runtime.context["url"])
+        return {"notes": [model.invoke(f"note {item}").text for item in state["items"]]}
+
+    return compiled(take_notes, context=DictContext)
+
+
+class Note(BaseModel):
+    """A note."""
+
+    text: str
+
+
+def configurable_model() -> Any:
+    chosen = init_chat_model(configurable_fields=("model", "model_provider", "base_url", "api_key"))
+
+    def first(state: State, config: RunnableConfig) -> State:
+        configurable = config["configurable"]
+        settings = {"model": MODEL, "model_provider": "openai", "base_url": configurable["url"], "api_key": "k"}
+        structured = chosen.with_structured_output(Note).with_retry(stop_after_attempt=2).with_config(settings)
+        return {"first": structured.invoke(f"json {state['topic']}").text}  # type: ignore[union-attr]
+
+    def second(state: State, config: RunnableConfig) -> State:
+        settings = {"model_provider": "openai", "base_url": config["configurable"]["url"], "api_key": "k"}
+        model = chosen.with_config({"configurable": settings})
+        return {"notes": [model.invoke(f"note {item}").text for item in state["items"]]}
+
+    return compiled(first, second)
+
+
+def model_of_the_ambient_config() -> Any:
+    names, options = ("model", "base_url"), {"model_provider": "openai", "api_key": "k"}
+    chosen = init_chat_model("none", configurable_fields=names, config_prefix="my", **options)
+
+    def first(state: State) -> State:
+        return {"first": chosen.invoke(f"first {state['topic']}").text}
+
+    def second(state: State, config: RunnableConfig) -> State:
+        return {"notes": [chosen.invoke(f"note {item}", config).text for item in state["items"]]}
+
+    return compiled(first, second)
+
+
+def configurable_of(url: str) -> Settings:
+    settings = {"model": f"openai/{MODEL}", "url": url, "thread_id": "1"}
+    return {"config": {"configurable": settings}}
+
+
+BUILDS: dict[str, tuple[Build, Callable[[str], Settings]]] = {
+    "key of the config": (key_of_the_config, configurable_of),
+    "loop over items": (loop_over_items, configurable_of),
+    "config of the running node": (config_of_the_running_node, configurable_of),
+    "dataclass as context": (context_with_attributes, lambda url: {"context": Context(url)}),
+    "pydantic model as context": (
+        lambda: context_with_attributes(PydanticContext),
+        lambda url: {"context": PydanticContext(url=url)},
+    ),
+    "dictionary as context": (dictionary_as_context, lambda url: {"context": {"model": MODEL, "url": url}}),
+    "configurable model": (
+        configurable_model,
+        lambda url: {"config": {"configurable": {"model": MODEL, "url": url}}},
+    ),
+    "model of the ambient config": (
+        model_of_the_ambient_config,
+        lambda url: {"config": {"configurable": {"my_model": MODEL, "my_base_url": url}}},
+    ),
+}
+
+# ------------------------------------------------------------ calls
+
+
+class Answers:
+    """The answers of a provider with a latency, which notes how many requests it answers at the same time."""
+
+    def __init__(self) -> None:
+        self.running = self.most_at_once = 0
+
+    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        time.sleep(LATENCY_S)
+        self.running -= 1
+        prompt = str(body["messages"][-1]["content"])
+        return {"content": '{"text": "a note"}' if prompt.startswith("json") else f"answer to {prompt}"}
+
+
+answers = Answers()
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    with openai_stub(answers) as server:
+        yield server
+
+
+def requests_of(stub: Stub, graph: Any, way: str, settings: Settings) -> tuple[Any, list[str], int]:
+    """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
+    stub.asked.clear()
+    answers.most_at_once = 0
+    result = called(graph, way, settings)
+    time.sleep(0.03)
+    return result, sorted(map(str, stub.generations)), answers.most_at_once
+
+
+def called(graph: Any, way: str, settings: Settings) -> Any:
+    if way == "invoke":
+        return graph.invoke(INPUT, **settings)
+    if way == "ainvoke":
+        return asyncio.run(graph.ainvoke(INPUT, **settings))
+    return [
+        (type(message).__name__, message.content)
+        for message, _ in graph.stream(INPUT, stream_mode="messages", **settings)
+    ]
+
+
+def comes_to_gain(stub: Stub, graph: Any, way: str, settings: Settings, expected: tuple[Any, list[str], int]) -> bool:
+    """Return True once calls of the graph run at the same time: its plans for these settings are made.
+
+    All calls until then give what the original gives.
+    """
+    for _ in range(20):
+        result = requests_of(stub, graph, way, settings)
+        assert result[:2] == expected[:2]
+        if result[2] > 1:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "messages"])
+@pytest.mark.parametrize("name", BUILDS)
+def test_calls_of_a_model_that_settings_choose_are_prefetched(stub: Stub, name: str, way: str) -> None:
+    build, settings_for = BUILDS[name]
+    settings = settings_for(stub.base_url)
+    expected = requests_of(stub, build(), way, settings)
+    assert expected[2] == 1
+
+    assert comes_to_gain(stub, accelerate(build()), way, settings, expected)
+
+
+def test_each_call_has_the_model_of_its_own_settings(stub: Stub) -> None:
+    graph, plain = accelerate(key_of_the_config()), key_of_the_config()
+    models = [f"openai/model-{number}" for number in range(20)]
+
+    for name in [*models, *models]:
+        settings = {"config": {"configurable": {"model": name, "url": stub.base_url}}}
+        expected = requests_of(stub, plain, "invoke", settings)
+        assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
+
+
+def test_requests_have_the_key_of_their_own_call(stub: Stub) -> None:
+    def first(state: State, config: RunnableConfig) -> State:
+        configurable = config["configurable"]
+        return {"first": load_chat_model(f"openai/{MODEL}", configurable["url"], configurable["key"]).invoke("a").text}
+
+    def second(state: State, config: RunnableConfig) -> State:
+        configurable = config["configurable"]
+        return {"second": load_chat_model(f"openai/{MODEL}", configurable["url"], configurable["key"]).invoke("b").text}
+
+    graph = accelerate(compiled(first, second))
+
+    for key in ("one", "two", "one", "two"):
+        stub.headers.clear()
+        settings = {"config": {"configurable": {"key": key, "url": stub.base_url}}}
+        requests_of(stub, graph, "invoke", settings)
+        assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {key}"] * 2
+
+
+def test_settings_that_a_graph_was_compiled_with_gain_from_the_first_call_on(stub: Stub) -> None:
+    config: Any = {"configurable": {"model": f"openai/{MODEL}", "url": stub.base_url}}
+    graph = key_of_the_config().with_config(config)
+    expected = requests_of(stub, graph, "invoke", {})
+
+    assert any(requests_of(stub, accelerate(graph), "invoke", {})[2] > 1 for _ in range(5))
+    assert requests_of(stub, accelerate(graph), "invoke", {})[:2] == expected[:2]
+
+
+def test_graph_that_is_a_node_has_the_settings_of_the_graph_around_it(stub: Stub) -> None:
+    def build() -> Any:
+        builder = StateGraph(State)
+        builder.add_node("inner", key_of_the_config())
+        builder.add_edge(START, "inner")
+        return builder.compile()
+
+    settings = configurable_of(stub.base_url)
+    expected = requests_of(stub, build(), "invoke", settings)
+
+    assert comes_to_gain(stub, accelerate(build()), "invoke", settings, expected)
+
+
+def test_default_of_an_argument_that_langgraph_gives_is_not_believed(stub: Stub) -> None:
+    def build() -> Any:
+        model = ChatOpenAI(model=MODEL, base_url=stub.base_url, api_key="k")  # type: ignore[arg-type]
+
+        def note(state: State, config: Any = None) -> State:
+            return {"notes": [model.invoke(f"{'no' if config is None else 'a'} config, {i}").text for i in "ab"]}
+
+        note.__annotations__.clear()
+        return compiled(note)
+
+    expected = requests_of(stub, build(), "invoke", {})
+
+    assert requests_of(stub, accelerate(build()), "invoke", {})[:2] == expected[:2]
+
+
+def test_plans_of_settings_are_forgotten_with_their_tenant(stub: Stub) -> None:
+    settings = configurable_of(stub.base_url)
+    expected = requests_of(stub, key_of_the_config(), "invoke", settings)
+    with EnginePool.local(llm=FakeLLM()) as pool:
+        graph = accelerate(key_of_the_config(), pool=pool)
+        assert comes_to_gain(stub, graph, "invoke", settings, expected)
+
+        pool.forget("default")
+
+        assert requests_of(stub, graph, "invoke", settings)[2] == 1
+        assert comes_to_gain(stub, graph, "invoke", settings, expected)
