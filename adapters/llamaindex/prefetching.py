@@ -35,7 +35,7 @@ from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Component, Query, Ref, WorkflowTemplate
 from teola_plugin.passes import Optimised
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early, limit_of
-from teola_plugin.runtime.claims import Caller
+from teola_plugin.runtime.claims import Caller, PlannerGraph
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_call import Parked
@@ -269,14 +269,23 @@ def _pruned(component: Component, sites: frozenset[str], *, needs_output: bool) 
 class QueryPrefetcher:
     """The prefetched calls of one query, made on threads, and on the loop for async methods. Close it at the end."""
 
-    def __init__(self, plan: PrefetchPlan, input: Any, report_to: QueryRun | None) -> None:
-        """`input`: the query's input for the graph. `report_to`: the query whose trace contains the calls."""
+    def __init__(
+        self, plan: PrefetchPlan, input: Any, report_to: QueryRun | None, earlier: QueryPrefetcher | None = None
+    ) -> None:
+        """`input`: the query's input for the graph. `report_to`: the query whose trace contains the calls. `earlier`:
+        prefetched calls that the same original takes; those that both plans ask for are made once."""
         self._plan = plan
-        limits = {id(site.target): (site.limit,) if site.limit else () for site in plan.sites.values()}
-        self._table = ProviderCallTable(lambda target: limits.get(id(target), ()))
+        self._limits: dict[int, tuple[ConcurrencyLimit, ...]] = {} if earlier is None else earlier._limits
+        """Limits of the objects whose calls the original may claim, by the objects' ids."""
+        self._limits |= {id(site.target): (site.limit,) if site.limit else () for site in plan.sites.values()}
+        if earlier is None:
+            limits = self._limits
+            self._table = ProviderCallTable(lambda target: limits.get(id(target), ()))
+            self._original = CallScope(self._table, Caller.ORIGINAL, result_for_graph), limits.keys()
+        else:
+            self._table, self._original = earlier._table, earlier._original
         if report_to is not None:
             self._table.begin(report_to)
-        self._original = CallScope(self._table, Caller.ORIGINAL, result_for_graph), limits.keys()
         self._context = copy_context()
         self._context.run(inside_early.set, True)
         self._lock = threading.Lock()
@@ -294,6 +303,7 @@ class QueryPrefetcher:
         query = Query({"input": input})
         prefetchers[query.id] = self
         self._query_id = query.id
+        self._graph = PlannerGraph(query.id, query.id, lookahead=True, since=self._table.original_calls)
         live_scopes.add(id(self))
         try:
             self._run = submit(pool, query, plan.optimised(input), plan.traced.calls)
@@ -333,9 +343,8 @@ class QueryPrefetcher:
             )
         live_scopes.discard(id(self))
         prefetchers.pop(self._query_id, None)
-        self._table.close()
         for _, scope in scopes:
-            scope.is_dropped = True
+            scope.drop()
         for _, _, result in waiting:
             _end(result, Outcome(error=NotUnderstood("the query is over")))
         run = getattr(self, "_run", None)
@@ -349,7 +358,9 @@ class QueryPrefetcher:
         result: Future[Outcome] = Future()
         site = self._plan.sites[key]
         # A class that takes one call at a time may not bear other threads: then the original's own call tells.
-        scope = CallScope(self._table, Caller.PLANNER, result_for_graph, shares_errors=site.limit is None)
+        scope = CallScope(
+            self._table, Caller.PLANNER, result_for_graph, graph=self._graph, shares_errors=site.limit is None
+        )
         try:
             args, kwargs = _copied_arguments(input)
         except NotCopied as error:

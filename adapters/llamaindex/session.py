@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
@@ -101,6 +101,18 @@ class JoinedRun:
 Run = QueryRun | PartRun | JoinedRun
 
 
+class Prefetching(Protocol):
+    """Prefetched calls of the user's own models, for one call of the original."""
+
+    def in_force(self) -> AbstractContextManager[None]:
+        """Let the original's calls in the body claim prefetched results. An exception ends the prefetching."""
+        ...
+
+    def close(self) -> None:
+        """End the prefetching with the call."""
+        ...
+
+
 class StartedCall(NamedTuple):
     """A call with its live query and the object that answers it; without a query, the original with its terms."""
 
@@ -110,7 +122,7 @@ class StartedCall(NamedTuple):
     terms: Terms | None
     """The terms of the original's requests where there is no query; None for the terms around the call."""
     deadline: Deadline | None
-    prefetcher: QueryPrefetcher | None = None
+    prefetcher: Prefetching | None = None
     """Prefetches calls of the user's own models: without a pool, or where the pool's graph starts nothing."""
     rules: RoutingRules | None = None
     """Which engines do the work of which models, also for answers that are read later."""
@@ -131,13 +143,13 @@ class StartedCall(NamedTuple):
             self.prefetcher.close()
 
     def failing(self) -> AbstractContextManager[None]:
-        return self._in_both(QueryPrefetcher.in_force, failing)
+        return self._in_both(lambda prefetcher: prefetcher.in_force(), failing)
 
     def ending(self) -> AbstractContextManager[Any]:
         return self._in_both(closing, ending)
 
     def _in_both(
-        self, enter_prefetcher: Callable[[QueryPrefetcher], Any], enter_run: Callable[[Run], Any]
+        self, enter_prefetcher: Callable[[Prefetching], Any], enter_run: Callable[[Run], Any]
     ) -> AbstractContextManager[Any]:
         stack = ExitStack()
         if self.run is not None:

@@ -239,6 +239,8 @@ class SharedContext:
     """Names of objects in expressions, by the object's id; the object is kept, so that its id stays its own."""
     helpers: set[str] = field(default_factory=set)
     """Components that compute values for others, and are of no use by themselves."""
+    sets_attributes: bool = False
+    """True once an attribute of an existing object was assigned."""
 
 
 @dataclass(slots=True)

@@ -57,6 +57,11 @@ class Mutations:
             return base_changed or any(map(self.has_inside, symbol.items.values()))
         return isinstance(symbol, Expression) and any(map(self.has, symbol.refs.values()))
 
+    @property
+    def change_objects(self) -> bool:
+        """True if a list, a dictionary or a set that exists already was changed, or may have been."""
+        return any(type(one) in _MUTABLE_TYPES for one in self.objects.values())
+
     def copy(self) -> Mutations:
         """Return a copy, to which more can be added."""
         return Mutations(set(self.refs), dict(self.objects))

@@ -110,6 +110,7 @@ def _assign(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -
         interpreter.mutations.add(owner)
         if isinstance(owner, KnownValue):
             interpreter.attribute_values[id(owner.value), target.attr] = value
+            interpreter.shared.sets_attributes = True
         else:
             interpreter.frame.names |= dict.fromkeys(root_name(target), UNKNOWN_VALUE)
 

@@ -72,6 +72,8 @@ class FunctionSummary:
     """The first and the last of its components in the draft."""
     mutations: Mutations = field(default_factory=Mutations)
     """The values that it changes in place."""
+    changes_objects: bool = False
+    """True if it changes lists or the like that exist already, or assigns attributes of existing objects."""
 
     @property
     def uses_engines(self) -> bool:
@@ -185,6 +187,7 @@ def _conclude(interpreter: FunctionInterpreter, block_exit: BlockExit, draft: Dr
         interpreter.runs_user_code,
         span,
         interpreter.mutations,
+        interpreter.shared.sets_attributes or interpreter.mutations.change_objects,
     )
 
 

@@ -1,15 +1,17 @@
-"""Reads the source of a workflow's step: which calls of models and retrievers of the user's own it is certain to make.
+"""Reads the source of a workflow's steps: which calls of models and retrievers of the user's own are certain.
 
 The function is read by `tracer.functions`, with the rules of LlamaIndex's objects that are given here. The input of the
-template has the values of the step's event and, by key, those that the context's store has when the step begins.
+template has the values of the first step's event and, by key, those that the context's store has when that begins.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import NoneType
+from typing import Any, cast, get_args, get_origin
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -17,23 +19,36 @@ from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, Me
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
-from llama_index.core.workflow import Event
+from llama_index.core.workflow import Event, StartEvent, StopEvent
 
 from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop
 from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
+from teola_plugin.shims.llamaindex.workflows import WorkflowStep
 from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult
-from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, Instance, KnownValue, Symbol, summarize_function
+from teola_plugin.tracer.functions import (
+    UNKNOWN_VALUE,
+    Fields,
+    Instance,
+    KnownValue,
+    Symbol,
+    materialize,
+    summarize_function,
+)
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
-from teola_plugin.tracer.functions.symbols import AwaitableValue, known_value
+from teola_plugin.tracer.functions.mutations import Mutations
+from teola_plugin.tracer.functions.operations import is_text
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
+from teola_plugin.tracer.functions.symbols import AwaitableValue, known_value, move_to_draft, producers
 from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import Guard, Lowering, SymbolicQuery
 from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
+from teola_plugin.tracer.source import source_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
 EVENT, STORE = "event", "store"
@@ -42,6 +57,14 @@ PERMISSION = Effect("permission")
 """Read by calls of models: user code, which may touch anything, grants it by not raising."""
 Rule = Callable[[FunctionInterpreter, Arguments], Symbol]
 _HARMLESS_METHODS = ("write_event_to_stream", "send_event", "collect_events")
+_HARMLESS_ATTRIBUTES = frozenset(("store", "write_event_to_stream", "wait_for_event", "get", "set"))
+"""Attributes of a context that send no event to a step."""
+_PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
+_VALIDATORS = ("validators", "field_validators", "root_validators", "model_validators")
+_ARGUMENTS = "**"
+"""Key of the arguments of an event that a step makes, which are not its fields before they are validated."""
+MAX_STEPS = 24
+"""Length of the longest path of steps, one after the other, that is traced."""
 _OTHER_CALLS = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS, "predict", "apredict", "stream"))
 
 
@@ -57,32 +80,127 @@ class _ContextStandIn:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedStep:
-    """The template of a step, and what it depends on."""
+class TracedSteps:
+    """The template of a step and of those that certainly come next, and what it depends on."""
 
+    path: tuple[str, ...]
+    """Names of the steps, in their order."""
     traced: TraceResult
     guards: tuple[Guard, ...]
     data: DataGuards
     """The data of globals, closures and attributes."""
     store_keys: tuple[str, ...]
-    """What it reads of the context's store."""
+    """What it reads of the context's store as it is when the first step begins."""
 
 
-def trace_step(function: Any, event_name: str, context_name: str, own_models: OwnModels) -> TracedStep:
+def trace_steps(
+    steps: Mapping[str, WorkflowStep], name: str, own_models: OwnModels, *, looks_ahead: bool
+) -> TracedSteps:
     """Return the template of a step. Runs none of its code.
 
-    `function`: bound to its workflow. `event_name`, `context_name`: its parameters; the latter may be empty.
+    `looks_ahead`: nothing else is under way when it begins, so the steps belong to the template that certainly come
+    after it: as long as one step alone accepts the event that the step before it is sure to return.
     """
     reader, data, draft = _StepReader(own_models), DataGuards(), Draft()
-    arguments: dict[str, Symbol] = {event_name: Fields(base=Ref(INPUT).at(EVENT), attributes=True)}
-    if context_name:
-        arguments[context_name] = KnownValue(_ContextStandIn())
+    step: WorkflowStep | None = steps[name]
+    event: Symbol = Fields(base=Ref(INPUT).at(EVENT), attributes=True)
+    path: list[str] = []
+    span = EMPTY_SPAN
     with data.recording():
-        summarize_function(function, arguments, draft, function.__name__, find_method=reader.find_method)
+        while step is not None:
+            path.append(step.name)
+            arguments = {step.event_name: event}
+            if step.context_name:
+                arguments[step.context_name] = KnownValue(_ContextStandIn())
+            summary = summarize_function(step.function, arguments, draft, step.name, find_method=reader.find_method)
+            span = draft.in_sequence(span, summary.span)
+            returned, step = summary.value, None
+            is_certain = summary.certain and not (summary.runs_user_code or summary.changes_objects)
+            if looks_ahead and is_certain and not reader.sends_events and isinstance(returned, Instance):
+                reader.forget_changed(summary.mutations, draft)
+                event = _fields_of_event(draft, returned, path[-1], summary.mutations)
+                step = _next_step(steps, returned.kind)
+            if step is not None and (step.name in path or len(path) == MAX_STEPS):
+                step = None
     _drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
-    traced = draft.finish(Ref(last), function.__name__)
-    return TracedStep(traced, tuple(reader.guards), data, tuple(dict.fromkeys(reader.store_keys)))
+    traced = draft.finish(Ref(last), name)
+    return TracedSteps(tuple(path), traced, tuple(reader.guards), data, tuple(dict.fromkeys(reader.store_keys)))
+
+
+def _next_step(steps: Mapping[str, WorkflowStep], kind: type) -> WorkflowStep | None:
+    """Return the step that runs after an event of this class; None if there is none, or another one may run, too."""
+    accepting = [step for step in steps.values() if step.accepts(kind)]
+    is_certain = len(accepting) == 1 and accepting[0].takes_one_event and not issubclass(kind, StopEvent)
+    return accepting[0] if is_certain else None
+
+
+def runs_alone(steps: Mapping[str, WorkflowStep], name: str) -> bool:
+    """Return True if nothing else is under way when a step begins, unless it comes from outside the workflow.
+
+    Steps are the first one of a run, or those of workflows in which every step sends one event, to one step.
+    """
+    first = [step for step in steps.values() if any(issubclass(kind, StartEvent) for kind in step.accepted_events)]
+    if len(first) == 1 and first[0].name == name:
+        return True
+    kinds = [kind for step in steps.values() for kind in step.accepted_events]
+    is_linear = len(set(kinds)) == len(kinds) and not any(step.sends_list for step in steps.values())
+    return is_linear and all(map(_sends_one_event, steps.values()))
+
+
+def _sends_one_event(step: WorkflowStep) -> bool:
+    """Return True if a step sends no event but the one that it returns, as far as its source shows its context."""
+    code = getattr(getattr(step.function, "__func__", step.function), "__code__", None)
+    definition = None if code is None else source_of(code)
+    if definition is None or not step.context_name:
+        return definition is not None
+    parts = list(ast.walk(definition))
+    uses = [one for one in parts if isinstance(one, ast.Name) and one.id == step.context_name]
+    attributes = [one.attr for one in parts if isinstance(one, ast.Attribute) and one.value in uses]
+    return len(uses) == len(attributes) and _HARMLESS_ATTRIBUTES.issuperset(attributes)
+
+
+def _fields_of_event(draft: Draft, event: Instance, name: str, mutations: Mutations) -> Symbol:
+    """Return an event as the step that gets it reads it: with values as the fields of its class validate them."""
+    values, kind = event.fields.get(_ARGUMENTS), cast("type[Event]", event.kind)
+    if not isinstance(values, Fields) or kind.__init__ is not Event.__init__:
+        return UNKNOWN_VALUE
+    if any(getattr(kind.__pydantic_decorators__, name) for name in _VALIDATORS):
+        return UNKNOWN_VALUE
+    fields: dict[str, Symbol] = {}
+    for key, value in values.items.items():
+        if mutations.has_inside(value) or key in kind.__private_attributes__:
+            continue
+        field_info = kind.model_fields.get(key)
+        if field_info is None or field_info.annotation is Any:
+            fields[key] = value
+        elif not field_info.metadata and is_plain_annotation(field_info.annotation):
+            fields[key] = _validated(draft, kind, key, value, name)
+    return Fields(fields, attributes=True)
+
+
+def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> Symbol:
+    """Return a value as it is after it was set as a field of an event."""
+    if kind.model_fields[key].annotation is str and is_text(value) and kind.model_config == Event.model_config:
+        return value
+    ref = materialize(draft, value, f"{name}.{key}")
+    if ref is None:
+        return UNKNOWN_VALUE
+
+    def validated(value: Any) -> Any:
+        event = kind.model_construct()
+        kind.__pydantic_validator__.validate_assignment(event, key, value)
+        return event.__dict__[key]
+
+    return draft.call(draft.name(f"{name}.{key}"), on_loop(validated), (), value=ref)
+
+
+def is_plain_annotation(annotation: Any) -> bool:
+    """Return True for a type of built-in types and the framework's classes: no code of the user's validates it."""
+    inner, origin = get_args(annotation), get_origin(annotation)
+    if inner and getattr(origin, "__module__", "") in ("builtins", "types", "typing"):
+        return all(one is Ellipsis or is_plain_annotation(one) for one in inner)
+    return annotation in _PLAIN_TYPES or (isinstance(annotation, type) and is_framework_code(annotation))
 
 
 def _drop_behind_code(draft: Draft) -> None:
@@ -105,8 +223,19 @@ class _StepReader:
     own_models: OwnModels
     guards: list[Guard] = field(default_factory=list)
     store_keys: list[str] = field(default_factory=list)
+    sends_events: bool = False
+    """True once a step sends events in other ways than by returning one."""
     _written: dict[str, Symbol] = field(default_factory=dict)
-    """What the step has written to the store."""
+    """What the steps have written to the store."""
+
+    def forget_changed(self, mutations: Mutations, draft: Draft) -> None:
+        """Prepare for the next step, after one that has changed values in place and whose components are in `draft`."""
+        changed = [ref.path[1] for ref in mutations.refs if ref.producer == INPUT and ref.path[:1] == (STORE,)]
+        self._written |= {str(key): UNKNOWN_VALUE for key in changed}
+        for key, value in self._written.items():
+            dropped = {one for one in producers(value) if one not in draft.components and not one.startswith("$")}
+            is_lost = mutations.has_inside(value)
+            self._written[key] = UNKNOWN_VALUE if is_lost else move_to_draft(value, dropped, Draft(), draft)
 
     def find_method(self, owner: Symbol, name: str) -> Rule | None:
         """See `FindMethod`."""
@@ -120,6 +249,7 @@ class _StepReader:
         if type(target) is _StoreStandIn and name in ("get", "set"):
             return self._read_store if name == "get" else self._write_store
         if type(target) in (_ContextStandIn, _StoreStandIn):
+            self.sends_events |= name in ("send_event", "collect_events")
             return _ignore if name in _HARMLESS_METHODS else _stop_reading
         if is_instance(target, LLM) and name in _OTHER_CALLS:
             return partial(self._call_llm, target, name)
@@ -148,6 +278,7 @@ class _StepReader:
         if not is_known or type(key) is not str or interpreter.is_body or interpreter.nesting:
             raise OutOfFuel  # nobody knows what later reads return
         self._written[key] = UNKNOWN_VALUE if value is None else value
+        interpreter.shared.helpers -= producers(self._written[key])  # a later step may read them
         return AwaitableValue(KnownValue(None))
 
     # ------------------------------------------------------------ models, retrievers and engines
@@ -226,7 +357,7 @@ def _constructor_of(kind: Any) -> Rule | None:
     if kind is ChatMessage:
         return _make_message
     if is_subclass(kind, Event):
-        return _ignore
+        return partial(_make_event, kind)
     return None
 
 
@@ -237,6 +368,11 @@ def _ignore(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
 def _stop_reading(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
     """Stop where the step may wait for an event, after which it begins anew."""
     raise OutOfFuel
+
+
+def _make_event(kind: type, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    is_known = arguments.complete and not arguments.positional
+    return Instance(kind, {_ARGUMENTS: Fields(arguments.keywords) if is_known else UNKNOWN_VALUE})
 
 
 def _make_message(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ class WorkflowSession(Session):
         prefetch_in_steps()
         plans = StepPlans(self.original, self.terms.threads)
         try:
-            plans.gaining_steps()  # before the first run: it takes a while
+            plans.prefetched_calls()  # before the first run: it takes a while
         except Exception as error:
             log_fallback(error, self.original, "the steps")
             return None
@@ -100,9 +99,9 @@ class WorkflowSession(Session):
 
     def explained(self, entry: str, input: Any = None) -> Explanation:
         with self.routing():
-            steps = [] if self._step_plans is None else self._step_plans.gaining_steps()
+            calls = [] if self._step_plans is None else self._step_plans.prefetched_calls()
             trace = ended_trace(self._last)
-            return explain_workflow(self.original, self.pool, self._accelerate_part, trace, steps)
+            return explain_workflow(self.original, self.pool, self._accelerate_part, trace, calls)
 
     # ------------------------------------------------------------ one run
 
@@ -110,8 +109,9 @@ class WorkflowSession(Session):
         """Return what the original's `run` returns. Its steps and their calls belong to the run's query."""
         with self.routing():
             call = self._begin(RUN, None, is_async=True)
-            in_steps = nullcontext() if self._step_plans is None else self._step_plans.in_force()
-            with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)), in_steps:
+            if self._step_plans is not None:
+                call = call._replace(prefetcher=self._step_plans.start_run())
+            with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
                 handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
 
@@ -234,14 +234,14 @@ def explain_workflow(
     pool: EnginePool | None,
     accelerate: Accelerate,
     trace: QueryTrace | None,
-    steps: Iterable[str] = (),
+    prefetched_calls: Iterable[str] = (),
 ) -> Explanation:
     """Return the explanation of a workflow.
 
-    `accelerate`: accelerates the engines that an agent's tools call. `steps`: those that prefetch calls.
+    `accelerate`: accelerates the engines that an agent's tools call. `prefetched_calls`: phrases for those of steps.
     """
     report = TraceReport(tuple(report_rows(workflow, pool)))
-    prefetched = tuple(f"calls that the step {name} makes one after the other, side by side" for name in steps)
+    prefetched = tuple(prefetched_calls)
     if pool is None and not prefetched:
         return Explanation(report, (), f"no gain: {NO_POOL}")
     if pool is not None:

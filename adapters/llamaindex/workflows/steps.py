@@ -1,34 +1,47 @@
 """Prefetched calls of the user's own models in the steps of a workflow.
 
 When a step begins, the calls that its source shows to be certain are made at once, as far as they need nothing of each
-other: the rounds of a loop, calls one after the other. The step runs unchanged and takes their results.
+other: the rounds of a loop, calls one after the other. If nothing else is under way, so are those of the steps that
+certainly come next. The steps run unchanged and take the results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.prefetching import AllowedModels, PrefetchPlan, QueryPrefetcher, plan_of_sites
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.context import during
-from teola_plugin.shims.llamaindex.workflows import (
-    event_values,
-    intercept_steps,
-    step_function,
-    step_names,
-    step_parameters,
-    stored_values,
-)
-from teola_plugin.tracer.llamaindex.steps import EVENT, STORE, TracedStep, trace_step
+from teola_plugin.shims.llamaindex.workflows import event_values, intercept_steps, stored_values, workflow_steps
+from teola_plugin.tracer.llamaindex.steps import EVENT, STORE, TracedSteps, runs_alone, trace_steps
 from teola_plugin.tracer.llamaindex.trace import TracedEntry
 
 Step = Callable[[], Any]
 _SIMPLE = (str, int, float, bool, type(None), list, tuple, dict, set)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StepPlan:
+    """The plan of a step, or of a step and those that certainly come next."""
+
+    steps: TracedSteps
+    prefetched: PrefetchPlan | None
+    """None if no call would start sooner."""
+    objects: Mapping[str, Any]
+    """The attributes of the workflow with which the plan was made."""
+
+    def holds(self, objects: Mapping[str, Any]) -> bool:
+        """Return True unless something has changed that the plan depends on. `objects`: the attributes now."""
+        before = self.objects
+        is_same = before.keys() == objects.keys() and all(before[key] is value for key, value in objects.items())
+        return is_same and self.steps.data.are_unchanged() and all(guard.holds for guard in self.steps.guards)
 
 
 class StepPlans:
@@ -36,35 +49,134 @@ class StepPlans:
 
     def __init__(self, workflow: Any, threads: ThreadSafety) -> None:
         self.workflow, self._threads = workflow, threads
-        self._plans: dict[str, tuple[TracedStep, PrefetchPlan | None, Mapping[str, Any]]] = {}
+        self._plans: dict[tuple[str, bool], _StepPlan] = {}
 
-    def in_force(self) -> AbstractContextManager[None]:
-        """Return a context in which the workflow's runs prefetch calls in its steps."""
-        return during(_current_plans, self)
+    def plan(self, name: str, *, is_alone: bool) -> _StepPlan:
+        """Return the plan of a step; it is made again when what it depends on has changed.
 
-    def plan(self, name: str, event_name: str, context_name: str) -> tuple[TracedStep, PrefetchPlan | None]:
-        """Return the plan of a step; it is made again when what it depends on has changed."""
+        `is_alone`: no other step is under way, so that the steps after it may be part of the plan.
+        """
         objects = {key: value for key, value in vars(self.workflow).items() if not isinstance(value, _SIMPLE)}
-        planned = self._plans.get(name)
-        if planned is None or not _holds(*planned, objects):
+        plan = self._plans.get((name, is_alone))
+        if plan is None or not plan.holds(objects):
             allowed = AllowedModels(self._threads, on_loop=True)
-            step = trace_step(step_function(self.workflow, name), event_name, context_name, allowed)
-            plan = plan_of_sites(TracedEntry(step.traced, step.guards, frozenset()), allowed)
-            planned = self._plans[name] = (step, plan, objects)
-        return planned[0], planned[1]
+            steps = workflow_steps(self.workflow)
+            traced = trace_steps(steps, name, allowed, looks_ahead=is_alone and runs_alone(steps, name))
+            prefetched = plan_of_sites(TracedEntry(traced.traced, traced.guards, frozenset()), allowed)
+            plan = self._plans[name, is_alone] = _StepPlan(traced, prefetched, objects)
+        return plan
 
-    def gaining_steps(self) -> list[str]:
-        """Return the names of the steps that prefetch calls."""
-        names = step_names(self.workflow)
-        return [name for name in names if self.plan(name, *step_parameters(self.workflow, name))[1] is not None]
+    def start_run(self) -> RunPrefetching:
+        """Return the prefetched calls of a run that begins."""
+        return RunPrefetching(self)
+
+    def prefetched_calls(self) -> list[str]:
+        """Return a phrase for each step whose calls are prefetched: side by side, or before the step begins."""
+        phrases: dict[str, None] = {}
+        for name in sorted(workflow_steps(self.workflow)):
+            if self.plan(name, is_alone=False).prefetched is not None:
+                phrases[f"calls that the step {name} makes one after the other, side by side"] = None
+            plan = self.plan(name, is_alone=True)
+            keys = () if plan.prefetched is None else plan.prefetched.prefetched
+            for later in plan.steps.path[1:]:
+                if any(key.startswith(f"{later}.") for key in keys):
+                    phrases[f"calls of the step {later}, while steps before it run"] = None
+        return list(phrases)
 
 
-def _holds(step: TracedStep, _: PrefetchPlan | None, before: Mapping[str, Any], objects: Mapping[str, Any]) -> bool:
-    is_same = before.keys() == objects.keys() and all(before[key] is value for key, value in objects.items())
-    return is_same and step.data.are_unchanged() and all(guard.holds for guard in step.guards)
+class RunPrefetching:
+    """The prefetched calls of one run of a workflow."""
+
+    def __init__(self, plans: StepPlans) -> None:
+        self._plans = plans
+        self._gains = bool(plans.prefetched_calls())
+        self._running = set[object]()
+        """One object for each step that is under way."""
+        self._live: list[tuple[QueryPrefetcher, PrefetchPlan, list[str]]] = []
+        """The prefetched calls of steps in sequence, with the names of the steps that have yet to begin."""
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let steps of a run that begins in the body take prefetched results. An exception ends the prefetching."""
+        try:
+            with during(_current_run, self):
+                yield
+        except BaseException:
+            self._drop()
+            raise
+
+    def close(self) -> None:
+        """End the run, which has succeeded: calls that have not started do not start any more."""
+        live, self._live = self._live, []
+        for prefetcher, *_ in live:
+            prefetcher.close(is_read_from_code=True)
+
+    def _drop(self) -> None:
+        """Give up what was prefetched for steps that may never begin."""
+        live, self._live = self._live, []
+        for prefetcher, *_ in live:
+            prefetcher.close()
+
+    async def around(self, step: Step, name: str, workflow: Any, event: Any, context: Any) -> Step:
+        """Return the step with its prefetched calls."""
+        if self._plans.workflow is not workflow or not self._gains:
+            return step
+        token, is_alone, prefetcher = object(), not self._running, None
+        self._running.add(token)
+        try:
+            prefetcher = await self._begin(name, event, context, is_alone=is_alone)
+        except Exception as error:  # nothing of the step has run yet
+            log_fallback(error, workflow, f"the step {name!r}")
+
+        def run() -> Any:
+            with self._step(token, prefetcher, is_alone=is_alone):
+                return step()
+
+        async def arun() -> Any:
+            with self._step(token, prefetcher, is_alone=is_alone):
+                return await step()
+
+        return arun if inspect.iscoroutinefunction(getattr(workflow, name, step.func)) else run  # type: ignore[attr-defined]
+
+    async def _begin(self, name: str, event: Any, context: Any, *, is_alone: bool) -> QueryPrefetcher | None:
+        """Return the prefetched calls of a step that begins: those that an earlier step has started, or new ones."""
+        if is_alone:
+            if any(names[:1] != [name] for _, _, names in self._live):  # the run has taken another way
+                self._drop()
+            for _, _, names in self._live:
+                names.pop(0)
+        plan = self._plans.plan(name, is_alone=is_alone)
+        earlier = self._live[-1][0] if is_alone and self._live else None
+        covered = {key for _, other, _ in self._live for key in other.prefetched - other.useless} if is_alone else set()
+        if plan.prefetched is None or plan.prefetched.prefetched <= covered or not plan.prefetched.intercept():
+            return earlier
+        values = {EVENT: event_values(event), STORE: await stored_values(context, plan.steps.store_keys)}
+        prefetcher = QueryPrefetcher(plan.prefetched, values, None, earlier)
+        if is_alone:
+            self._live.append((prefetcher, plan.prefetched, list(plan.steps.path[1:])))
+        return prefetcher
+
+    @contextlib.contextmanager
+    def _step(self, token: object, prefetcher: QueryPrefetcher | None, *, is_alone: bool) -> Iterator[None]:
+        """Let a step take prefetched results in the body. What was prefetched for it ends with it."""
+        try:
+            with nullcontext() if prefetcher is None else prefetcher.in_force():
+                yield
+        except BaseException:
+            if is_alone:
+                self._drop()
+            raise
+        finally:
+            self._running.discard(token)
+        if is_alone:
+            for finished in [one for one in self._live if not one[2]]:
+                self._live.remove(finished)
+                finished[0].close(is_read_from_code=True)
+        elif prefetcher is not None:
+            prefetcher.close(is_read_from_code=True)
 
 
-_current_plans: ContextVar[StepPlans | None] = ContextVar("teola_step_plans", default=None)
+_current_run: ContextVar[RunPrefetching | None] = ContextVar("teola_run_prefetching", default=None)
 """Set in the runs of an accelerated workflow."""
 
 
@@ -73,32 +185,6 @@ def prefetch_in_steps() -> None:
     intercept_steps(_around)
 
 
-async def _around(step: Step, name: str, workflow: Any, event: Any, context: Any, context_name: str) -> Step:
-    """Return the step with its prefetched calls."""
-    plans = _current_plans.get()
-    if plans is None or plans.workflow is not workflow:
-        return step
-    try:
-        event_name = next((key for key, value in step.keywords.items() if value is event), "")  # type: ignore[attr-defined]
-        traced, plan = plans.plan(name, event_name, context_name)
-        if plan is None or not plan.intercept():
-            return step
-        values = {EVENT: event_values(event), STORE: await stored_values(context, traced.store_keys)}
-        prefetcher = QueryPrefetcher(plan, values, None)
-    except Exception as error:  # nothing of the step has run yet
-        log_fallback(error, workflow, f"the step {name!r}")
-        return step
-
-    def run() -> Any:
-        with prefetcher.in_force():
-            result = step()
-        prefetcher.close(is_read_from_code=True)
-        return result
-
-    async def arun() -> Any:
-        with prefetcher.in_force():
-            result = await step()
-        prefetcher.close(is_read_from_code=True)
-        return result
-
-    return arun if inspect.iscoroutinefunction(getattr(workflow, name)) else run
+async def _around(step: Step, name: str, workflow: Any, event: Any, context: Any) -> Step:
+    run = _current_run.get()
+    return step if run is None else await run.around(step, name, workflow, event, context)

@@ -142,8 +142,8 @@ def objects_used_by_steps(workflow: Any) -> Iterator[object]:
             yield from (*variables.nonlocals.values(), *variables.globals.values())
 
 
-AroundStep = Callable[[Callable[[], Any], str, Any, Any, Any, str], Awaitable[Callable[[], Any]]]
-"""(step with its arguments, its name, workflow, event, context, name of the context's parameter) -> what runs."""
+AroundStep = Callable[[Callable[[], Any], str, Any, Any, Any], Awaitable[Callable[[], Any]]]
+"""(step with its arguments, its name, workflow, event, context) -> what runs."""
 
 
 def intercept_steps(around: AroundStep) -> None:
@@ -165,26 +165,57 @@ def intercept_steps(around: AroundStep) -> None:
             step = await original(func, step_config, event, context, workflow, **kwargs)
             if any(value is not None for value in kwargs.values()):  # it gets several events
                 return step
-            return await around(step, func.__name__, workflow, event, context, step_config.context_parameter or "")
+            return await around(step, func.__name__, workflow, event, context)
 
         return bind
 
     intercept_methods(step_functions, {"partial": wrap})
 
 
-def step_function(workflow: Any, name: str) -> Any:
-    """Return the function of a step, bound to its workflow."""
-    method = getattr(workflow, name)
-    return MethodType(inspect.unwrap(method.__func__), workflow) if inspect.ismethod(method) else inspect.unwrap(method)
+@dataclass(frozen=True, slots=True)
+class WorkflowStep:
+    """A step of a workflow, as its signature declares it."""
+
+    name: str
+    function: Any
+    """Bound to its workflow, unless it is a free function."""
+    event_name: str
+    context_name: str
+    """Names of the parameters for its event and its context; the latter is empty without one."""
+    accepted_events: tuple[type, ...]
+    takes_subclasses: bool
+    """True if it also accepts events of subclasses."""
+    takes_one_event: bool
+    """False for a step that runs when several events have come, or after an error."""
+    sends_list: bool
+    """True if it returns a list of events."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return True if an event of this class makes it run, alone or together with others."""
+        return any(kind is one or (self.takes_subclasses and issubclass(kind, one)) for one in self.accepted_events)
 
 
-def step_parameters(workflow: Any, name: str) -> tuple[str, str]:
-    """Return the names of a step's parameters for its event and its context; the latter is empty without one.
+def workflow_steps(workflow: Any) -> dict[str, WorkflowStep]:
+    """Return a workflow's steps by name.
 
-    Touches `_step_config`.
+    Touches `_get_steps` of workflows and `_step_config` of steps.
     """
-    config = getattr(workflow, name)._step_config
-    return config.event_name, config.context_parameter or ""
+    steps: dict[str, WorkflowStep] = {}
+    for name, step in workflow._get_steps().items():
+        config, method = step._step_config, getattr(workflow, name, step)
+        function = inspect.unwrap(getattr(method, "__func__", method))
+        steps[name] = WorkflowStep(
+            name,
+            MethodType(function, workflow) if inspect.ismethod(method) else function,
+            config.event_name,
+            config.context_parameter or "",
+            tuple(kind for kind in config.accepted_events if inspect.isclass(kind)),
+            getattr(config, "accept_event_subclasses", False),
+            not any(getattr(config, name, None) for name in ("collect_params", "collection_param"))
+            and getattr(config, "role", "step") == "step",
+            getattr(config, "is_fan_out", False),
+        )
+    return steps
 
 
 def event_values(event: Any) -> dict[str, Any]:

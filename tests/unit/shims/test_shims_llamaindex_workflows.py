@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.tools import FunctionTool
-from llama_index.core.workflow import Context, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser
 from support.llamaindex_engines import Library
 from workflows.plugins.basic import BasicRuntime
@@ -32,6 +33,10 @@ class Flow(Workflow):
         if self.fails:
             raise ValueError("failed")
         return StopEvent(result="done")
+
+
+class Number(Event):
+    """One of several events."""
 
 
 class Bare:
@@ -136,7 +141,7 @@ class Verbose(Flow):
 async def test_steps_run_through_what_stands_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 
-    async def around(step: Any, name: str, workflow: Any, event: Any, context: Any, context_name: str) -> Any:
+    async def around(step: Any, name: str, workflow: Any, event: Any, context: Any) -> Any:
         names.append(name)
         assert workflows.event_values(event)["takes"] == 0
         assert await workflows.stored_values(context, ["missing"]) == {}
@@ -162,10 +167,33 @@ def test_without_the_function_that_binds_steps_they_run_as_they_are(monkeypatch:
 
 def test_a_steps_function_is_bound_to_its_workflow() -> None:
     flow = Flow()
-    function = workflows.step_function(flow, "only")
-    assert function.__self__ is flow
-    assert function.__name__ == "only"
-    assert workflows.step_parameters(flow, "only") == ("ev", "")
+    only = workflows.workflow_steps(flow)["only"]
+    assert only.function.__self__ is flow
+    assert only.function.__name__ == "only"
+    assert (only.event_name, only.context_name) == ("ev", "")
+
+
+def test_steps_accept_events_of_their_classes_alone() -> None:
+    only = workflows.workflow_steps(Flow())["only"]
+    assert only.accepts(StartEvent)
+    assert not only.accepts(type("Special", (StartEvent,), {}))
+    assert replace(only, takes_subclasses=True).accepts(type("Special", (StartEvent,), {}))
+
+
+def test_steps_that_take_or_send_several_events() -> None:
+    class Numbers(Workflow):
+        @step
+        async def split(self, ev: StartEvent) -> list[Number]:
+            return [Number(), Number()]
+
+        @step
+        async def join(self, ev: list[Number]) -> StopEvent:
+            return StopEvent(result=len(ev))
+
+    steps = workflows.workflow_steps(Numbers())
+    assert steps["split"].sends_list
+    assert steps["split"].takes_one_event
+    assert not steps["join"].takes_one_event
 
 
 async def test_values_of_a_store() -> None:

@@ -1,0 +1,429 @@
+"""Calls of the user's own models in the steps of a workflow that certainly come next: they are prefetched as well."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow.errors import WorkflowCancelledByUser, WorkflowTimeoutError
+from llama_index.core.workflow.events import HumanResponseEvent, InputRequiredEvent
+from pydantic import field_validator
+from support.hosted_steps import LATENCY_S, HostedLLM, called, compared, run_with_events
+
+from teola_plugin import accelerate
+
+
+class Planned(Event):
+    """A plan was made."""
+
+    plan: str
+    topics: list[str] = []
+
+
+class Sketched(Event):
+    """A sketch was made."""
+
+    sketch: str
+
+
+class Shouted(Event):
+    """A text that its class changes."""
+
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def shout(cls, text: str) -> str:
+        return text.upper()
+
+
+class Counted(Event):
+    """A number of another type than the step gives."""
+
+    count: float
+
+
+class OwnWorkflow(Workflow):
+    """A workflow with a model in an attribute."""
+
+    def __init__(self, llm: HostedLLM, **options: Any) -> None:
+        super().__init__(**{"timeout": 60, **options})
+        self.llm = llm
+
+    async def ask(self, prompt: str) -> str:
+        """Return the model's answer."""
+        return (await self.llm.acomplete(prompt)).text
+
+
+class Sequence(OwnWorkflow):
+    """The sketch needs nothing of the plan; the answer needs both."""
+
+    @step
+    async def plan(self, ctx: Context, ev: StartEvent) -> Planned:
+        await ctx.store.set("query", ev.query)
+        return Planned(plan=await self.ask(f"plan {ev.query}"))
+
+    @step
+    async def sketch(self, ctx: Context, ev: Planned) -> Sketched:
+        query = await ctx.store.get("query")
+        await ctx.store.set("plan", ev.plan)
+        return Sketched(sketch=await self.ask(f"sketch {query}"))
+
+    @step
+    async def answer(self, ctx: Context, ev: Sketched) -> StopEvent:
+        plan = await ctx.store.get("plan")
+        return StopEvent(result=await self.ask(f"answer from {plan} and {ev.sketch}"))
+
+
+class Lists(OwnWorkflow):
+    """The second step goes over what the event has."""
+
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        first = await self.ask("first topic")
+        return Planned(plan=await self.ask(f"plan {first}"), topics=[first, ev.query])
+
+    @step
+    async def explain(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=[ev.plan, *[await self.ask(f"explain {topic}") for topic in ev.topics]])
+
+
+class Renamed(OwnWorkflow):
+    """The first step calls nothing."""
+
+    @step
+    async def begin(self, ev: StartEvent) -> Planned:
+        return Planned(plan=ev.query.strip())
+
+    @step
+    async def sketch(self, ev: Planned) -> Sketched:
+        return Sketched(sketch=await self.ask(f"sketch {ev.plan}"), query=ev.plan)
+
+    @step
+    async def check(self, ev: Sketched) -> StopEvent:
+        return StopEvent(result=[ev.sketch, await self.ask(f"check {ev.query}")])
+
+
+class SyncSteps(OwnWorkflow):
+    @step
+    def plan(self, ev: StartEvent) -> Planned:
+        return Planned(plan=self.llm.complete(f"plan {ev.query}").text, query=ev.query)
+
+    @step
+    def sketch(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=[ev.plan, self.llm.complete(f"sketch {ev.query}").text])
+
+
+class NumberOfWorkers(OwnWorkflow):
+    @step(num_workers=1)
+    async def plan(self, ev: StartEvent) -> Planned:
+        return Planned(plan=await self.ask(f"plan {ev.query}"), query=ev.query)
+
+    @step(num_workers=1)
+    async def sketch(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=[ev.plan, await self.ask(f"sketch {ev.query}")])
+
+
+@pytest.mark.parametrize("make", [Sequence, Lists, Renamed, NumberOfWorkers])
+def test_calls_of_the_next_steps_are_under_way_at_once(make: type[OwnWorkflow]) -> None:
+    original_llm, llm = compared(make)
+    assert original_llm.most_at_once == 1
+    assert llm.most_at_once >= 2
+
+
+def test_sync_steps_have_a_named_llm_called_on_threads() -> None:
+    _, llm = compared(SyncSteps, concurrent=[HostedLLM])
+    assert llm.most_at_once == 2
+
+
+def test_sync_steps_have_an_unknown_llm_called_in_their_order() -> None:
+    _, llm = compared(SyncSteps)
+    assert llm.most_at_once == 1
+
+
+def test_explain_names_the_steps_whose_calls_begin_before_them() -> None:
+    explanation = str(accelerate(Sequence(HostedLLM())).explain())
+    assert "calls of the step sketch, while steps before it run" in explanation
+
+
+def test_every_run_and_runs_side_by_side_have_their_own_results() -> None:
+    llm = HostedLLM()
+    fast = accelerate(Sequence(llm))
+
+    async def run() -> list[Any]:
+        return list(await asyncio.gather(*(run_with_events(fast, query) for query in ("oats", "rye", "oats"))))
+
+    results = [result for result, _ in asyncio.run(run())]
+    assert results == [called(Sequence(HostedLLM()), query)[0] for query in ("oats", "rye", "oats")]
+    assert len(llm.prompts) == 9
+
+
+def test_a_run_goes_on_from_the_context_of_another() -> None:
+    async def run(workflow: Any) -> list[Any]:
+        handler = workflow.run(query="oats")
+        first = await handler
+        return [first, await workflow.run(query="rye", ctx=handler.ctx)]
+
+    original_llm, llm = HostedLLM(), HostedLLM()
+    assert asyncio.run(run(accelerate(Sequence(llm)))) == asyncio.run(run(Sequence(original_llm)))
+    assert llm.prompts == original_llm.prompts
+
+
+# ------------------------------------------------------------ events and what steps change
+
+
+class Validated(OwnWorkflow):
+    @step
+    async def shout(self, ev: StartEvent) -> Shouted:
+        await self.ask("first")
+        return Shouted(text=ev.query)
+
+    @step
+    async def sketch(self, ev: Shouted) -> StopEvent:
+        return StopEvent(result=await self.ask(f"sketch {ev.text}"))
+
+
+class Coerced(OwnWorkflow):
+    @step
+    async def count(self, ev: StartEvent) -> Counted:
+        await self.ask("first")
+        return Counted(count=len(ev.query))
+
+    @step
+    async def sketch(self, ev: Counted) -> StopEvent:
+        return StopEvent(result=await self.ask(f"sketch {ev.count}"))
+
+
+class AttributeOfItsOwn(OwnWorkflow):
+    query = "nothing"
+
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        self.query = ev.query
+        return Planned(plan=await self.ask("plan"))
+
+    @step
+    async def sketch(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=await self.ask(f"sketch {self.query}"))
+
+
+class ListOfItsOwn(OwnWorkflow):
+    def __init__(self, llm: HostedLLM) -> None:
+        super().__init__(llm)
+        self.notes = ["note"]
+
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        self.notes.append(ev.query)
+        return Planned(plan=await self.ask("plan"))
+
+    @step
+    async def sketch(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=await self.ask("sketch " + ", ".join(self.notes)))
+
+
+class ChangedInPlace(OwnWorkflow):
+    @step
+    async def plan(self, ctx: Context, ev: StartEvent) -> Planned:
+        topics = [ev.query]
+        await ctx.store.set("topics", topics)
+        topics.append("rye")
+        return Planned(plan=await self.ask("plan"))
+
+    @step
+    async def sketch(self, ctx: Context, ev: Planned) -> StopEvent:
+        topics = await ctx.store.get("topics")
+        return StopEvent(result=await self.ask("sketch " + ", ".join(topics)))
+
+
+@pytest.mark.parametrize("make", [Validated, Coerced, AttributeOfItsOwn, ListOfItsOwn, ChangedInPlace])
+def test_the_next_step_gets_what_its_event_and_its_workflow_have_by_then(make: type[OwnWorkflow]) -> None:
+    compared(make)
+
+
+def test_values_are_those_that_an_event_makes_of_them() -> None:
+    _, llm = compared(Coerced)
+    assert llm.prompts == ["first", "sketch 4.0"]
+    assert llm.most_at_once == 2
+
+
+# ------------------------------------------------------------ steps that are not certain
+
+
+class Decision(OwnWorkflow):
+    @step
+    async def plan(self, ev: StartEvent) -> Planned | StopEvent:
+        answer = await self.ask("is it enough?")
+        if "yes" in answer.split():
+            return StopEvent(result="enough")
+        return Planned(plan=answer)
+
+    @step
+    async def sketch(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=await self.ask("sketch"))
+
+
+class SentEvents(OwnWorkflow):
+    """One of the two steps may end the run before the other has made its call."""
+
+    @step
+    async def plan(self, ctx: Context, ev: StartEvent) -> Planned | Sketched:
+        ctx.send_event(Sketched(sketch=""))
+        return Planned(plan=await self.ask("plan"))
+
+    @step
+    async def sketch(self, ev: Planned) -> StopEvent | None:
+        return StopEvent(result=await self.ask("sketch"))
+
+    @step
+    async def end(self, ev: Sketched) -> StopEvent:
+        return StopEvent(result="ended")
+
+
+class TwoReaders(OwnWorkflow):
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        return Planned(plan=await self.ask("plan"))
+
+    @step
+    async def end(self, ev: Planned) -> StopEvent:
+        return StopEvent(result="ended")
+
+    @step
+    async def sketch(self, ev: Planned) -> StopEvent:
+        await asyncio.sleep(LATENCY_S)
+        return StopEvent(result=await self.ask("sketch"))
+
+
+@pytest.mark.parametrize("make", [Decision, SentEvents, TwoReaders])
+def test_calls_of_steps_that_may_not_run_are_not_made(make: type[OwnWorkflow]) -> None:
+    _, llm = compared(make)
+    assert llm.most_at_once <= 1
+
+
+class Approval(OwnWorkflow):
+    @step
+    async def plan(self, ev: StartEvent) -> InputRequiredEvent:
+        return InputRequiredEvent(prefix=await self.ask("plan"))
+
+    @step
+    async def sketch(self, ev: HumanResponseEvent) -> Sketched:
+        return Sketched(sketch=await self.ask("sketch"))
+
+    @step
+    async def end(self, ev: Sketched) -> StopEvent:
+        return StopEvent(result=[ev.sketch, await self.ask("end")])
+
+
+def test_nothing_is_called_before_a_person_has_answered() -> None:
+    llm = HostedLLM()
+    fast = accelerate(Approval(llm))
+
+    async def run() -> Any:
+        handler = fast.run(query="oats")
+        async for event in handler.stream_events():
+            if isinstance(event, InputRequiredEvent):
+                await asyncio.sleep(2 * LATENCY_S)
+                assert llm.prompts == ["plan"]
+                handler.ctx.send_event(HumanResponseEvent(response="yes"))
+        return await handler
+
+    assert asyncio.run(run()) == ["answer to sketch", "answer to end"]
+    assert llm.most_at_once == 2
+
+
+# ------------------------------------------------------------ errors, retries, ends of runs
+
+
+@pytest.mark.parametrize("refused", ["plan", "sketch", "answer"])
+def test_an_error_is_the_originals(refused: str) -> None:
+    errors, prompts = [], []
+    for change in (lambda workflow: workflow, accelerate):
+        llm = HostedLLM(fails_on=f"{refused} ")
+        with pytest.raises(ValueError, match="refused") as caught:
+            called(change(Sequence(llm)))
+        errors.append(str(caught.value))
+        prompts.append(llm.prompts)
+    assert errors[0] == errors[1]
+    assert set(prompts[1]) - set(prompts[0]) <= {"sketch oats"}, "more than what was certain without an error"
+
+
+class ThreeAttempts:
+    """A retry policy."""
+
+    def next(self, elapsed_time: float, attempts: int, error: Exception, **kwargs: Any) -> float | None:
+        """Return the seconds until the next attempt."""
+        return 0.01 if attempts < 3 else None
+
+
+class Retried(OwnWorkflow):
+    @step(retry_policy=ThreeAttempts())
+    async def plan(self, ev: StartEvent) -> Planned:
+        return Planned(plan=await self.ask(f"plan {ev.query}"), query=ev.query)
+
+    @step(retry_policy=ThreeAttempts())
+    async def sketch(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=[ev.plan, await self.ask(f"sketch {ev.query}")])
+
+
+class FailingTwice(HostedLLM):
+    """Refuses the first two calls with a prompt that contains a word."""
+
+    word: str
+    _refusals: int = 0
+
+    def _end(self, prompt: str) -> str:
+        answer = super()._end(prompt)
+        if self.word in prompt and self._refusals < 2:
+            self._refusals += 1
+            raise ValueError("refused")
+        return answer
+
+
+@pytest.mark.parametrize("word", ["plan oats", "sketch oats"])
+def test_a_step_that_is_retried_makes_its_calls_again(word: str) -> None:
+    original_llm, llm = FailingTwice(word=word), FailingTwice(word=word)
+    expected = called(Retried(original_llm))
+    assert called(accelerate(Retried(llm))) == expected
+    assert llm.prompts.count(word) == original_llm.prompts.count(word) == 3
+
+
+async def begin(fast: Any, llm: HostedLLM) -> Any:
+    """Begin a run, and return its handler when the first two calls are under way."""
+    handler = fast.run(query="oats")
+    async with asyncio.timeout(5):
+        while llm.most_at_once < 2:
+            await asyncio.sleep(0.001)
+    return handler
+
+
+def test_a_cancelled_run_cancels_what_was_prefetched() -> None:
+    llm = HostedLLM()
+    fast = accelerate(Sequence(llm))
+
+    async def run() -> None:
+        handler = await begin(fast, llm)
+        await handler.cancel_run()
+        with pytest.raises(WorkflowCancelledByUser):
+            await handler
+        await asyncio.sleep(0.01)
+        assert llm.running == 0
+
+    asyncio.run(run())
+    assert llm.prompts == ["plan oats", "sketch oats"]
+
+
+def test_a_run_that_takes_too_long_cancels_what_was_prefetched() -> None:
+    llm = HostedLLM(latency_s=1.0)
+    fast = accelerate(Sequence(llm, timeout=0.3))
+
+    async def run() -> None:
+        with pytest.raises(WorkflowTimeoutError):
+            await (await begin(fast, llm))
+        await asyncio.sleep(0.01)
+        assert llm.running == 0
+
+    asyncio.run(run())
+    assert llm.prompts == ["plan oats", "sketch oats"]
