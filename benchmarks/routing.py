@@ -27,7 +27,7 @@ from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe.progress import progress
 from teola_plugin.scheduling import E2, E2Options, EngineScheduler, PrefixBlocks, RequestPlacement, block_hashes
 from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
-from teola_plugin.scheduling.placement import Asked
+from teola_plugin.scheduling.placement import PlacementRequest
 from teola_plugin.simulation import Cluster, Run, SimulatedEngine, replay
 
 INSTANCES, PREFIXES, TOKENS, SHARED = 64, 5000, 8192, 7168
@@ -56,34 +56,34 @@ def decisions(shared: float, count: int, seed: int) -> dict[str, float]:
     rng = random.Random(seed)
     placement = E2(NO_LIMIT, E2Options(capacity=65_536))
     known = warm(placement, rng)
-    asked = [Asked(f"r{i}", TOKENS, blocks) for i, blocks in enumerate(prompts(known, shared, count, rng))]
+    asked = [PlacementRequest(f"r{i}", TOKENS, blocks) for i, blocks in enumerate(prompts(known, shared, count, rng))]
     running: deque[str] = deque()
     wall, cpu = time.perf_counter(), time.process_time()
     for number, one in enumerate(asked):
         at = 1 + number / 1000
-        placement.begin(at)
-        placed = placement.place(one, anywhere)
+        placement.begin_round(at)
+        placed = placement.choose_instance(one, anywhere)
         assert placed is not None
-        placement.sent(one, placed)
+        placement.record_sent(one, placed)
         running.append(one.id)
         if len(running) > RUNNING:
-            placement.prefilled(at, running[0])
-            placement.ended(at, (running.popleft(),))
+            placement.record_prefilled(at, running[0])
+            placement.record_ended(at, (running.popleft(),))
     return {"wall": count / (time.perf_counter() - wall), "cpu": count / (time.process_time() - cpu)}
 
 
 def warm(placement: E2, rng: random.Random) -> list[PrefixBlocks]:
     """5,000 prefixes on 64 instances."""
     for instance in range(INSTANCES):
-        placement.up(f"i{instance}")
-    placement.begin(0.0)
+        placement.add_instance(f"i{instance}")
+    placement.begin_round(0.0)
     known = [tuple(rng.getrandbits(64) for _ in range(SHARED // 16)) for _ in range(PREFIXES)]
     for number, blocks in enumerate(known):
-        one = Asked(f"p{number}", SHARED, blocks)
-        placed = placement.place(one, anywhere)
+        one = PlacementRequest(f"p{number}", SHARED, blocks)
+        placed = placement.choose_instance(one, anywhere)
         assert placed is not None
-        placement.sent(one, placed)
-        placement.ended(0.0, (one.id,))
+        placement.record_sent(one, placed)
+        placement.record_ended(0.0, (one.id,))
     live = sum(placement.index.match(blocks).depth == len(blocks) for blocks in known)
     assert live == PREFIXES
     return known

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 
 from teola_plugin.scheduling.engine_events import CacheEvent
-from teola_plugin.scheduling.placement import Asked, Fits, Placed, PrefixIndex, Why
+from teola_plugin.scheduling.placement import Fits, PlacementChoice, PlacementRequest, PlacementRule, PrefixIndex
 
 TREE = 2**24 // 64
 """Blocks that the prefix tree of a router may hold for an instance (SGLang and its descendants: 2**24 characters)."""
@@ -20,31 +20,31 @@ class Router:
         self.outstanding: dict[str, int] = {}
         self._where: dict[str, str] = {}
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, asked: PlacementRequest) -> str:
         raise NotImplementedError
 
     def least(self) -> str:
         return min(self.outstanding, key=lambda name: (self.outstanding[name], name))
 
-    def place(self, asked: Asked, fits: Fits) -> Placed | None:
-        return Placed(self.choose(asked), asked.size, Why.EXPLORE)
+    def choose_instance(self, asked: PlacementRequest, fits: Fits) -> PlacementChoice | None:
+        return PlacementChoice(self.choose(asked), asked.size, PlacementRule.EXPLORE)
 
-    def sent(self, asked: Asked, placed: Placed) -> None:
+    def record_sent(self, asked: PlacementRequest, placed: PlacementChoice) -> None:
         self.outstanding[placed.instance] += 1
         self._where[asked.id] = placed.instance
 
-    def ended(self, at: float, requests: Iterable[str]) -> None:
+    def record_ended(self, at: float, requests: Iterable[str]) -> None:
         for request in requests:
             self.outstanding[self._where.pop(request)] -= 1
 
-    def up(self, instance: str) -> None:
+    def add_instance(self, instance: str) -> None:
         self.outstanding.setdefault(instance, 0)
 
-    def begin(self, at: float) -> None: ...
+    def begin_round(self, at: float) -> None: ...
 
-    def prefilled(self, at: float, request: str) -> None: ...
+    def record_prefilled(self, at: float, request: str) -> None: ...
 
-    def cached(self, event: CacheEvent) -> None: ...
+    def record_cache_event(self, event: CacheEvent) -> None: ...
 
     def forget_instance(self, instance: str) -> None:
         self.outstanding.pop(instance, None)
@@ -55,7 +55,7 @@ class RoundRobin(Router):
         super().__init__()
         self._next = itertools.count()
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, asked: PlacementRequest) -> str:
         names = sorted(self.outstanding)
         return names[next(self._next) % len(names)]
 
@@ -63,7 +63,7 @@ class RoundRobin(Router):
 class LeastLoaded(Router):
     """Fewest outstanding requests."""
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, asked: PlacementRequest) -> str:
         return self.least()
 
 
@@ -84,7 +84,7 @@ class ByPrefix(Router):
         """Where a request goes when loads are far apart."""
         return self.least()
 
-    def choose(self, asked: Asked) -> str:
+    def choose(self, asked: PlacementRequest) -> str:
         if self.unbalanced(max(self.outstanding.values()), min(self.outstanding.values())):
             return self.relief()
         found = self.tree.match(asked.blocks)
@@ -93,8 +93,8 @@ class ByPrefix(Router):
             return min(holders, key=lambda name: (self.outstanding[name], name))
         return min(self.outstanding, key=lambda name: (self.tree.blocks_on(name), name))
 
-    def sent(self, asked: Asked, placed: Placed) -> None:
-        super().sent(asked, placed)
+    def record_sent(self, asked: PlacementRequest, placed: PlacementChoice) -> None:
+        super().record_sent(asked, placed)
         self.tree.hold(placed.instance, asked.blocks, 0.0)
 
 

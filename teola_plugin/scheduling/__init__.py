@@ -3,11 +3,18 @@
 from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
 from teola_plugin.scheduling.engine_scheduler import EngineScheduler
 from teola_plugin.scheduling.graph_scheduler import GraphScheduler
-from teola_plugin.scheduling.live_primitive import Status
-from teola_plugin.scheduling.live_query import LiveQuery
+from teola_plugin.scheduling.live_query import LiveQuery, Status
 from teola_plugin.scheduling.placement import E2, E2Options, LeastOutstanding, RequestPlacement
-from teola_plugin.scheduling.policies import BatchPolicy, PerInvocation, ThroughputOriented, TopologyAware
-from teola_plugin.scheduling.time_policies import POLICIES, CriticalPath, EarliestDeadline, ShortestRemaining
+from teola_plugin.scheduling.policies import (
+    POLICIES,
+    BatchPolicy,
+    CriticalPath,
+    EarliestDeadline,
+    PerInvocation,
+    ShortestRemaining,
+    ThroughputOriented,
+    TopologyAware,
+)
 
 __all__ = [
     "E2",

@@ -1,25 +1,113 @@
-"""How one engine's queue becomes batches: instances are offered it in turn, or requests are placed one by one."""
+"""Turns one engine's queue into batches: instances take from it in turn, or requests are placed one by one."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.engine_events import RunBatch
+from teola_plugin.scheduling.engine_events import QueuedRequest, RunBatch
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running, RunningRequest, waiting_number
 from teola_plugin.scheduling.events import Instructions
-from teola_plugin.scheduling.placement import E2, LeastOutstanding, RequestPlacement
+from teola_plugin.scheduling.placement import E2, LeastOutstanding, PlacementRequest, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
-from teola_plugin.scheduling.shared_slots import SharedSlots
 
 _WARM_UP = PrimitiveKind.PARTIAL_PREFILLING
+PATIENCE = 20
+"""Batches per instance that may overtake a request which waits for a certain instance."""
+
+
+class SharedSlots:
+    """The free slots of all instances of a continuous engine in one round of admissions.
+
+    The policy chooses the request, the placement its instance. A request that is taken is admitted at once: `running`
+    is kept up to date.
+    """
+
+    in_order = False
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        instances: Sequence[str],
+        running: Running,
+        placement: RequestPlacement,
+        at: float,
+        *,
+        uncontended: bool = False,
+    ) -> None:
+        self.admitted: dict[str, list[tuple[QueuedPrimitive, QueuedRequest]]] = {}
+        """The requests that were taken, by instance and in order."""
+        self._profile = profile
+        self._running = running
+        self._placement = placement
+        self._open = list(instances)
+        self._uncontended = uncontended
+        """True once all requests that wanted a slot were offered one."""
+        self._reserved: set[str] = set()
+        self.refusals = 0
+        self._patience = PATIENCE * len(instances)
+        self._warm_up: QueuedPrimitive | None = None
+        placement.begin_round(at)
+
+    @property
+    def left(self) -> bool:
+        while self._open:
+            on_instance = self._running.at(self._open[-1])
+            has_slot = len(on_instance.requests) < self._profile.max_requests and self._open[-1] not in self._reserved
+            if has_slot and (not on_instance.prefilling or on_instance.units < self._profile.max_batch):
+                return True
+            self._open.pop()
+        return False
+
+    def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
+        self._warm_up = queued if queued.kind is _WARM_UP else None
+        urgent = queued.overtaken >= self._patience
+        placement_request = PlacementRequest(
+            request.id,
+            math.ceil(request.size),
+            request.blocks,
+            queued.session,
+            queued.gang,
+            urgent,
+            self._warm_up is not None,
+            self._uncontended,
+        )
+        choice = self._placement.choose_instance(placement_request, self.fits)
+        if choice is None:
+            self.refusals += 1
+            if urgent and not self._reserved and self._open and self._warm_up is None:
+                # It is too large for what is free anywhere: one instance takes nothing else until it fits there.
+                self._reserved.add(min(self._open, key=lambda i: (self._running.at(i).units, i)))
+            return False
+        self._placement.record_sent(placement_request, choice)
+        self._running.add(RunningRequest.of(queued, request.id, choice.units, choice.instance))
+        self.admitted.setdefault(choice.instance, []).append((queued, request))
+        return True
+
+    def may_run(self, queued: QueuedPrimitive) -> bool:
+        """Return False for a warm-up that every instance holds back: policies do not see it."""
+        if queued.kind is not _WARM_UP:
+            return True
+        return not all(self._running.holds_back(queued, instance, self._profile) for instance in self._open)
+
+    def fits(self, instance: str, units: int) -> bool:
+        """Return True if the instance has a slot for the request that is being placed."""
+        on_instance = self._running.at(instance)
+        if len(on_instance.requests) >= self._profile.max_requests or instance in self._reserved:
+            return False
+        if on_instance.prefilling and on_instance.units + units > self._profile.max_batch:
+            return False
+        return self._warm_up is None or not self._running.holds_back(self._warm_up, instance, self._profile)
 
 
 class Batches:
-    """The queue and the instances of one engine. The policy says which request goes next, the placement where it goes:
-    instances of an engine that keeps nothing are offered the queue in turn, the one with the fewest requests first
-    (`LeastOutstanding`); several instances that cache prefixes are chosen request by request (`E2`). `placement`
+    """The queue and the instances of one engine. The policy chooses the next request, the placement its instance.
+
+    Instances of an engine that keeps nothing take from the queue in turn, the one with the fewest requests first
+    (`LeastOutstanding`). Where several instances cache prefixes, each request is placed on its own (`E2`). `placement`
     overrides that; raises ConfigError where it cannot work.
     """
 
@@ -34,7 +122,7 @@ class Batches:
         self.policy: BatchPolicy = policy or TopologyAware()
         self.placement: LeastOutstanding = LeastOutstanding()
         self.router: RequestPlacement | None = None
-        """Chooses the instance of each request; None where instances are offered the queue in turn."""
+        """Chooses the instance of each request; None where instances take from the queue in turn."""
         self.instances = list(instances)
         self.queue: list[QueuedPrimitive] = []
         self.running = Running()
@@ -46,24 +134,21 @@ class Batches:
         elif isinstance(placement, LeastOutstanding):
             self.placement = placement
         else:
-            self._route_by(placement)
+            self._use_router(placement)
 
     @property
     def wants_blocks(self) -> bool:
-        """Whether `QueuedRequest.blocks` are of use here."""
+        """True if the placement uses `QueuedRequest.blocks`."""
         return self.router is not None
 
-    def _offer(self, at: float) -> Instructions:
-        return self._offer_in_turn() if self.router is None else self._route(self.router, at)
-
     def _route_if_several(self) -> None:
-        """E2 takes over with the second instance of an engine that caches prefixes."""
+        """Place requests by E2 once an engine that caches prefixes has a second instance."""
         profile = self.profile
         several = len(self.instances) > 1 and profile.batching is Batching.CONTINUOUS and profile.prefix_caching
         if several and self._automatic and self.router is None:
-            self._route_by(E2(profile))
+            self._use_router(E2(profile))
 
-    def _route_by(self, router: RequestPlacement) -> None:
+    def _use_router(self, router: RequestPlacement) -> None:
         if self.profile.batching is Batching.STATIC:
             raise ConfigError(
                 f"{type(router).__name__} places request by request, but a batch of a static engine runs as one.",
@@ -71,33 +156,36 @@ class Batches:
             )
         self.router = router
         for instance in self.instances:
-            router.up(instance)
+            router.add_instance(instance)
 
     # ------------------------------------------------------------ instances in turn
 
-    def _offer_in_turn(self) -> Instructions:
-        out: Instructions = []
+    def _serve_instances_in_turn(self) -> Instructions:
+        batches: Instructions = []
         while self.queue:
             batch = self._next_batch()
             if batch is None:
-                return out
-            out.append(batch)
-        return out
+                return batches
+            batches.append(batch)
+        return batches
 
     def _next_batch(self) -> RunBatch | None:
-        """One batch for the least loaded instance with free slots, or for the home of a waiting session."""
+        """Return one batch for the least loaded instance with free slots, or for the home of a waiting session."""
         slots = {i: self.running.slots(i, self.profile) for i in self.instances}
         free = {i: s.requests if s.left else 0 for i, s in slots.items()}
         outstanding = {i: len(self.running.at(i).requests) for i in self.instances}
         for instance in sorted((i for i, n in free.items() if n), key=lambda i: (outstanding[i], i)):
-            here = [
+            eligible = [
                 q
                 for q in self.queue
                 if (not q.session and q.kind is not _WARM_UP) or self._may_run(q, instance, free, outstanding)
             ]
-            picked = self.policy.pick(here, self.running, slots[instance]) if here else []
+            picked = self.policy.pick(eligible, self.running, slots[instance]) if eligible else []
             if picked:
-                return self._run_on(instance, picked)
+                for queued, request in picked:
+                    self.placement.remember(queued.session, instance)
+                    self.running.add(RunningRequest.of(queued, request.id, request.size, instance))
+                return self._admit(instance, picked)
         return None
 
     def _may_run(
@@ -109,56 +197,52 @@ class Batches:
             return True
         return self.placement.choose(free, outstanding, queued.session) == instance
 
-    def _run_on(self, instance: str, picked: list[Pick]) -> RunBatch:
-        for queued, request in picked:
-            self.placement.remember(queued.session, instance)
-            self.running.add(RunningRequest.of(queued, request.id, request.size, instance))
-        return self._admit(instance, picked)
-
     # ------------------------------------------------------------ request by request
 
-    def _route(self, router: RequestPlacement, at: float) -> Instructions:
-        """Rounds of the policy over all free slots, until nothing more is taken; then those that wait for a certain
-        instance may have the slots that are left."""
-        out: Instructions = []
+    def _place_requests(self, router: RequestPlacement, at: float) -> Instructions:
+        """Run rounds of the policy over all free slots until nothing more is taken.
+
+        A last round offers the slots that are left to requests that wait for a certain instance.
+        """
+        batches: Instructions = []
         uncontended = False
         while self.queue:
             slots = SharedSlots(self.profile, self.instances, self.running, router, at, uncontended=uncontended)
             if not slots.left:
                 break
-            here = [queued for queued in self.queue if slots.may_run(queued)]
-            if not here:
+            eligible = [queued for queued in self.queue if slots.may_run(queued)]
+            if not eligible:
                 break
-            self.policy.pick(here, self.running, slots)
-            out += [self._admit(instance, picked) for instance, picked in slots.admitted.items()]
+            self.policy.pick(eligible, self.running, slots)
+            batches += [self._admit(instance, picked) for instance, picked in slots.admitted.items()]
             if uncontended or not (slots.refusals or slots.admitted):
                 break
             uncontended = bool(slots.refusals)
-        return out
+        return batches
 
-    # ------------------------------------------------------------ what a batch does to the queue
+    # ------------------------------------------------------------ admission
 
     def _admit(self, instance: str, picked: list[Pick]) -> RunBatch:
-        last = -1
+        newest_arrival = -1
         requests, priorities, urgencies = [], [], []
         for queued, request in picked:
-            last = max(last, queued.arrived)
+            newest_arrival = max(newest_arrival, queued.arrival_number)
             queued.requests.remove(request)
-            self.running.served.add(queued.app, queued.weight, request.size)
+            self.running.served_units.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
-            priorities.append(self._number(queued, request.id, instance))
+            priorities.append(self._queue_number(queued, request.id, instance))
             urgencies.append((queued.depth, queued.objective))
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:
-            if queued.arrived >= last:  # the queue is in order
+            if queued.arrival_number >= newest_arrival:  # the queue is in order
                 break
             queued.overtaken += 1
         return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(urgencies))
 
-    def _number(self, queued: QueuedPrimitive, request: str, instance: str) -> int:
-        """Its place in the line of the instance, if it is an LLM; others have none."""
+    def _queue_number(self, queued: QueuedPrimitive, request: str, instance: str) -> int:
+        """Give a request its number in the queue of its instance if it is an LLM request, else its admission number."""
         running, number = self.running.by_id[request], next(self._admissions)
         if queued.kind in LLM_KINDS:
-            number = waiting_number(running, self.running.at(instance), number, self.policy.passes)
+            number = waiting_number(running, self.running.at(instance), number, self.policy.overtakes)
         running.number = number
         return number

@@ -15,18 +15,20 @@ from teola_plugin.scheduling.objectives import Objective
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """One request of a queued primitive: its id and the slots it takes (prompt tokens; elsewhere 1, or less for a
-    short text)."""
+    """One request of a queued primitive: its id and the slots that it takes.
+
+    A prompt takes one slot for each token, any other request 1, or less for a short text.
+    """
 
     id: str
     size: float = 1
     blocks: PrefixBlocks = ()
-    """Its prompt, as `block_hashes` names it; empty where placement has no use for it."""
+    """Its prompt as `block_hashes` names it; empty where placement has no use for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueue(Event):
-    """A primitive for this engine, with its requests."""
+    """A primitive arrives at this engine, with its requests."""
 
     query: str
     primitive: str
@@ -38,57 +40,58 @@ class Enqueue(Event):
     session: str = ""
     """Requests of one session (a full prefilling and its partial ones) go to one instance."""
     when_idle: bool = False
-    """A warm-up for which its engine will have time: it waits until nothing deeper runs."""
+    """True for a warm-up that can wait for a pause of its engine: it waits until nothing deeper runs."""
     gang: str = ""
-    """Primitives whose values are put together: apart, where they share no prefix, they are done sooner."""
+    """Name of the primitive that puts the values of several such primitives together. Where they share no prefix, they
+    are done sooner on different instances."""
     objective: Objective = Objective.LATENCY
     remaining: float = 0.0
-    """Expected seconds from its beginning to the end of its query, on idle engines; 0 where nobody knows."""
+    """Expected seconds from its beginning to the end of its query, on idle engines; 0 if unknown."""
     left: float | None = None
-    """Seconds from `at` until its query should be over; None where nobody said. (Clocks of clients differ.)"""
+    """Seconds from `at` until its query should have ended; None if no goal was set. (Clocks of clients differ.)"""
 
-    def holding(self, requests: tuple[QueuedRequest, ...]) -> Enqueue:
-        """The same with these requests. (`dataclasses.replace` takes five times as long.)"""
-        about = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
+    def with_requests(self, requests: tuple[QueuedRequest, ...]) -> Enqueue:
+        """Return a copy with these requests. (`dataclasses.replace` takes five times as long.)"""
+        terms = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
         times = (self.remaining, self.left)
-        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *about, *times)
+        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *terms, *times)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsEnded(Event):
-    """Running requests ended, well or badly: their slots are free."""
+    """Running requests succeeded or failed: their slots are free."""
 
     requests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Retried(Event):
-    """A running request failed and is to run again: it is queued with all that is known of it, where it stood."""
+    """A running request failed and is to run again: it is queued where it stood, with its former data."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded(Event):
-    """The first piece of a running request came: its prompt tokens no longer fill the tick."""
+    """A running request gave its first piece: its prompt tokens no longer take units of the tick."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequests(Event):
-    """Forget these requests; those running are cancelled at their instance."""
+    """Queued or running requests are not needed any more; running ones are cancelled at their instance."""
 
     requests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DepthChanged(Event):
-    """Depths of queued primitives that have changed; objectives and gangs that have become known."""
+    """Queued primitives got other depths, or their objectives and gangs became known."""
 
     query: str
     depths: Mapping[str, int]
-    wanted: Mapping[str, tuple[Objective, str]] = field(default_factory=dict)
+    objectives: Mapping[str, tuple[Objective, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +101,21 @@ class InstanceUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class InstanceDrained(Event):
-    """The instance gets no more work; what runs there ends as it would."""
+    """An instance gets no more requests; those that run there go on."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDown(Event):
-    """The instance died; its running requests are ended by the driver."""
+    """An instance died; the driver ends its running requests."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent(Event):
-    """News of an instance's prefix cache, where its engine publishes them."""
+    """An instance's prefix cache changed, as its engine reports."""
 
     instance: str
 
@@ -126,7 +129,7 @@ class CacheStored(CacheEvent):
 
 @dataclass(frozen=True, slots=True)
 class CacheRemoved(CacheEvent):
-    """Of this prefix the instance's cache keeps the first `keeps` blocks only."""
+    """The instance's cache keeps only the first `keeps` blocks of this prefix."""
 
     blocks: PrefixBlocks
     keeps: int = 0
@@ -149,9 +152,10 @@ class CacheUse(CacheEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunBatch(Instruction):
-    """Execute these requests together on one instance. Of `priorities`, lower ones are more urgent.
+    """Execute these requests together on one instance.
 
-    They are numbers of admissions, or of those that are overtaken (see `engine_queue.waiting_number`).
+    `priorities` are admission numbers, or smaller ones for requests that overtake others (see
+    `engine_queue.waiting_number`): the lower, the more urgent.
     """
 
     instance: str
@@ -159,7 +163,7 @@ class RunBatch(Instruction):
     requests: tuple[str, ...]
     priorities: tuple[int, ...]
     urgencies: tuple[tuple[int, Objective], ...] = ()
-    """Depth and objective of each, for an engine that looks further than priorities."""
+    """Depth and objective of each request, for engines that use more than priorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class CancelRunning(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Instruction):
-    """Queued requests that were cancelled before they ran."""
+    """Queued requests were cancelled before they ran."""
 
     requests: tuple[str, ...]
 

@@ -1,7 +1,8 @@
-"""What goes into both schedulers (events) and what comes out (instructions). All frozen, all with plain data.
+"""Base classes of the events that go into both schedulers and of the instructions that come out.
 
-Schedulers do no I/O and read no clock: every event carries the time (`at`, seconds on the runtime's clock), and
-`WakeAt` asks to be called again. A driver carries instructions out and feeds the outcomes back as events.
+All are frozen and hold plain data. Schedulers do no I/O and read no clock: every event carries the time (`at`, seconds
+on the runtime's clock), and `WakeAt` requests a later call. A driver carries instructions out and feeds the outcomes
+back as events.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class WakeAt(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time has passed."""
+    """Only time has passed."""
 
 
 Instructions = list[Instruction]

@@ -1,6 +1,6 @@
-"""Fragments of live queries become primitives: an instance for each item, round or arm, and for parts that begin later.
+"""Instantiates fragments in live queries: one instance for each item, round or arm, and for parts that begin later.
 
-Pure, as all of the graph scheduler: it is told what happened and says what to do.
+Pure, like all of the graph scheduler: events go in, instructions come out.
 """
 
 from __future__ import annotations
@@ -17,70 +17,66 @@ from teola_plugin.scheduling.graph_events import (
     Expanded,
     ItemClosed,
     PartBegun,
-    PartEnded,
     Reprioritise,
 )
-from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
-from teola_plugin.scheduling.live_query import LiveQuery
-from teola_plugin.scheduling.objectives import SINK, deduce, gathered, in_gang, sink_of
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
+from teola_plugin.scheduling.objectives import AWAITED, GangObjective, Objective, deduce_objectives, in_gang
 
 _K = PrimitiveKind
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the graph scheduler does with single primitives."""
+    """The operations of the graph scheduler on single primitives that an expansion uses."""
 
     emit: Callable[[Instruction], None]
     start: Callable[[LiveQuery, LivePrimitive], None]
-    """All that it waits for has ended."""
+    """Start a primitive: all that it waits for has ended."""
     drop: Callable[[LiveQuery, LivePrimitive], None]
-    """It ends without a value."""
-    ended: Callable[[LiveQuery, LivePrimitive], None]
-    """It has its value: whoever waits for it may be ready."""
+    """End a primitive without a value."""
+    after_end: Callable[[LiveQuery, LivePrimitive], None]
+    """Advance the readers of a primitive that got its value."""
     release: Callable[[LiveQuery, Iterable[str]], None]
-    """Nobody reads these values any more."""
+    """Release values that nobody reads any more."""
 
 
 class Expansion:
-    """Of one graph scheduler. A LOOP ends after `max_rounds`, if not before."""
+    """The expansion of one graph scheduler's queries. A LOOP ends after `max_rounds`, if not before."""
 
     def __init__(self, steps: Steps, max_rounds: int) -> None:
         self._steps, self._max_rounds = steps, max_rounds
         self._spliced: list[LivePrimitive] = []
-        """What is new and has not begun."""
+        """Primitives that were spliced in and not started yet."""
 
     # ------------------------------------------------------------ parts that begin later
 
     def part_begun(self, query: LiveQuery, event: PartBegun) -> None:
-        """The part's e-graph joins the query's."""
-        graph, without = event.graph, frozenset[str]() if event.told else event.graph.behind_code
-        made, _ = Fragment(graph, graph.output).instantiate(event.name, {INPUT: Ref(event.value)}, without=without)
-        spliced = query.splice(made, graph, event.name, SINK, event.depth)
-        if without:  # they are as deep as if all that they lead to were there
+        """Join the part's e-graph to the query's."""
+        graph, left_out = event.graph, frozenset[str]() if event.reports_results else event.graph.behind_code
+        primitives, _ = Fragment(graph, graph.output).instantiate(
+            event.name, {INPUT: Ref(event.value)}, without=left_out
+        )
+        spliced = query.splice(primitives, graph, event.name, AWAITED, event.depth)
+        if left_out:  # as deep as if what they lead to had not been left out
             for live in spliced:
-                live.least += graph.depths[InstancePath(live.id).inside(event.name) or ""]
+                live.base_depth += graph.depths[InstancePath(live.id).inside(event.name) or ""]
         if event.gang:
             _join_gang(spliced, event)
         self._spliced += spliced
-        if not query.read(event.value):
+        if not query.has_readers(event.value):
             self._steps.release(query, (event.value,))
         self._begin_spliced(query)
 
     def admitted(self, query: LiveQuery) -> None:
-        """A query with all that was planned of it."""
+        """Begin what may begin of a new query whose planned primitives are all there."""
         for live in query:
             self._begin_arms(query, live)
         self._begin_spliced(query)
 
-    def part_ended(self, query: LiveQuery, event: PartEnded) -> None:
-        """What is left of it is dropped."""
-        self._discard_instance(query, event.name)
-
     # ------------------------------------------------------------ fragments
 
     def begin(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """It is a holder's turn: ask what decides how many instances it gets."""
+        """Request what decides how many instances a holder gets, once it is its turn."""
         p = live.primitive
         live.status = Status.EXPANDING
         if p.kind is _K.LOOP:
@@ -91,38 +87,38 @@ class Expansion:
         self._steps.emit(Expand(query.id, p, reads, tuple(live.predicted)))
 
     def expanded(self, query: LiveQuery, event: Expanded) -> None:
-        """The answer: the instances are made."""
+        """Make the instances, as many as the answer says."""
         live = query.get(event.primitive)
         if live is None or live.status is not Status.EXPANDING:
             return
-        grow: dict[PrimitiveKind, Callable[[LiveQuery, LivePrimitive, Expanded], None]] = {
+        expand_kind: dict[PrimitiveKind, Callable[[LiveQuery, LivePrimitive, Expanded], None]] = {
             _K.MAP: self._expand_map,
             _K.FOLD: self._expand_fold,
             _K.LOOP: self._expand_loop,
             _K.BRANCH: self._expand_branch,
         }
-        grow[live.primitive.kind](query, live, event)
+        expand_kind[live.primitive.kind](query, live, event)
 
     def _expand_map(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         p = live.primitive
         items = p.input("items")
         assert items is not None
-        here = InstancePath(p.id)
+        path = InstancePath(p.id)
         matches = event.matches or (None,) * event.count
-        used = {m for m in matches if m is not None}
+        matched = {m for m in matches if m is not None}
         outputs = []
         for index, match in enumerate(matches):
             if match is not None:
-                outputs.append(live.early[match])
+                outputs.append(live.early_outputs[match])
             else:
-                name = here.instance(index)
-                name = here.instance(index, is_second=True) if query.within(name) else name
+                name = path.instance(index)
+                name = path.instance(index, is_second=True) if query.within(name) else name
                 bind = {"$item": items.at(index)}
-                outputs.append(self._instance(query, live, p.fragment, name, bind, together=event.count))
+                outputs.append(self._instance(query, live, p.fragment, name, bind, sibling_count=event.count))
         self._await_outputs(query, live, outputs)
-        for index in range(len(live.early)):
-            if index not in used:
-                self._discard_instance(query, here.instance(index))
+        for index in range(len(live.early_outputs)):
+            if index not in matched:
+                self.discard_instance(query, path.instance(index))
 
     def _expand_fold(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         p = live.primitive
@@ -134,28 +130,28 @@ class Expansion:
         self._await_outputs(query, live, [carry])
 
     def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
-        p, taken = live.primitive, bool(event.count)
-        here, arm = InstancePath(p.id), p.fragment if taken else p.otherwise
-        output = _begun_arm(query, live, here.arm(taken))
+        p, first_arm = live.primitive, bool(event.count)
+        path, arm = InstancePath(p.id), p.fragment if first_arm else p.otherwise
+        output = _early_arm(query, live, path.arm(first_arm))
         if output is None:
-            lost = bool(query.within(here.arm(taken)))
-            name = here.arm(taken, is_second=lost)
+            is_used_up = bool(query.within(path.arm(first_arm)))
+            name = path.arm(first_arm, is_second=is_used_up)
             output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
         assert output is not None
         self._await_outputs(query, live, [output])
-        if live.early:
-            self._discard_instance(query, here.arm(not taken))
+        if live.early_outputs:
+            self.discard_instance(query, path.arm(not first_arm))
 
     def _begin_arms(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """Arms of a branch that may begin before it is chosen: each primitive when what it reads is there."""
+        """Begin the arms of a branch that may begin before one is chosen: each primitive once its inputs are there."""
         p = live.primitive
         if not p.attributes.early_arms:
             return
-        for which, arm in (("then", p.fragment), ("else", p.otherwise)):
-            if which in p.attributes.early_arms and arm is not None and live.status is Status.WAITING:
-                name = InstancePath(p.id).arm(which == "then")
+        for arm_name, arm in (("then", p.fragment), ("else", p.otherwise)):
+            if arm_name in p.attributes.early_arms and arm is not None and live.status is Status.WAITING:
+                name = InstancePath(p.id).arm(arm_name == "then")
                 output = self._instance(query, live, arm, name, {}, tentative=True)
-                live.early.append(output)
+                live.early_outputs.append(output)
                 query.hold(live.id, [output])
 
     def _expand_loop(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
@@ -167,7 +163,7 @@ class Expansion:
             self._complete(query, live)
 
     def _add_round(self, query: LiveQuery, live: LivePrimitive, carry: Ref) -> None:
-        """The body gives `{"carry": ..., "again": bool}`; its value decides about the next round."""
+        """Begin a round of a loop. Its body returns `{"carry": ..., "again": bool}`, which decides about the next."""
         name = InstancePath(live.id).instance(len(live.outputs))
         output = self._instance(query, live, live.primitive.fragment, name, {"$carry": carry})
         live.outputs.append(output)
@@ -186,26 +182,26 @@ class Expansion:
         bind: dict[str, Ref],
         *,
         tentative: bool = False,
-        together: int = 1,
+        sibling_count: int = 1,
     ) -> Ref:
-        """`together`: instances whose outputs are put together, this one among them."""
+        """Splice in an instance of a fragment. `sibling_count` instances, this one included, are put together."""
         assert body is not None, f"{live.id} holds no fragment"
         live.instances.append(name)
         outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
         captured = captures(live.primitive.inputs, "items")
-        made, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
-        if tentative:  # not yet its holder's turn: what the holder waits for by order, its effects wait for too
-            made = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in made]
-        sink = gathered(live.id, together, live.wanted)
-        self._spliced += query.splice(made, body.graph, name, sink, live.least)
+        primitives, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
+        if tentative:  # before its holder's turn: its effects wait for what the holder must come after
+            primitives = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in primitives]
+        objective = GangObjective(Objective.THROUGHPUT, live.id) if sibling_count > 1 else live.gang_objective
+        self._spliced += query.splice(primitives, body.graph, name, objective, live.base_depth)
         return output
 
     def _begin_spliced(self, query: LiveQuery) -> None:
-        """Depths first, so that what starts now is queued with its own."""
+        """Start new primitives, once all depths are known: what starts now is queued with its own depth."""
         for live in list(self._spliced):
             self._begin_arms(query, live)
         spliced, self._spliced = self._spliced, []
-        changed = query.redepth(spliced)
+        changed = query.update_depths(spliced)
         if changed:
             self._steps.emit(Reprioritise(query.id, changed))
         for live in spliced:
@@ -215,19 +211,23 @@ class Expansion:
     def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
         live.outputs = outputs
         live.collects.update(r.producer for r in outputs)
-        live.waits = {r.producer for r in outputs if (made := query.get(r.producer)) and not made.status.ended}
+        live.waits = {
+            r.producer for r in outputs if (producer := query.get(r.producer)) and not producer.status.has_ended
+        }
         query.hold(live.id, outputs)
         self._begin_spliced(query)
-        lost = [
-            r for r in outputs if (made := query.get(r.producer)) and made.status in (Status.DROPPED, Status.FAILED)
+        missing = [
+            r
+            for r in outputs
+            if (producer := query.get(r.producer)) and producer.status in (Status.DROPPED, Status.FAILED)
         ]
-        if lost:
+        if missing:
             self._steps.drop(query, live)
         else:
             self.collect_if_done(query, live)
 
     def collect_if_done(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """A holder whose instances have ended gets its value, or its next round."""
+        """Give a holder whose instances have ended its value, or its next round."""
         if live.waits or not (live.outputs or live.primitive.kind is _K.MAP):
             return
         if live.primitive.kind is _K.LOOP:
@@ -239,13 +239,13 @@ class Expansion:
 
     def _complete(self, query: LiveQuery, live: LivePrimitive) -> None:
         live.status = Status.DONE
-        self._steps.ended(query, live)
+        self._steps.after_end(query, live)
         for name in live.instances:
             self._steps.release(query, query.forget(name))
         live.instances.clear()
 
     def item_closed(self, query: LiveQuery, event: ItemClosed) -> None:
-        """A list is still being decoded and an item of it has closed: work on it begins, tentatively."""
+        """Begin speculative work on an item of a list that is still being decoded."""
         decoding = query.get(event.primitive)
         names = decoding.primitive.attributes.stream_items if decoding is not None else ()
         for name in names:
@@ -258,37 +258,39 @@ class Expansion:
         name = InstancePath(holder.id).instance(len(holder.predicted))
         holder.predicted.append(item)
         bind = {"$item": item}
-        output = self._instance(query, holder, holder.primitive.fragment, name, bind, tentative=True, together=2)
-        holder.early.append(output)
+        output = self._instance(query, holder, holder.primitive.fragment, name, bind, tentative=True, sibling_count=2)
+        holder.early_outputs.append(output)
         query.keep(holder.id, [item])
         query.hold(holder.id, [output])
 
-    def _discard_instance(self, query: LiveQuery, name: str) -> None:
-        """Whoever is in it has not come to anything that is wanted."""
+    def discard_instance(self, query: LiveQuery, name: str) -> None:
+        """Drop all primitives of an instance or a part that nobody needs."""
         for live in query.within(name):
             self._steps.drop(query, live)
         self._steps.release(query, query.forget(name))
 
 
-def _begun_arm(query: LiveQuery, live: LivePrimitive, name: str) -> Ref | None:
-    """The output of the arm if it was begun, and has not come to nothing."""
-    found = next((ref for ref in live.early if InstancePath(ref.producer).inside(name) is not None), None)
-    made = None if found is None else query.get(found.producer)
-    return None if made is None or made.status in (Status.DROPPED, Status.FAILED) else found
+def _early_arm(query: LiveQuery, live: LivePrimitive, name: str) -> Ref | None:
+    """Return the output of the arm if it was begun early and is not dropped or failed."""
+    output = next((ref for ref in live.early_outputs if InstancePath(ref.producer).inside(name) is not None), None)
+    producer = None if output is None else query.get(output.producer)
+    return None if producer is None or producer.status in (Status.DROPPED, Status.FAILED) else output
 
 
 def _join_gang(spliced: list[LivePrimitive], event: PartBegun) -> None:
-    """What is wanted of the part alone is wanted of its gang."""
-    wanted, sink = deduce(event.graph), sink_of(event.gang)
+    """Give primitives that only the part's output needs the objective of the part's gang."""
+    objectives, output = deduce_objectives(event.graph), GangObjective(Objective.THROUGHPUT, event.gang)
     for live in spliced:
         inner = InstancePath(live.id).inside(event.name) or ""
         if in_gang(inner, event.members):
-            live.wanted = wanted[inner].inside(event.name, sink)
+            live.gang_objective = objectives[inner].inside(event.name, output)
 
 
 def laid_out_early(live: LivePrimitive) -> bool:
-    """A FOLD is laid out once its items are known: only its first instance needs the value that it begins with, and
-    the others have prompts whose beginnings can be prefilled."""
+    """Return True for a FOLD whose items are known while the value that it begins with is not.
+
+    Only its first instance needs that value: the prompts of the others begin with text that can be prefilled.
+    """
     p = live.primitive
     if p.kind is not _K.FOLD:
         return False

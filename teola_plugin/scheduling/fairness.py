@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-MOST_APPS = 1000
-LEAST_WEIGHT = 1e-6
+MAX_APPS = 1000
+MIN_WEIGHT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A bucket that waits: whose it is, and what its deepest level takes."""
+    """A waiting bucket: its app, and the units that its deepest level takes."""
 
     app: str
     weight: float
@@ -20,44 +20,48 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Served:
-    """Units that each app was given, divided by its weight. An app that comes back is not owed for its absence."""
+class ServedUnits:
+    """Units that each app got, divided by its weight: its virtual time. An app that returns gets no credit for its
+    absence."""
 
-    _had: dict[str, float] = field(default_factory=dict)
-    _now: float = 0.0
-    """What the app that was served last had had before."""
+    _virtual_times: dict[str, float] = field(default_factory=dict)
+    _virtual_now: float = 0.0
+    """The virtual time of the app that was served last, before it was served."""
 
     def arrive(self, app: str, *, waiting: bool) -> None:
-        """Work of an app comes. `waiting`: it has some queued already, so it may be behind the others."""
+        """Record that work of an app arrives. `waiting` is True if the app has other work queued, so that it may lag
+        behind."""
         if not waiting:
-            self._had[app] = max(self._now, self._had.get(app, 0.0))
+            self._virtual_times[app] = max(self._virtual_now, self._virtual_times.get(app, 0.0))
 
     def add(self, app: str, weight: float, units: float) -> None:
-        before = self._had.get(app, self._now)
-        self._now = max(self._now, before)
-        self._had[app] = before + units / max(weight, LEAST_WEIGHT)
-        if len(self._had) > MOST_APPS:  # those who had least are treated like new ones
-            most = sorted(self._had, key=self._had.__getitem__)[MOST_APPS // 2 :]
-            self._had = {name: self._had[name] for name in most}
+        before = self._virtual_times.get(app, self._virtual_now)
+        self._virtual_now = max(self._virtual_now, before)
+        self._virtual_times[app] = before + units / max(weight, MIN_WEIGHT)
+        if len(self._virtual_times) > MAX_APPS:  # apps with the least are treated like new ones
+            most_served = sorted(self._virtual_times, key=self._virtual_times.__getitem__)[MAX_APPS // 2 :]
+            self._virtual_times = {name: self._virtual_times[name] for name in most_served}
 
-    def had(self, apps: Iterable[str]) -> dict[str, float]:
-        return {app: self._had.get(app, self._now) for app in apps}
+    def virtual_times(self, apps: Iterable[str]) -> dict[str, float]:
+        return {app: self._virtual_times.get(app, self._virtual_now) for app in apps}
 
 
-def in_turn(turns: Mapping[str, Turn], had: dict[str, float], apps: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Names of buckets in the order in which they are served; `had` is kept up to date. `apps`: whose each is, where
-    `turns` makes them when they are looked at.
+def serve_in_turn(
+    turns: Mapping[str, Turn], virtual_times: dict[str, float], apps: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Yield the names of buckets in the order in which they are served, and keep `virtual_times` up to date.
 
-    Next is always the first bucket of the app that had least, so an app of twice the weight gets twice the units.
+    Next is always the first bucket of the app with the least virtual time, so an app of twice the weight gets twice the
+    units. `apps` are the buckets' apps, for `turns` that are made only when they are looked at.
     """
     waiting: dict[str, deque[str]] = {}
-    for name, owner in ({name: turn.app for name, turn in turns.items()} if apps is None else apps).items():
-        waiting.setdefault(owner, deque()).append(name)
+    for name, app_name in ({name: turn.app for name, turn in turns.items()} if apps is None else apps).items():
+        waiting.setdefault(app_name, deque()).append(name)
     while waiting:
-        app = min(waiting, key=had.__getitem__)
+        app = min(waiting, key=virtual_times.__getitem__)
         name = waiting[app].popleft()
-        turn = turns[name]  # before it is served
+        turn = turns[name]  # read before the caller takes from the bucket
         yield name
-        had[app] += turn.units / max(turn.weight, LEAST_WEIGHT)
+        virtual_times[app] += turn.units / max(turn.weight, MIN_WEIGHT)
         if not waiting[app]:
             del waiting[app]

@@ -18,11 +18,12 @@ class QueryEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Admit(QueryEvent):
-    """A query with its e-graph. With `ahead`, another party (the plain object) ends the query by `Close`."""
+    """A query arrives with its e-graph."""
 
     graph: Graph
     deadline: float | None = None
-    ahead: bool = False
+    original_runs: bool = False
+    """True if the original app runs too: then it ends the query by `Close`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +33,30 @@ class PrimitiveEvent(QueryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Started(PrimitiveEvent):
-    """Its first request left the queue of the engine."""
+    """The first request of a primitive left the queue of its engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished(PrimitiveEvent):
-    """Its value is in the query's store."""
+    """The value of a primitive is in the query's store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unused(PrimitiveEvent):
-    """It will have no value and needs none: a partial decoding beyond the last item, a cancelled warm-up."""
+    """A primitive needs no value and will have none: a partial decoding beyond the last item, a cancelled warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveFailed(PrimitiveEvent):
-    """It failed for good: what can be retried was retried request by request before."""
+    """A primitive failed for good: requests that can be retried were retried before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded(PrimitiveEvent):
-    """Answer to `Expand`: the number of items (MAP, FOLD), 1 or 0 for another round or arm (LOOP, BRANCH).
+    """The answer to `Expand`.
 
-    `matches[i]` is the prediction that equals item i, or None (MAP).
+    `count` is the number of items (MAP, FOLD), or 1 or 0: another round or not (LOOP), the first arm or the other
+    (BRANCH). `matches[i]` is the prediction that equals item i, or None (MAP).
     """
 
     count: int
@@ -63,7 +65,7 @@ class Expanded(PrimitiveEvent):
 
 @dataclass(frozen=True, slots=True)
 class ItemClosed(PrimitiveEvent):
-    """A splittable decoding without planned parts closed an item; its value is stored under `value`."""
+    """A splittable decoding without planned parts completed an item, whose value is stored under `value`."""
 
     index: int
     value: str
@@ -71,37 +73,37 @@ class ItemClosed(PrimitiveEvent):
 
 @dataclass(frozen=True, slots=True)
 class PartBegun(QueryEvent):
-    """The plain object begins a part that could not be planned before: its e-graph joins the query's."""
+    """The original begins a part that could not be planned before: the part's e-graph joins the query's."""
 
     name: str
     graph: Graph
     value: str
-    """Where its input is stored."""
+    """Name under which its input is stored."""
     depth: int = 0
-    """How far its end is from the end of the query: all of it is deeper by that much."""
+    """Distance from its end to the end of the query: all of it is deeper by that much."""
     gang: str = ""
-    """What its value is put together with that of other parts for; empty if somebody waits for it alone."""
+    """Name of the gang that the part's value belongs to; empty if the original waits for this value alone."""
     members: str = ""
-    """Leads the names of those primitives that are in the gang; empty for all."""
-    told: bool = True
-    """Whether anybody says what its user code gives; otherwise that code, and what waits for it, is left out."""
+    """Component of the part whose primitives belong to the gang; empty for all of it."""
+    reports_results: bool = True
+    """True if the results of its user code are reported; otherwise that code, and what waits for it, is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartEnded(QueryEvent):
-    """The plain object has the part's value: whatever is left of its primitives is dropped."""
+    """The original has the part's value: primitives of the part that have not ended are dropped."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CancelQuery(QueryEvent):
-    """The caller gave up."""
+    """The caller cancelled the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close(QueryEvent):
-    """The plain object has its answer: whatever is left of an `ahead` query is dropped."""
+    """The original has its answer: primitives of an `original_runs` query that have not ended are dropped."""
 
 
 # ---------------------------------------------------------------- out
@@ -114,7 +116,7 @@ class QueryInstruction(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Dispatch(QueryInstruction):
-    """Hand the primitive to its engine's scheduler. `group` are the decodings that its request also serves."""
+    """Hand a primitive to its engine's scheduler. Its request also serves the decodings in `group`."""
 
     primitive: Primitive
     depth: int
@@ -130,7 +132,7 @@ class RunCall(QueryInstruction):
 
 @dataclass(frozen=True, slots=True)
 class Await(QueryInstruction):
-    """User code whose turn it is (OPAQUE, TOOL): run it, or wait until the plain object has run it."""
+    """User code is due (OPAQUE, TOOL): run it, or wait until the original has run it."""
 
     primitive: Primitive
 
@@ -146,7 +148,7 @@ class Expand(QueryInstruction):
 
 @dataclass(frozen=True, slots=True)
 class Collect(QueryInstruction):
-    """Store the value of a fragment's holder: the list of `refs` (MAP) or the single one of them (others)."""
+    """Store the value of a fragment's holder: the list of `refs` (MAP) or its single item (other kinds)."""
 
     primitive: str
     refs: tuple[Ref, ...]
@@ -155,28 +157,28 @@ class Collect(QueryInstruction):
 
 @dataclass(frozen=True, slots=True)
 class Release(QueryInstruction):
-    """Nobody reads this value any more."""
+    """Delete a value that nobody reads any more."""
 
     producer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel(QueryInstruction):
-    """Stop work on a dispatched primitive; nobody needs it."""
+    """Stop work on a dispatched primitive whose value nobody needs."""
 
     primitive: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reprioritise(QueryInstruction):
-    """Depths of dispatched primitives that have changed."""
+    """Tell engines that dispatched primitives got other depths."""
 
     depths: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class End(QueryInstruction):
-    """The query is over: `done`, `failed` (by `primitive`), `cancelled`, `timeout` or `closed`."""
+    """End the query: `done`, `failed` (by `primitive`), `cancelled`, `timeout` or `closed`."""
 
     outcome: str
     output: Ref | None = None

@@ -3,7 +3,7 @@
 State of a primitive::
 
     waiting -> ready -> running -> done
-       |         |         |-----> failed      (its requests were retried by the engine's port before)
+       |         |         |-----> failed      (the engine's port retried its requests before)
        |---------|---------|-----> dropped     (cancelled, unused, or cut off by a failure)
     waiting -> expanding -> done               (holders of fragments)
 """
@@ -35,20 +35,19 @@ from teola_plugin.scheduling.graph_events import (
     Started,
     Unused,
 )
-from teola_plugin.scheduling.live_primitive import LivePrimitive, Status, optional_edge
-from teola_plugin.scheduling.live_query import LiveQuery
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_graph_scheduler
 
 _K = PrimitiveKind
 
 
 class GraphScheduler:
-    """In-degrees of every live e-graph. Dispatches primitives, never loose requests."""
+    """Tracks in-degrees in every live e-graph. Dispatches primitives, never single requests."""
 
     def __init__(self, *, max_rounds: int = 64) -> None:
         self.queries: dict[str, LiveQuery] = {}
-        self._announced: float | None = None
-        """When a `Tick` is to come, as far as it was asked for."""
+        self._next_tick: float | None = None
+        """Time of the `Tick` that was requested; None if none is due."""
         self._check = StateCheck()
         self._out: Instructions = []
         steps = Steps(lambda order: self._out.append(order), self._start, self._drop, self._after_end, self._release)
@@ -62,14 +61,14 @@ class GraphScheduler:
             Expanded: self._expansion.expanded,
             ItemClosed: self._expansion.item_closed,
             PartBegun: self._expansion.part_begun,
-            PartEnded: self._expansion.part_ended,
-            CancelQuery: self._cancel_query,
-            Close: self._close,
+            PartEnded: lambda query, event: self._expansion.discard_instance(query, event.name),
+            CancelQuery: lambda query, event: self._end(query, "cancelled"),
+            Close: lambda query, event: self._end(query, "closed"),
             Tick: self._tick,
         }
 
     def handle(self, event: GraphEvent) -> Instructions:
-        """What to do about `event`. Events of queries that are over are ignored."""
+        """Return the instructions that follow from `event`. Events of queries that have ended are ignored."""
         self._out = []
         if isinstance(event, (Admit, Tick)):
             self._handlers[type(event)](event)
@@ -78,51 +77,43 @@ class GraphScheduler:
             if query is not None:
                 self._handlers[type(event)](query, event)
         if VALIDATE:
-            self._validate("" if isinstance(event, Tick) else event.query)
+            name = "" if isinstance(event, Tick) else event.query
+            query = self.queries.get(name)
+            if self._check.due(len(self.queries) + (len(query) if query is not None else 0)):
+                validate_graph_scheduler(self, name)
         return self._out
-
-    def _validate(self, name: str) -> None:
-        query = self.queries.get(name)
-        if self._check.due(len(self.queries) + (query.primitives if query is not None else 0)):
-            validate_graph_scheduler(self, name)
 
     # ------------------------------------------------------------ queries
 
     def _admit(self, event: Admit) -> None:
-        query = LiveQuery(event.query, event.graph, deadline=event.deadline, ahead=event.ahead)
+        query = LiveQuery(event.query, event.graph, deadline=event.deadline, original_runs=event.original_runs)
         self.queries[query.id] = query
-        self._announce(event.deadline)
+        self._request_tick(event.deadline)
         for live in query:
             if not live.waits or laid_out_early(live):
                 self._start(query, live)
         self._expansion.admitted(query)
         self._end_if_done(query)
 
-    def _announce(self, deadline: float | None) -> None:
-        """Ask for a `Tick` at the earliest deadline, once: the next one is asked for when it comes."""
-        if deadline is not None and (self._announced is None or deadline < self._announced):
-            self._announced = deadline
+    def _request_tick(self, deadline: float | None) -> None:
+        """Request a `Tick` at the earliest deadline, once: the next one is requested when it comes."""
+        if deadline is not None and (self._next_tick is None or deadline < self._next_tick):
+            self._next_tick = deadline
             self._out.append(WakeAt(deadline))
 
     def _tick(self, event: Tick) -> None:
         for query in list(self.queries.values()):
             if query.deadline is not None and event.at >= query.deadline:
                 self._end(query, "timeout")
-        if self._announced is not None and event.at >= self._announced:
-            self._announced = None
+        if self._next_tick is not None and event.at >= self._next_tick:
+            self._next_tick = None
             left = (query.deadline for query in self.queries.values() if query.deadline is not None)
-            self._announce(min(left, default=None))
-
-    def _cancel_query(self, query: LiveQuery, event: CancelQuery) -> None:
-        self._end(query, "cancelled")
-
-    def _close(self, query: LiveQuery, event: Close) -> None:
-        self._end(query, "closed")
+            self._request_tick(min(left, default=None))
 
     def _end(self, query: LiveQuery, outcome: str, primitive: str = "") -> None:
-        if query.ended:
+        if query.has_ended:
             return
-        query.ended = True
+        query.has_ended = True
         del self.queries[query.id]
         for live in query:
             if live.status.active:
@@ -131,7 +122,7 @@ class GraphScheduler:
         self._out.append(End(query.id, outcome, query.output if outcome == "done" else None, primitive))
 
     def _end_if_done(self, query: LiveQuery) -> None:
-        if query.ended or query.ahead:
+        if query.has_ended or query.original_runs:
             return
         output = query.get(query.output.producer)
         if output is None or output.status is Status.DONE:
@@ -140,14 +131,14 @@ class GraphScheduler:
     # ------------------------------------------------------------ primitives
 
     def _start(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """All it waits for has ended: hand it to whoever executes its kind."""
+        """Hand a primitive, once all that it waits for has ended, to whoever executes its kind."""
         p = live.primitive
         if live.status is not Status.WAITING:
             return
         live.status = Status.READY
         if p.holds_fragment:
             self._expansion.begin(query, live)
-        elif p.on_engine and not p.decodes and not (query.ahead and p.kind in IMPURE_KINDS):
+        elif p.on_engine and not p.decodes and not (query.original_runs and p.kind in IMPURE_KINDS):
             group = query.group(p.id) if p.prefills else []
             for member in group:
                 if member.status is Status.WAITING:
@@ -165,18 +156,18 @@ class GraphScheduler:
 
     def _finished(self, query: LiveQuery, event: Finished) -> None:
         live = query.get(event.primitive)
-        if live is None or live.status.ended:
+        if live is None or live.status.has_ended:
             return
         live.status = Status.DONE
         self._after_end(query, live)
 
     def _unused(self, query: LiveQuery, event: Unused) -> None:
         live = query.get(event.primitive)
-        if live is not None and not live.status.ended:
+        if live is not None:
             self._drop(query, live, cancel=False)
 
     def _after_end(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """Its readers may be ready now; values that only it read are released."""
+        """Advance the readers of a primitive that ended, and release the values that only it read."""
         for child in self._severed(query, live):
             child.waits.discard(live.id)
             self._advance(query, child)
@@ -192,18 +183,21 @@ class GraphScheduler:
                 self._start(query, live)
 
     def _overtake_warmups(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """A full prefilling whose data is there does not wait for a warm-up that has not even started."""
+        """Start a full prefilling whose data is there without its warm-ups, if none of them has started."""
         if live.primitive.kind is not _K.FULL_PREFILLING:
             return
-        waited = (query.get(name) for name in live.waits)
-        if all(w is None or _unstarted_warm_up(w) for w in waited):  # mostly over with the first, however many they are
+        predecessors = (query.get(name) for name in live.waits)
+        if all(  # usually decided by the first
+            p is None or (p.primitive.kind is _K.PARTIAL_PREFILLING and p.status is not Status.RUNNING)
+            for p in predecessors
+        ):
             for name in sorted(live.waits):
                 if name in query:
                     self._drop(query, query[name])
 
     def _drop(self, query: LiveQuery, live: LivePrimitive, *, cancel: bool = True) -> None:
-        """It ends without a value, and so does everything that cannot do without that value."""
-        if not live.status.ended:
+        """End a primitive without a value, and with it everything that cannot do without that value."""
+        if not live.status.has_ended:
             self._mark_dropped(query, live, cancel=cancel)
             self._cut_off(query, live)
 
@@ -213,52 +207,49 @@ class GraphScheduler:
         live.status = Status.DROPPED
 
     def _cut_off(self, query: LiveQuery, live: LivePrimitive) -> None:
-        """Depth first, on a stack of its own: a chain may be thousands of primitives long."""
-        todo = [(live, self._severed(query, live))]
-        while todo:
-            gone, children = todo[-1]
+        """Drop the descendants that cannot do without the value of a dropped primitive.
+
+        Works depth first on a stack of its own, since a chain may be thousands of primitives long.
+        """
+        stack = [(live, self._severed(query, live))]
+        while stack:
+            ended_primitive, children = stack[-1]
             child = next(children, None)
             if child is None:
-                todo.pop()
+                stack.pop()
                 continue
-            child.waits.discard(gone.id)
-            if child.status.ended:
+            child.waits.discard(ended_primitive.id)
+            if child.status.has_ended:
                 continue
-            if optional_edge(child.primitive, gone.primitive) and gone.id not in child.collects:
+            if optional_edge(child.primitive, ended_primitive.primitive) and ended_primitive.id not in child.collects:
                 self._advance(query, child)
             else:
                 self._mark_dropped(query, child)
-                todo.append((child, self._severed(query, child)))
+                stack.append((child, self._severed(query, child)))
 
     def _severed(self, query: LiveQuery, live: LivePrimitive) -> Iterator[LivePrimitive]:
-        """What it read is released; its children."""
+        """Release what a primitive read, and return its children."""
         self._release(query, query.released_by(live.id))
         return iter(query.children(live.id))
 
     def _release(self, query: LiveQuery, producers: Iterable[str]) -> None:
-        for producer in producers:
-            self._out.append(Release(query.id, producer))
+        self._out += [Release(query.id, producer) for producer in producers]
 
     def _failed(self, query: LiveQuery, event: PrimitiveFailed) -> None:
         live = query.get(event.primitive)
         if live is None:
             return
         group = query.group(live.id) if live.primitive.prefills else []
-        served = [member for member in group if member.status.active]
-        if live.status.ended and not served:  # a prompt may be computed, and its answer break off
+        cut_off = [member for member in group if member.status.active]
+        if live.status.has_ended and not cut_off:  # ended, but its decodings may still break off
             return
-        if not live.status.ended:
+        if not live.status.has_ended:
             live.status = Status.FAILED
-            served.append(live)
-        for lost in served:
-            if lost is not live:
-                lost.status = Status.DROPPED
-            self._cut_off(query, lost)
+            cut_off.append(live)
+        for member in cut_off:
+            if member is not live:
+                member.status = Status.DROPPED
+            self._cut_off(query, member)
         output = query.get(query.output.producer)
-        if not query.ahead and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
+        if not query.original_runs and (output is None or output.status in (Status.DROPPED, Status.FAILED)):
             self._end(query, "failed", event.primitive)
-
-
-def _unstarted_warm_up(live: LivePrimitive) -> bool:
-    """A warm-up that has not begun."""
-    return live.primitive.kind is _K.PARTIAL_PREFILLING and live.status is not Status.RUNNING

@@ -1,36 +1,180 @@
-"""The run state of one query: which primitives wait, run or are done. Never kept on the graph itself."""
+"""The run state of one query: which primitives wait, run or have ended. It is never kept on the graph itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heapify, heappop, heappush
 
 from teola_plugin.graph import Graph, InstancePath, Primitive, PrimitiveKind, Ref
-from teola_plugin.scheduling.depths import Depths
-from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
-from teola_plugin.scheduling.objectives import Wanted, deduce
+from teola_plugin.scheduling.objectives import AWAITED, GangObjective, deduce_objectives
+
+
+class Status(Enum):
+    """The state of a primitive of a live query."""
+
+    WAITING = "waiting"
+    READY = "ready"
+    """Dispatched to its engine or to the client; not known to have started."""
+    RUNNING = "running"
+    EXPANDING = "expanding"
+    """A holder of a fragment whose instances are at work."""
+    DONE = "done"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    """Cancelled, unused or cut off by a failure: it never gets a value."""
+
+    def __init__(self, name: str) -> None:
+        self.has_ended = name in ("done", "failed", "dropped")
+        self.active = name in ("ready", "running")
+
+
+@dataclass(slots=True, eq=False)
+class LivePrimitive:
+    """The run state of one primitive of a live query."""
+
+    primitive: Primitive
+    waits: set[str]
+    """Ids of the producers and predecessors that have not ended."""
+    reads: tuple[str, ...] = ()
+    """Producers of the values that it reads."""
+    status: Status = Status.WAITING
+    depth: int = 0
+    base_depth: int = 0
+    """Depth that it has at least: the distance from the end of its part to the end of the query."""
+    outputs: list[Ref] = field(default_factory=list)
+    """Holders of fragments: the outputs of the instances, in item order."""
+    collects: set[str] = field(default_factory=set)
+    """Holders of fragments: the producers of those outputs. A holder gets no value if one of these has none."""
+    predicted: list[Ref] = field(default_factory=list)
+    """MAP: the items that its early instances work on, kept until they were compared with the real ones."""
+    early_outputs: list[Ref] = field(default_factory=list)
+    """MAP: outputs of the instances that were made before the items were known, planned and grown ones. BRANCH: outputs
+    of the arms that began before one was chosen."""
+    instances: list[str] = field(default_factory=list)
+    """Holders of fragments: names of the instances that were spliced in."""
+    gang_objective: GangObjective = AWAITED
+
+    @property
+    def id(self) -> str:
+        return self.primitive.id
+
+
+def optional_edge(reader: Primitive, producer: Primitive) -> bool:
+    """Return True if `reader` can do without the value of `producer`: a prediction, an early instance, a warm-up."""
+    if reader.kind is PrimitiveKind.VERIFY:
+        actual = reader.input("actual")
+        return actual is None or actual.producer != producer.id
+    if reader.decodes and producer.kind is PrimitiveKind.PARTIAL_DECODING:
+        return True  # fewer items than planned: the stream goes on all the same
+    for _, ref in reader.inputs:
+        if ref.producer == producer.id:
+            return False
+    if producer.tentative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
+        return True
+    return any(ref.producer == producer.id for ref in reader.early)
+
+
+class Depths:
+    """The longest paths from each primitive to a sink, kept right as a query grows.
+
+    Depths never decrease, because edges are only added.
+    """
+
+    def __init__(self, live: dict[str, LivePrimitive], children: dict[str, list[str]]) -> None:
+        self._live, self._children = live, children
+        self._raised_depths: dict[str, int] = {}
+        """New depths, greater than the present ones, that were not yet passed on to the parents; by primitive."""
+        self._raised_queue: list[tuple[int, str]] = []
+        """Those primitives by their present depth, in a heap: a primitive is deeper than those that it leads to."""
+        self._deepest_first: list[tuple[int, str]] | None = None
+        """Primitives that have not ended in a heap, deepest first; None until `deepest` is called."""
+
+    def add_primitives(self, new_primitives: Sequence[LivePrimitive]) -> dict[str, int]:
+        """Compute the depths of primitives that were spliced in, and of all that leads to them.
+
+        `new_primitives` are in an order in which nothing leads to an earlier one. Returns the depths that changed of
+        primitives that an engine has.
+        """
+        for live in reversed(new_primitives):
+            child_depths = [child.depth for name in self._children.get(live.id, ()) if (child := self._live.get(name))]
+            live.depth = max(live.base_depth, 1 + max(child_depths, default=-1))
+        for live in new_primitives:
+            self._raise_parents(live)
+        changed: dict[str, int] = {}
+        while self._raised_queue:
+            _, name = heappop(self._raised_queue)
+            depth, live_primitive = self._raised_depths.pop(name, 0), self._live.get(name)
+            if live_primitive is None or depth <= live_primitive.depth:
+                continue
+            live_primitive.depth = depth
+            self._raise_parents(live_primitive)
+            if live_primitive.status.active and live_primitive.primitive.on_engine:
+                changed[name] = depth
+        return changed
+
+    def _raise_parents(self, live: LivePrimitive) -> None:
+        """Raise the depths of whatever leads to a primitive whose depth was set."""
+        if self._deepest_first is not None:
+            heappush(self._deepest_first, (-live.depth, live.id))
+        for parent in Graph.edges_into(live.primitive):
+            self.raise_depth(parent, live.depth + 1)
+        for ref in live.outputs:
+            self.raise_depth(ref.producer, live.depth + 1)
+        for ref in live.early_outputs:
+            self.raise_depth(ref.producer, live.depth + 1)
+
+    def raise_depth(self, name: str, depth: int) -> None:
+        """Record that a primitive is at least this deep. `add_primitives` passes that on to what leads to it."""
+        live = self._live.get(name)
+        if live is None or depth <= live.depth:
+            return
+        if name not in self._raised_depths:
+            heappush(self._raised_queue, (live.depth, name))
+        self._raised_depths[name] = max(depth, self._raised_depths.get(name, 0))
+
+    def deepest(self) -> int:
+        """Return the depth of the deepest primitive that has not ended; 0 if all have."""
+        if self._deepest_first is None:
+            self._deepest_first = [(-live.depth, live.id) for live in self._live.values()]
+            heapify(self._deepest_first)
+        while self._deepest_first:
+            depth, name = self._deepest_first[0]
+            live = self._live.get(name)
+            if live is not None and not live.status.has_ended and live.depth == -depth:
+                return -depth
+            heappop(self._deepest_first)
+        return 0
 
 
 class LiveQuery:
-    """All live primitives of one query, with edges, depths and reader counts; grows as fragments are spliced in, and
-    forgets instances and parts that are over. Nothing here takes longer the wider the query has grown."""
+    """The live primitives of one query, with edges, depths and reader counts.
 
-    def __init__(self, query: str, graph: Graph, *, deadline: float | None, ahead: bool) -> None:
+    It grows as fragments are spliced in, and forgets instances and parts that have ended. No operation takes longer the
+    wider the query has grown.
+    """
+
+    def __init__(self, query: str, graph: Graph, *, deadline: float | None, original_runs: bool) -> None:
         self.id = query
         self.graph = graph
-        """As it was planned: without what has been spliced in since."""
+        """The graph as it was planned: without what has been spliced in since."""
         self.output = graph.output
         self.deadline = deadline
-        self.ahead = ahead
-        self.ended = False
+        self.original_runs = original_runs
+        """True if the original app runs too: then it ends the query by `Close`."""
+        self.has_ended = False
         self._live: dict[str, LivePrimitive] = {}
         self._children: dict[str, list[str]] = {name: list(names) for name, names in graph.successors.items()}
         self._readers: dict[str, set[str]] = {name: set(names) for name, names in graph.read_by.items()}
         self._within: dict[str, list[str]] = {}
-        """Ids by the instance or part that they are in, whatever lies between."""
+        """Ids of primitives by each instance or part that contains them, directly or not."""
         self._depths = Depths(self._live, self._children)
-        wanted, depths, reads = deduce(graph), graph.depths, graph.reads
+        objectives, depths, reads = deduce_objectives(graph), graph.depths, graph.reads
         for p in graph:
-            live = LivePrimitive(p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], wanted=wanted[p.id])
+            live = LivePrimitive(
+                p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], gang_objective=objectives[p.id]
+            )
             self._put(live)
             if p.early:
                 live.instances += map(InstancePath(p.id).instance, range(len(p.early)))
@@ -41,11 +185,6 @@ class LiveQuery:
 
     def get(self, name: str) -> LivePrimitive | None:
         return self._live.get(name)
-
-    @property
-    def primitives(self) -> int:
-        """How many there are."""
-        return len(self._live)
 
     def __iter__(self) -> Iterator[LivePrimitive]:
         return iter(list(self._live.values()))
@@ -63,18 +202,18 @@ class LiveQuery:
         return [c for c in self.children(name) if name in c.reads]
 
     def within(self, instance: str) -> list[LivePrimitive]:
-        """What is in an instance or a part of that name, and in those inside of it."""
+        """Return the primitives of the instance or part with this name, and of those inside it."""
         return [live for name in self._within.get(instance, ()) if (live := self._live.get(name)) is not None]
 
     def deepest(self) -> int:
-        """Depth of the deepest primitive that has not ended; 0 when all have."""
+        """Return the depth of the deepest primitive that has not ended; 0 if all have."""
         return self._depths.deepest()
 
     def _put(self, live: LivePrimitive) -> None:
         p = live.primitive
         self._live[p.id] = live
         if p.early:
-            live.early = list(p.early)
+            live.early_outputs = list(p.early)
         for outer in InstancePath(p.id).enclosing():
             self._within.setdefault(outer, []).append(p.id)
 
@@ -82,8 +221,8 @@ class LiveQuery:
         waits: set[str] = set()
         for producer in parents:
             self._children.setdefault(producer, []).append(p.id)
-            made_by = self._live.get(producer)
-            if made_by is not None and not made_by.status.ended:
+            live_producer = self._live.get(producer)
+            if live_producer is not None and not live_producer.status.has_ended:
                 waits.add(producer)
         reads = p.producers
         for producer in reads:
@@ -93,7 +232,7 @@ class LiveQuery:
         return live
 
     def _keep_predictions(self, live: LivePrimitive) -> None:
-        """The values that the planned early instances of a MAP were made for: what its VERIFY reads."""
+        """Keep the values that the planned early instances of a MAP were made for until its VERIFY has read them."""
         items = live.primitive.input("items")
         verify = self._live.get(items.producer) if items is not None else None
         if verify is not None and verify.primitive.kind is PrimitiveKind.VERIFY:
@@ -101,42 +240,46 @@ class LiveQuery:
             self.keep(live.id, live.predicted)
 
     def keep(self, holder: str, refs: Iterable[Ref]) -> None:
-        """The holder reads these values some time: they are not released before it ends."""
+        """Record that the holder will read these values: they are not released before it ends."""
         for ref in refs:
             self._readers.setdefault(ref.producer, set()).add(holder)
 
     def splice(
-        self, primitives: Iterable[Primitive], body: Graph, name: str, sink: Wanted, least: int
+        self, primitives: Iterable[Primitive], body: Graph, name: str, output_objective: GangObjective, base_depth: int
     ) -> list[LivePrimitive]:
-        """Add the primitives of an instance of `body`; `sink` is what is wanted of its output, `least` the depth of
-        what leads nowhere. They may read one another in any order."""
+        """Add the primitives of an instance of `body`, which may read one another in any order, and return them.
+
+        `output_objective` is the objective of the instance's output, `base_depth` the depth of those that lead nowhere.
+        """
         edges = [(p, Graph.edges_into(p)) for p in primitives]
-        made = [self._insert(p, parents) for p, parents in edges]
-        wanted = deduce(body)
-        for live in made:
+        new_primitives = [self._insert(p, parents) for p, parents in edges]
+        objectives = deduce_objectives(body)
+        for live in new_primitives:
             inner = InstancePath(live.id).inside(name)
             assert inner is not None, f"{live.id} is not in {name}"
-            live.wanted, live.least = wanted[inner].inside(name, sink), least
-        own = {live.id for live in made}
-        for live, (p, parents) in zip(made, edges, strict=True):
-            live.waits |= own.intersection(parents)  # an edge to a later one of the same instance was not ended either
+            live.gang_objective, live.base_depth = objectives[inner].inside(name, output_objective), base_depth
+        new_ids = {live.id for live in new_primitives}
+        for live, (p, parents) in zip(new_primitives, edges, strict=True):
+            live.waits |= new_ids.intersection(
+                parents
+            )  # later primitives of the instance did not exist when it was inserted
             if p.early:
                 self._keep_predictions(live)
-        return made
+        return new_primitives
 
     def hold(self, holder: str, refs: Iterable[Ref]) -> None:
-        """The holder reads these values at its end: they are kept until then and count for depth."""
+        """Record that the holder reads these values when it ends: they are kept until then and count for depth."""
         refs = list(refs)
         self.keep(holder, refs)
         for producer in dict.fromkeys(ref.producer for ref in refs if not ref.external):
             children = self._children.setdefault(producer, [])
-            if holder not in children:  # few: who else reads the output of an instance?
+            if holder not in children:  # a short list: hardly anybody else reads the output of an instance
                 children.append(holder)
-                self._depths.leads(producer, holder)
+                self._depths.raise_depth(producer, self._live[holder].depth + 1)
 
     def released_by(self, name: str) -> list[str]:
-        """Producers whose last reader was `name`."""
-        gone = []
+        """Remove a reader, and return the producers whose values nobody reads any more."""
+        unread = []
         for producer in self._reads(self._live[name]):
             readers = self._readers.get(producer)
             if readers is None:
@@ -144,33 +287,35 @@ class LiveQuery:
             readers.discard(name)
             if not readers and producer != self.output.producer:
                 del self._readers[producer]
-                gone.append(producer)
+                unread.append(producer)
                 if producer not in self._live:
                     self._children.pop(producer, None)
-        gone.sort()
-        return gone
+        unread.sort()
+        return unread
 
     @staticmethod
     def _reads(live: LivePrimitive) -> Iterable[str]:
-        """Whose values it reads, those of its instances and predictions among them."""
-        if not (live.outputs or live.predicted or live.early):
+        """Return the producers of all values that a primitive reads, those of its instances and predictions too."""
+        if not (live.outputs or live.predicted or live.early_outputs):
             return live.reads
-        held = (ref.producer for ref in (*live.outputs, *live.predicted, *live.early))
-        return dict.fromkeys((*live.reads, *held))
+        instance_producers = (ref.producer for ref in (*live.outputs, *live.predicted, *live.early_outputs))
+        return dict.fromkeys((*live.reads, *instance_producers))
 
-    def read(self, name: str) -> bool:
-        """Whether anybody is yet to read this value."""
+    def has_readers(self, name: str) -> bool:
+        """Return True if anybody is yet to read this value."""
         return name in self._readers
 
-    def redepth(self, made: Sequence[LivePrimitive]) -> dict[str, int]:
-        """The depths of what was spliced in, in this order, and of what leads there; returns those that changed for
-        primitives at an engine."""
-        return self._depths.grown(made)
+    def update_depths(self, new_primitives: Sequence[LivePrimitive]) -> dict[str, int]:
+        """Compute the depths of spliced primitives, in this order, and of all that leads to them.
+
+        Returns the depths that changed of primitives that an engine has.
+        """
+        return self._depths.add_primitives(new_primitives)
 
     def forget(self, name: str) -> list[str]:
-        """Drop an instance or a part, if all of it has ended; returns what it made and nobody ever read."""
+        """Drop an instance or a part if all of it has ended; return the producers of values that nobody ever read."""
         inside = self.within(name)
-        if not all(live.status.ended for live in inside):
+        if not all(live.status.has_ended for live in inside):
             return []
         unread = [live.id for live in inside if live.status is Status.DONE and not self._children.get(live.id)]
         for live in inside:
@@ -182,13 +327,13 @@ class LiveQuery:
         return unread
 
     def group(self, leader: str) -> list[LivePrimitive]:
-        """The decodings that are served by the request of the prefilling `leader`."""
-        found, todo = dict[str, LivePrimitive](), [leader]
-        while todo:
-            name = todo.pop()
+        """Return the decodings that are served by the request of the prefilling `leader`."""
+        decodings, producers = dict[str, LivePrimitive](), [leader]
+        while producers:
+            name = producers.pop()
             for child in self.children(name):
                 p = child.primitive
-                if p.decodes and p.id not in found and name in child.reads:
-                    found[p.id] = child
-                    todo.append(p.id)
-        return list(found.values())
+                if p.decodes and p.id not in decodings and name in child.reads:
+                    decodings[p.id] = child
+                    producers.append(p.id)
+        return list(decodings.values())

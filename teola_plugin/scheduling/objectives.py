@@ -1,9 +1,9 @@
-"""What is wanted of each primitive: that it is done soon, or that all of its group are (Parrot, OSDI 2024).
+"""The objective of each primitive: that it is done soon, or that all of its gang are (Parrot, OSDI 2024).
 
-Somebody waits for the output, so what it needs is wanted soon. Where several alike calls are put together, nobody
-waits for one of them, but for the last: they are a gang, and so is everything that leads to one of them alone. What
-several members of a gang need is again waited for. Parrot asks the developer for the objective of the last value;
-here it is the one that the plain object waits for.
+The app waits for the output, so what the output needs is wanted soon. Where several calls of one kind are put together,
+nobody waits for one of them, but for the last: they are a gang, and so is everything that leads to one of them alone.
+What several members of a gang need is waited for again. Parrot asks the developer for the objective of the last value;
+here it is the value that the original waits for.
 """
 
 from __future__ import annotations
@@ -20,122 +20,110 @@ _K = PrimitiveKind
 
 
 class Objective(Enum):
-    """What is wanted of a primitive."""
+    """The aim that a primitive is scheduled for."""
 
     LATENCY = "latency"
-    """Somebody waits for this very value."""
+    """The app waits for this very value."""
     THROUGHPUT = "throughput"
-    """Values of a gang are put together: only the last of them counts."""
+    """The values of a gang are put together: only the last of them counts."""
     BACKGROUND = "background"
     """A warm-up: nobody waits for it."""
 
-    # Identity: members are unique, and the hash of the name is slow.
+    # Members are unique, so identity will do: the hash of the name is slow.
     __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The objective of a primitive, and the name of its gang: whoever puts the values of its members together."""
+class GangObjective:
+    """The objective of a primitive, and the name of its gang: the primitive that puts the members' values together."""
 
     objective: Objective = Objective.LATENCY
     gang: str = ""
 
-    def inside(self, instance: str, sink: Wanted) -> Wanted:
-        """For an instance of the graph that it was deduced in, where `sink` is wanted of the output. Gangs get the
-        instance's name before theirs."""
+    def inside(self, instance: str, output: GangObjective) -> GangObjective:
+        """Return the objective for an instance of the graph that this one was deduced in.
+
+        `output` is the objective of the instance's output. Names of gangs are prefixed with the instance's name.
+        """
         if self.objective is Objective.LATENCY:
-            return sink
-        return Wanted(self.objective, InstancePath(instance).child(self.gang) if self.gang else sink.gang)
+            return output
+        return GangObjective(self.objective, InstancePath(instance).child(self.gang) if self.gang else output.gang)
 
 
-SINK = Wanted()
-"""Of what somebody waits for."""
-WARM_UP = Wanted(Objective.BACKGROUND)
+AWAITED = GangObjective()
+"""The objective of a value that the app waits for."""
+WARM_UP = GangObjective(Objective.BACKGROUND)
 
-_Way = tuple[tuple[str, str], ...]
-"""The gangs on the way to the output, outermost first: (who puts together, which member leads there)."""
+_GangPath = tuple[tuple[str, str], ...]
+"""The gangs between a primitive and the output, outermost first: (gang, member that leads there)."""
 _Shape = frozenset[tuple[PrimitiveKind, str]]
-"""Kind and engine of the engine work that a value comes from last. Values of one shape are alike."""
+"""Kind and engine of the last engine primitives that a value comes from. Values of one shape may form a gang."""
 
 
-_known: WeakKeyDictionary[Graph, Mapping[str, Wanted]] = WeakKeyDictionary()
+_cached_objectives: WeakKeyDictionary[Graph, Mapping[str, GangObjective]] = WeakKeyDictionary()
 
 
-def deduce(graph: Graph) -> Mapping[str, Wanted]:
-    """What is wanted of each primitive, by id, if somebody waits for the output. Kept as long as the graph is: one
-    e-graph serves many queries."""
-    found = _known.get(graph)
-    if found is None:
-        found = _known[graph] = _deduced(graph)
-    return found
+def deduce_objectives(graph: Graph) -> Mapping[str, GangObjective]:
+    """Return the objective of each primitive, by id, if the app waits for the graph's output.
 
-
-def sink_of(gang: str) -> Wanted:
-    """What is wanted of the output of a graph whose value is put together with others in this gang; empty for none."""
-    return Wanted(Objective.THROUGHPUT, gang) if gang else SINK
+    The result is kept as long as the graph is, since one e-graph serves many queries.
+    """
+    objectives = _cached_objectives.get(graph)
+    if objectives is None:
+        objectives = _cached_objectives[graph] = _compute_objectives(graph)
+    return objectives
 
 
 def in_gang(name: str, members: str) -> bool:
-    """Whether the primitive of that name is of the component `members`, or of those whose names that one leads; all
-    are where it is empty."""
+    """Return True if the primitive `name` is the component `members` or inside it, or if `members` is empty."""
     return not members or (name.startswith(members) and name[len(members) : len(members) + 1] in ("", *".#[/"))
 
 
-def gathered(holder: str, count: int, wanted: Wanted) -> Wanted:
-    """What is wanted of the output of an instance, if `count` of them are put together by a holder of which `wanted`
-    is wanted."""
-    return Wanted(Objective.THROUGHPUT, holder) if count > 1 else wanted
-
-
-def _deduced(graph: Graph) -> dict[str, Wanted]:
+def _compute_objectives(graph: Graph) -> dict[str, GangObjective]:
     shapes = _shapes(graph)
-    together = {p.id: _put_together(p) for p in graph}
-    alike = {name: Counter(shapes[other] for other in members) for name, members in together.items()}
-    ways: dict[str, _Way] = {}
+    merged: dict[str, set[str]] = {p.id: set() for p in graph}
+    for p in graph:
+        if p.kind is not _K.VERIFY and not p.decodes:  # these compare or stream values: they put none together
+            merged[p.id] = {ref.producer for ref in p.refs if not ref.external}
+    shape_counts = {name: Counter(shapes[other] for other in members) for name, members in merged.items()}
+    paths: dict[str, _GangPath] = {}
     for p in reversed(tuple(graph)):
         shape = shapes[p.id]
-        found: _Way | None = () if p.id == graph.output.producer else None
+        gang_path: _GangPath | None = () if p.id == graph.output.producer else None
         for child in graph.children(p.id):
-            way = ways[child]
-            if shape and alike[child][shape] > 1 and p.id in together[child]:
-                way = (*way, (child, p.id))
-            found = way if found is None else _common(found, way)
-        ways[p.id] = found or ()
-    return {p.id: _wanted(p, ways[p.id]) for p in graph}
+            child_path = paths[child]
+            if shape and shape_counts[child][shape] > 1 and p.id in merged[child]:
+                child_path = (*child_path, (child, p.id))
+            gang_path = child_path if gang_path is None else _common_prefix(gang_path, child_path)
+        paths[p.id] = gang_path or ()
+    return {p.id: _objective(p, paths[p.id]) for p in graph}
 
 
-def _wanted(p: Primitive, way: _Way) -> Wanted:
-    gang = way[-1][0] if way else ""
+def _objective(p: Primitive, gang_path: _GangPath) -> GangObjective:
+    gang = gang_path[-1][0] if gang_path else ""
     if p.kind is _K.PARTIAL_PREFILLING:
-        return Wanted(Objective.BACKGROUND, gang)
-    if way:
-        return Wanted(Objective.THROUGHPUT, gang)
+        return GangObjective(Objective.BACKGROUND, gang)
+    if gang_path:
+        return GangObjective(Objective.THROUGHPUT, gang)
     if (p.batchable or p.kind is _K.RERANKING) and p.size != 1:  # its own requests are put together
-        return Wanted(Objective.THROUGHPUT, p.id)
-    return SINK
+        return GangObjective(Objective.THROUGHPUT, p.id)
+    return AWAITED
 
 
 def _shapes(graph: Graph) -> Mapping[str, _Shape]:
     shapes: dict[str, _Shape] = {}
-    nothing: _Shape = frozenset()
+    no_shape: _Shape = frozenset()
     for p in graph:
         if p.on_engine:
             shapes[p.id] = frozenset(((p.kind, p.engine),))
         else:
-            shapes[p.id] = nothing.union(*(shapes.get(ref.producer, nothing) for ref in p.refs))
+            shapes[p.id] = no_shape.union(*(shapes.get(ref.producer, no_shape) for ref in p.refs))
     return shapes
 
 
-def _put_together(p: Primitive) -> set[str]:
-    """Producers whose values `p` puts together. Predictions that a VERIFY compares are not, nor is a stream."""
-    if p.kind is _K.VERIFY or p.decodes:
-        return set()
-    return {ref.producer for ref in p.refs if not ref.external}
-
-
-def _common(one: _Way, other: _Way) -> _Way:
-    """How both begin: what lies on several ways is waited for by whoever is where they part."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+def _common_prefix(first: _GangPath, second: _GangPath) -> _GangPath:
+    """Return the gangs that both paths begin with: where they part, that primitive is waited for."""
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
-            return one[:place]
-    return min(one, other, key=len)
+            return first[:index]
+    return min(first, second, key=len)

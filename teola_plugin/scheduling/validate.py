@@ -1,4 +1,4 @@
-"""What must hold of the two schedulers after every event. Checked where `TEOLA_VALIDATE_STATE` is set, as tests do."""
+"""Checks the invariants of the two schedulers after every event where `TEOLA_VALIDATE_STATE` is set, as tests do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Protocol
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, EngineProfile
 from teola_plugin.scheduling.engine_queue import QueuedPrimitive, Running
-from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
-from teola_plugin.scheduling.live_query import LiveQuery
+from teola_plugin.scheduling.live_query import LiveQuery, Status
 
 VALIDATE = bool(os.environ.get("TEOLA_VALIDATE_STATE"))
 VIOLATIONS: list[str] = []
-"""All so far in this process: who raises in a callback of a loop is heard by nobody."""
-_SMALL = 64
-"""Things in a state that is checked after every event; of one n times as large, every n-th event is."""
+"""All violations so far in this process: an exception in a callback of a loop reaches nobody."""
+_ALWAYS_CHECKED_SIZE = 64
+"""Number of items up to which a state is checked after every event; one that is n times as large after every n-th."""
 
 
 class InvalidState(TeolaError):
@@ -25,7 +24,7 @@ class InvalidState(TeolaError):
 
 
 class EngineState(Protocol):
-    """What an engine scheduler keeps."""
+    """The state of an engine scheduler."""
 
     profile: EngineProfile
     instances: list[str]
@@ -34,78 +33,85 @@ class EngineState(Protocol):
 
 
 class GraphState(Protocol):
-    """What a graph scheduler keeps."""
+    """The state of a graph scheduler."""
 
     queries: dict[str, LiveQuery]
 
 
 class StateCheck:
-    """When to check. One per scheduler."""
+    """Decides when a scheduler is checked."""
 
     def __init__(self) -> None:
         self._events = 0
 
-    def due(self, things: int) -> bool:
+    def due(self, item_count: int) -> bool:
         self._events += 1
-        return self._events % (1 + things // _SMALL) == 0
+        return self._events % (1 + item_count // _ALWAYS_CHECKED_SIZE) == 0
 
 
 def validate_engine_scheduler(scheduler: EngineState) -> None:
-    """Raises `InvalidState`: slots are not overrun, no request is there twice, counts are those of what runs."""
+    """Raise `InvalidState` if slots are overrun, a request exists twice or a count of running requests is wrong."""
     queued = [request.id for q in scheduler.queue for request in q.requests]
     _check(all(q.requests for q in scheduler.queue), "a primitive without requests is queued")
-    arrived = [q.arrived for q in scheduler.queue]
+    arrived = [q.arrival_number for q in scheduler.queue]
     _check(arrived == sorted(set(arrived)), f"the queue is out of order: {arrived}")
-    twice = [name for name, count in Counter([*queued, *scheduler.running.by_id]).items() if count > 1]
-    _check(not twice, f"requests are there twice: {twice}")
+    duplicates = [name for name, count in Counter([*queued, *scheduler.running.by_id]).items() if count > 1]
+    _check(not duplicates, f"requests are there twice: {duplicates}")
     _check(len(set(scheduler.instances)) == len(scheduler.instances), f"an instance is twice: {scheduler.instances}")
     _validate_running(scheduler)
 
 
 def _validate_running(scheduler: EngineState) -> None:
     running, profile = scheduler.running, scheduler.profile
-    most = max(profile.max_efficient_batch, profile.max_batch)
+    max_static_batch = max(profile.max_efficient_batch, profile.max_batch)
     count = 0
     for instance in {r.instance for r in running.by_id.values()}:
-        here = running.at(instance)
-        count += len(here.requests)
-        prefilling = [r for r in here.requests.values() if r.prefilling]
-        _check(here.prefilling == len(prefilling), f"instance {instance} counts {here.prefilling} that prefill")
+        on_instance = running.at(instance)
+        count += len(on_instance.requests)
+        prefilling = [r for r in on_instance.requests.values() if r.prefilling]
+        _check(
+            on_instance.prefilling == len(prefilling),
+            f"instance {instance} counts {on_instance.prefilling} that prefill",
+        )
         units = sum(r.size for r in prefilling)
-        _check(math.isclose(here.units, units, abs_tol=1e-6), f"instance {instance} counts {here.units} of {units}")
-        limit = max(1, most) if profile.batching is Batching.STATIC else profile.max_requests
-        _check(len(here.requests) <= limit, f"instance {instance} runs {len(here.requests)} requests of {limit}")
+        _check(
+            math.isclose(on_instance.units, units, abs_tol=1e-6),
+            f"instance {instance} counts {on_instance.units} of {units}",
+        )
+        limit = max(1, max_static_batch) if profile.batching is Batching.STATIC else profile.max_requests
+        _check(
+            len(on_instance.requests) <= limit,
+            f"instance {instance} runs {len(on_instance.requests)} requests of {limit}",
+        )
         if profile.batching is Batching.CONTINUOUS:
             _check(len(prefilling) <= 1 or units <= profile.max_batch + 1e-6, f"instance {instance} prefills {units}")
     _check(count == len(running.by_id), "the requests of the instances are not those that run")
 
 
 def validate_graph_scheduler(scheduler: GraphState, query: str | None = None) -> None:
-    """Raises `InvalidState`: no primitive waits for nothing, or for what has ended; ended queries are forgotten."""
+    """Raise `InvalidState` if a primitive waits for nothing or for one that has ended, or if an ended query is kept."""
     for name, live in scheduler.queries.items():
-        _check(not live.ended and live.id == name, f"query {name} is over and still there")
-    found = [scheduler.queries[query]] if query in scheduler.queries else []
-    for one in found if query is not None else scheduler.queries.values():
-        _validate_query(one)
+        _check(not live.has_ended and live.id == name, f"query {name} has ended and is kept")
+    selected = [scheduler.queries[query]] if query in scheduler.queries else []
+    for live_query in selected if query is not None else scheduler.queries.values():
+        _validate_query(live_query)
 
 
 def _validate_query(query: LiveQuery) -> None:
     for live in query:
-        _validate_primitive(query, live)
+        if live.status is Status.WAITING:
+            _check(bool(live.waits), f"{live.id} of query {query.id} waits for nothing")
+        if live.status in (Status.WAITING, Status.EXPANDING):
+            ended_producers = [
+                name for name in live.waits if (producer := query.get(name)) is not None and producer.status.has_ended
+            ]
+            _check(not ended_producers, f"{live.id} of query {query.id} waits for {ended_producers}, which ended")
     output = query.get(query.output.producer)
-    over = not query.ahead and output is not None and output.status.ended
-    _check(not over, f"query {query.id} has its output and goes on")
+    has_ended = not query.original_runs and output is not None and output.status.has_ended
+    _check(not has_ended, f"query {query.id} has its output and goes on")
 
 
-def _validate_primitive(query: LiveQuery, live: LivePrimitive) -> None:
-    if live.status is Status.WAITING:
-        _check(bool(live.waits), f"{live.id} of query {query.id} waits for nothing")
-    if live.status in (Status.WAITING, Status.EXPANDING):
-        gone = [name for name in live.waits if (made := query.get(name)) is not None and made.status.ended]
-        _check(not gone, f"{live.id} of query {query.id} waits for {gone}, which ended")
-
-
-def _check(holds: bool, what: str) -> None:
+def _check(holds: bool, violation: str) -> None:
     if not holds:
-        VIOLATIONS.append(what)
-        raise InvalidState(f"a scheduler is not in order: {what}.", hint="report it, with what led here")
+        VIOLATIONS.append(violation)
+        raise InvalidState(f"a scheduler is not in order: {violation}.", hint="report it, with what led here")

@@ -113,7 +113,7 @@ def _inside(name: str) -> str:
 
 def _change(asked: Asked, event: DepthChanged, after: tuple[After, ...]) -> FlowChange:
     name = asked.event.primitive
-    wanted = event.wanted.get(name)
+    wanted = event.objectives.get(name)
     return FlowChange(
         after, event.depths.get(name), None if wanted is None else wanted[0], _inside(wanted[1]) if wanted else ""
     )

@@ -90,7 +90,7 @@ class Log:
                 self.act("leave", found.key)
 
     def change(self, event: DepthChanged) -> None:
-        for name in (*event.depths, *event.wanted):
+        for name in (*event.depths, *event.objectives):
             if (found := self._named.get(name)) is not None and found.left:
                 number = sum(act[:2] == ("change", found.key) for act in self.acts)
                 what = ("change", found.key, number)

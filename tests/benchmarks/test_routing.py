@@ -12,7 +12,7 @@ from benchmarks.placement.workloads import Workload, asked, percent_common
 from benchmarks.routing import NO_LIMIT, WAYS, Way, case, decisions, latencies, scheduled
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.scheduling import block_hashes
-from teola_plugin.scheduling.placement import Asked
+from teola_plugin.scheduling.placement import PlacementRequest
 from teola_plugin.simulation import FlowArrival, Run, replay
 
 ROUND = Way("round robin", lambda known: RoundRobin())
@@ -92,14 +92,14 @@ def test_preble_s_workloads_share_what_they_say() -> None:
 def test_others_stick_to_a_prefix_until_loads_are_far_apart() -> None:
     for router, last in ((VllmRouter(), "0"), (RayServe(), "1")):
         for name in ("0", "1"):
-            router.up(name)
+            router.add_instance(name)
         blocks = block_hashes([1] * 160)
         chosen = []
         for number in range(13):
-            asked = Asked(f"r{number}", 160, blocks)
-            placed = router.place(asked, lambda name, units: True)
+            asked = PlacementRequest(f"r{number}", 160, blocks)
+            placed = router.choose_instance(asked, lambda name, units: True)
             assert placed is not None
-            router.sent(asked, placed)
+            router.record_sent(asked, placed)
             chosen.append(placed.instance)
         assert chosen[:11] == ["0"] * 11
         assert chosen[-2] == last, "Ray Serve balances from a difference of ten"
@@ -107,16 +107,16 @@ def test_others_stick_to_a_prefix_until_loads_are_far_apart() -> None:
 
 def test_the_least_loaded_is_chosen() -> None:
     router = LeastLoaded()
-    router.up("0")
-    router.up("1")
+    router.add_instance("0")
+    router.add_instance("1")
     order = []
     for number in range(4):
-        asked = Asked(str(number), 1)
-        placed = router.place(asked, lambda name, units: True)
+        asked = PlacementRequest(str(number), 1)
+        placed = router.choose_instance(asked, lambda name, units: True)
         assert placed is not None
         order.append(placed.instance)
-        router.sent(asked, placed)
-    router.ended(0.0, ["1"])
+        router.record_sent(asked, placed)
+    router.record_ended(0.0, ["1"])
     assert order == ["0", "1", "0", "1"]
     assert router.least() == "1"
 

@@ -32,7 +32,7 @@ from teola_plugin.runtime.cache_events import cache_events
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling import E2
-from teola_plugin.scheduling.placement import Why
+from teola_plugin.scheduling.placement import PlacementRule
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm
@@ -164,8 +164,8 @@ async def test_news_of_an_instance_reach_its_scheduler() -> None:
     assert isinstance(router, E2)
     asked = ask("r", ("a", 320))
     engines[1].on_prefix_events((PrefixStored(asked.blocks),))  # type: ignore[attr-defined]
-    placed = router.place(asked, anywhere)
-    assert placed is not None and (placed.instance, placed.why) == ("1", Why.EXPLOIT)
+    placed = router.choose_instance(asked, anywhere)
+    assert placed is not None and (placed.instance, placed.rule) == ("1", PlacementRule.EXPLOIT)
     engines[1].on_prefix_events((PrefixRemoved(asked.blocks[:11], 10),))  # type: ignore[attr-defined]
     assert router.index.match(asked.blocks).by_instance() == {"1": 10}
     engines[1].on_prefix_events((PrefixesCleared(),))  # type: ignore[attr-defined]
@@ -248,7 +248,7 @@ def test_what_placement_believes_is_what_vllm_finds(session_llm: SessionLlm) -> 
 
     def hear(news: PrefixEvents) -> None:
         for event in cache_events(0.0, "0", news, 0.0):
-            placement.cached(event)
+            placement.record_cache_event(event)
 
     async def asked() -> None:
         nonlocal hits

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import E2, E2Options, block_hashes
-from teola_plugin.scheduling.placement import Asked, Placed, Why
+from teola_plugin.scheduling.placement import PlacementChoice, PlacementRequest, PlacementRule
 
 PROFILE = EngineProfile({PrimitiveKind.PREFILLING: Curve.linear(0.0, 0.001)}, prefix_caching=True)
 
@@ -17,8 +17,8 @@ PREBLE = E2Options()
 def e2(*instances: str, options: E2Options = PREBLE) -> E2:
     placement = E2(PROFILE, options)
     for name in instances or ("a", "b"):
-        placement.up(name)
-    placement.begin(0.0)
+        placement.add_instance(name)
+    placement.begin_round(0.0)
     return placement
 
 
@@ -27,9 +27,9 @@ def prompt(*parts: tuple[str, int]) -> list[int]:
     return [ord(name) for name, count in parts for _ in range(count)]
 
 
-def ask(name: str, *parts: tuple[str, int], **more: object) -> Asked:
+def ask(name: str, *parts: tuple[str, int], **more: object) -> PlacementRequest:
     tokens = prompt(*parts)
-    return Asked(name, len(tokens), block_hashes(tokens), **more)  # type: ignore[arg-type]
+    return PlacementRequest(name, len(tokens), block_hashes(tokens), **more)  # type: ignore[arg-type]
 
 
 def anywhere(instance: str, units: int) -> bool:
@@ -41,14 +41,14 @@ def but(*full: str) -> Callable[[str, int], bool]:
 
 
 def send(
-    placement: E2, asked: Asked, instance: str = "", units: int | None = None, *, prefilling: bool = False
-) -> Placed:
+    placement: E2, asked: PlacementRequest, instance: str = "", units: int | None = None, *, prefilling: bool = False
+) -> PlacementChoice:
     """Place a request, or send it to `instance`; unless it stays `prefilling`, its first token comes at once."""
-    placed = placement.place(asked, anywhere)
+    placed = placement.choose_instance(asked, anywhere)
     assert placed is not None
     if instance:
-        placed = Placed(instance, asked.size if units is None else units, Why.EXPLORE)
-    placement.sent(asked, placed)
+        placed = PlacementChoice(instance, asked.size if units is None else units, PlacementRule.EXPLORE)
+    placement.record_sent(asked, placed)
     if not prefilling:
-        placement.prefilled(0.0, asked.id)
+        placement.record_prefilled(0.0, asked.id)
     return placed

@@ -58,6 +58,6 @@ class UnfinishedRequests:
         for primitive, depth in news.depths.items():
             if (queued := self._queued.get((news.query, primitive))) is not None:
                 queued.event = replace(queued.event, depth=depth)
-        for primitive, (objective, gang) in news.wanted.items():
+        for primitive, (objective, gang) in news.objectives.items():
             if (queued := self._queued.get((news.query, primitive))) is not None:
                 queued.event = replace(queued.event, objective=objective, gang=gang)

@@ -258,7 +258,7 @@ class EngineHost:
             self._listen(sender, order)
         elif isinstance(order, UpdateDepths) and self._port is not None:
             event = order.event
-            wanted = {name: (said, sender.own_group(gang)) for name, (said, gang) in event.wanted.items()}
+            wanted = {name: (said, sender.own_group(gang)) for name, (said, gang) in event.objectives.items()}
             self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths, wanted))
 
     def _listen(self, sender: Client, order: Listen) -> None:
@@ -398,7 +398,7 @@ class EngineHost:
                     "up": scheduler is not None and name in scheduler.instances,
                     "node": instance.node,
                     "pid": instance.pid,
-                    "running": len(scheduler.running.on(name)) if scheduler else 0,
+                    "running": len(scheduler.running.at(name).requests) if scheduler else 0,
                     "kv_used": instance.load().kv_used,
                 }
                 for name, instance in self.instances.items()

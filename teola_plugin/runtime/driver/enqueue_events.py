@@ -9,8 +9,8 @@ from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, placed
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
-from teola_plugin.scheduling.live_primitive import LivePrimitive
-from teola_plugin.scheduling.objectives import WARM_UP, Objective, Wanted
+from teola_plugin.scheduling.live_query import LivePrimitive
+from teola_plugin.scheduling.objectives import WARM_UP, GangObjective, Objective
 
 
 def enqueue_event(
@@ -20,11 +20,11 @@ def enqueue_event(
 
     Such a prefix is not in the graph.
     """
-    query, wanted = run.query, live.wanted if live is not None else WARM_UP
+    query, gang_objective = run.query, live.gang_objective if live is not None else WARM_UP
     # Instances for several items have one `call`: each is a session, or all would go to one instance of the engine.
     session = f"{run.id}/{p.call}{InstancePath(p.id).items}" if p.prompt else ""
     is_for_idle_engine = p.attributes.when == "idle"
-    terms = query.app, query.weight, session, is_for_idle_engine, _gang(run, wanted), wanted.objective
+    terms = query.app, query.weight, session, is_for_idle_engine, _gang(run, gang_objective), gang_objective.objective
     return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms, remaining, _remaining_s(at, run))
 
 
@@ -36,9 +36,9 @@ def gang_changed(
     None if nothing changes for them. It does if the graph knows a call of the original to be a member of a gang, or
     waits alone for what a gang had requested.
     """
-    if live is None or live.wanted.objective is Objective.BACKGROUND:
+    if live is None or live.gang_objective.objective is Objective.BACKGROUND:
         return None
-    objective, gang = live.wanted.objective, _gang(run, live.wanted)
+    objective, gang = live.gang_objective.objective, _gang(run, live.gang_objective)
     is_member = objective is Objective.THROUGHPUT
     changed = [
         entry
@@ -107,5 +107,5 @@ def _remaining_s(at: float, run: QueryRun) -> float | None:
     return None if run.due is None else run.due - at
 
 
-def _gang(run: QueryRun, wanted: Wanted) -> str:
-    return f"{run.id}/{wanted.gang}" if wanted.gang else ""
+def _gang(run: QueryRun, gang_objective: GangObjective) -> str:
+    return f"{run.id}/{gang_objective.gang}" if gang_objective.gang else ""

@@ -51,8 +51,7 @@ from teola_plugin.scheduling.graph_events import (
     Reprioritise,
     RunCall,
 )
-from teola_plugin.scheduling.live_primitive import LivePrimitive
-from teola_plugin.scheduling.live_query import LiveQuery
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
 
 log = logging.getLogger("teola_plugin")
 
@@ -190,7 +189,7 @@ class GraphDriver:
         if run is None:
             return
         live = self._live(run, primitive)
-        if live is not None and not live.status.ended:
+        if live is not None and not live.status.has_ended:
             self.fail(run, primitive, error)
             return
         self._drop(run, error, primitive)

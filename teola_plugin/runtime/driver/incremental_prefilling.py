@@ -19,7 +19,7 @@ from teola_plugin.graph import Growth, InstancePath, Primitive, PrimitiveKind, R
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.query_run import GrowingPrompt, QueryRun
-from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
+from teola_plugin.scheduling.live_query import LivePrimitive, Status
 
 RIGHT = 0.75
 """Share of a guess that must be right."""
@@ -81,9 +81,9 @@ class IncrementalPrefilling:
 
     def _look(self, run: QueryRun, one: GrowingPrompt) -> None:
         live = self.holder(run, one.growth.holder)
-        if live is None or live.status.ended or one.looking or one.over:
+        if live is None or live.status.has_ended or one.looking or one.over:
             return
-        outputs = live.outputs or live.early
+        outputs = live.outputs or live.early_outputs
         ready = _ready(run, one, outputs)
         complete = live.status is Status.EXPANDING and ready == len(outputs)
         if ready < one.seen + max(1, one.seen // STEP) or complete or one.warmup:

@@ -16,8 +16,7 @@ from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, Port
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.engine_events import Enqueue
-from teola_plugin.scheduling.live_primitive import LivePrimitive, Status
-from teola_plugin.scheduling.live_query import LiveQuery
+from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 
 _K = PrimitiveKind
 FOLLOWING = frozenset({_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING})

@@ -13,7 +13,7 @@ from teola_plugin.graph import EngineProfile, Graph, Primitive
 from teola_plugin.passes import PassContext
 from teola_plugin.passes.estimate import remaining_times, seconds
 from teola_plugin.scheduling import LiveQuery
-from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.live_query import LivePrimitive
 
 HOP = 0.1
 """Seconds of a primitive of which nothing but its place is known."""
@@ -41,7 +41,7 @@ class Remaining:
         if query is None:
             return 0.0
         planned = self._planned(query.graph)
-        return max([planned.get(live.id, 0.0) for live in query if not live.status.ended], default=depth * HOP)
+        return max([planned.get(live.id, 0.0) for live in query if not live.status.has_ended], default=depth * HOP)
 
     def _planned(self, graph: Graph) -> Mapping[str, float]:
         found = self._known.get(graph)
@@ -65,6 +65,6 @@ class Remaining:
                 todo += open_
                 continue
             todo.pop()
-            beyond = max([left[child.id] for child in children], default=one.least * HOP)
+            beyond = max([left[child.id] for child in children], default=one.base_depth * HOP)
             left[one.id] = seconds(one.primitive, context) + beyond
         return left[live.id]

@@ -34,7 +34,7 @@ from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_reque
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch
-from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.live_query import LivePrimitive
 
 _K = PrimitiveKind
 

@@ -118,7 +118,7 @@ class EnginePort:
             return
         asked = [queued for entry in entries if (queued := self._queued(entry)) is not None]
         if asked:
-            self._handle(event.holding(tuple(asked)))
+            self._handle(event.with_requests(tuple(asked)))
 
     def _queued(self, entry: EngineRequest) -> QueuedRequest | None:
         """None for a request of which not even this much can be said: it has failed, and nobody else."""

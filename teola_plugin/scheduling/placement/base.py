@@ -1,9 +1,9 @@
-"""How the engine scheduler and a placement that looks at every request talk to each other."""
+"""The interface between the engine scheduler and a placement that chooses an instance for each request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -11,72 +11,113 @@ from teola_plugin.graph.prefix_blocks import PrefixBlocks
 from teola_plugin.scheduling.engine_events import CacheEvent
 
 Fits = Callable[[str, int], bool]
-"""Whether an instance has a free slot for a request that takes so many units (tokens to be computed) there."""
+"""Returns True if an instance has a free slot for a request that takes so many units (tokens to compute) there."""
 
 
-class Why(Enum):
-    """Which rule chose the instance."""
+class PlacementRule(Enum):
+    """The rule that chose an instance."""
 
     SESSION = "session"
     EXPLOIT = "exploit"
     MOVED = "moved"
-    """Its key portion was moved or copied there."""
+    """The request's key portion was moved or copied to the instance."""
     BALANCE = "balance"
     EXPLORE = "explore"
     SPILL = "spill"
-    """Where it belongs is full, and to wait would take longer than to compute it elsewhere."""
+    """The instance where the request belongs is full, and waiting would take longer than computing elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a request goes, and how many of its tokens are not cached there as far as known (at least 1)."""
+class PlacementChoice:
+    """The instance of a request, and how many of its tokens are not known to be cached there (at least 1)."""
 
     instance: str
     units: int
-    why: Why
+    rule: PlacementRule
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that is to be placed."""
+class PlacementRequest:
+    """A request that is to be placed on an instance."""
 
     id: str
     size: int
     blocks: PrefixBlocks = ()
     session: str = ""
     gang: str = ""
-    """Members of one aggregate."""
+    """Name of the primitive that puts its value together with others."""
     urgent: bool = False
-    """It has waited long enough: any instance with a free slot will do."""
+    """True once it has waited long enough: then any instance with a free slot will do."""
     warm_up: bool = False
-    """Fewer slots may do for it than for others."""
+    """True if fewer slots are open to it than to others."""
     uncontended: bool = True
-    """Nobody else wants the slots that are free now, so it may take one away from where it belongs."""
+    """True if nobody else wants the slots that are free now, so that it may leave the instance where it belongs."""
 
 
 class RequestPlacement(Protocol):
-    """Chooses an instance request by request. Holds no slots: `fits` says what is free."""
+    """Chooses an instance for each request. It keeps no slots: `fits` says which are free."""
 
-    def begin(self, at: float) -> None:
-        """A round of decisions at this time; requests are asked for in the order in which they should run."""
+    def begin_round(self, at: float) -> None:
+        """Begin a round of decisions at this time; requests follow in the order in which they should run."""
         ...
 
-    def place(self, asked: Asked, fits: Fits) -> Placed | None:
-        """None: it waits for an instance that is full. An answer is not binding; `sent` is."""
+    def choose_instance(self, request: PlacementRequest, fits: Fits) -> PlacementChoice | None:
+        """Return the choice, or None if the request is to wait for an instance that is full. Only `record_sent` is
+        binding."""
         ...
 
-    def sent(self, asked: Asked, placed: Placed) -> None: ...
+    def record_sent(self, request: PlacementRequest, choice: PlacementChoice) -> None: ...
 
-    def prefilled(self, at: float, request: str) -> None: ...
+    def record_prefilled(self, at: float, request: str) -> None: ...
 
-    def ended(self, at: float, requests: Iterable[str]) -> None:
-        """Also called without any, when time has passed."""
+    def record_ended(self, at: float, requests: Iterable[str]) -> None:
+        """Record that requests have ended. Also called without any, when time has passed."""
         ...
 
-    def cached(self, event: CacheEvent) -> None:
-        """News of an instance's prefix cache."""
+    def record_cache_event(self, event: CacheEvent) -> None:
+        """Record a change of an instance's prefix cache."""
         ...
 
-    def up(self, instance: str) -> None: ...
+    def add_instance(self, instance: str) -> None: ...
 
     def forget_instance(self, instance: str) -> None: ...
+
+
+@dataclass(slots=True)
+class SessionAffinity:
+    """The instances of the latest sessions, at most `max_sessions` of them."""
+
+    max_sessions: int = 10_000
+    _by_session: dict[str, str] = field(default_factory=dict)
+
+    def get(self, session: str) -> str | None:
+        return self._by_session.get(session) if session else None
+
+    def remember(self, session: str, instance: str) -> None:
+        if not session:
+            return
+        self._by_session[session] = instance
+        if len(self._by_session) > self.max_sessions:
+            del self._by_session[next(iter(self._by_session))]
+
+    def forget_instance(self, instance: str) -> None:
+        self._by_session = {s: i for s, i in self._by_session.items() if i != instance}
+
+
+@dataclass(slots=True)
+class LeastOutstanding(SessionAffinity):
+    """Chooses the instance with the fewest running requests; requests of one session stay together.
+
+    It suits engines that keep nothing of earlier requests. A full prefilling has the session of its partial ones, so it
+    finds the prefix they left.
+    """
+
+    def choose(self, free: Mapping[str, int], outstanding: Mapping[str, int], session: str = "") -> str | None:
+        """Return an instance with free slots, or None if there is none. `free` has slots by instance."""
+        usable = [name for name, slots in free.items() if slots > 0]
+        if not usable:
+            return None
+        home = self.get(session)
+        if home in free and home is not None:
+            return home if free[home] > 0 else None
+        return min(usable, key=lambda name: (outstanding.get(name, 0), name))

@@ -14,40 +14,68 @@ from heapq import heapify, heappop
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.graph.prefix_blocks import BLOCK_TOKENS
 from teola_plugin.scheduling.engine_events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
-from teola_plugin.scheduling.placement.base import Asked, Fits, Placed, Why
-from teola_plugin.scheduling.placement.least_outstanding import SessionAffinity
-from teola_plugin.scheduling.placement.load_model import LoadModel, prefill_cost
-from teola_plugin.scheduling.placement.options import CAPACITY, PREBLE, E2Options
-from teola_plugin.scheduling.placement.prefix_index import NOTHING, Match, PrefixIndex, key_portion
+from teola_plugin.scheduling.placement.base import (
+    Fits,
+    PlacementChoice,
+    PlacementRequest,
+    PlacementRule,
+    SessionAffinity,
+)
+from teola_plugin.scheduling.placement.load_model import WINDOW, LoadModel, prefill_cost
+from teola_plugin.scheduling.placement.prefix_index import NO_MATCH, Match, PrefixIndex, key_portion
 from teola_plugin.scheduling.placement.rebalance import Balancer
 
-LOOKS = 8
-"""Instances whose eviction cost is computed for one decision; the cheapest without it come first."""
+CAPACITY = 12_288
+"""Blocks of an instance's cache where the profile has none: 196,608 tokens, a 7B model on 48 GB."""
+DECODING_SHARE = 0.7
+"""Share of prompt tokens found in the cache from which an instance mostly decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class E2Options:
+    """Preble's settings; times in seconds."""
+
+    capacity: int | None = None
+    """Blocks of an instance's cache; by default what the engine's profile says, else `CAPACITY`."""
+    window: float = WINDOW
+    decoding: float = DECODING_SHARE
+    interval: float = 10.0
+    """Seconds between two checks of the balance of loads."""
+    least_requests: int = 50
+    """Requests per instance and window below which loads are not balanced."""
+    gangs: int = 1000
+
+
+PREBLE = E2Options()
+
+MAX_COST_CHECKS = 8
+"""Instances whose eviction cost is computed for one decision; those that are cheapest without it come first."""
 EXPECTED_TOKENS = 64
-"""Tokens of an answer, until some have been seen."""
-LONG = 2.0
-"""By how much a line has to be the longer way before something is computed twice."""
-KEPT_FOR = 1.0
-"""Seconds for which a preference of a waiting request is kept."""
-MOST_PREFERENCES = 10_000
+"""Expected length of an answer in tokens, until some were seen."""
+MIN_QUEUE_RATIO = 2.0
+"""How many times longer a queue must take than computing a prefix a second time before that is done."""
+PREFERENCE_LIFETIME_S = 1.0
+"""Seconds for which the preference of a waiting request is kept."""
+MAX_PREFERENCES = 10_000
 _ANY_SIZE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Where a waiting request belongs. It is kept a while: those that wait are looked at with every event."""
+    """The instances where a waiting request belongs. Kept for a while, because waiting requests are checked at every
+    event."""
 
-    wanted: tuple[tuple[str, int], ...]
-    """Instances, each with the units that the request takes there; empty: any will do."""
-    least: int
-    """Units that it takes anywhere, at the least."""
-    elsewhere: float
+    instances: tuple[tuple[str, int], ...]
+    """Instances, each with the units that the request takes there; empty if any will do."""
+    min_units: int
+    """Units that it takes on any instance, at least."""
+    min_seconds_elsewhere: float
     """Seconds of prefilling on any other instance, at least."""
     until: float
 
 
 class E2:
-    """Chooses an instance for each request of an engine that caches prefixes. No clock: times come with the calls."""
+    """Chooses an instance for each request of an engine that caches prefixes. Reads no clock: times are passed in."""
 
     def __init__(self, profile: EngineProfile, options: E2Options = PREBLE) -> None:
         self.options = options
@@ -58,58 +86,58 @@ class E2:
         self._cost = prefill_cost(profile)
         self._affinity = SessionAffinity()
         self._gangs: dict[str, dict[str, int]] = {}
-        self._line: dict[str, float] = {}
-        """Seconds of prefilling that wait for an instance, in front of the next request of this round."""
+        self._round_queues: dict[str, float] = {}
+        """Seconds of prefilling by instance that wait there in front of the next request of this round."""
         self._preferences: dict[str, Preference] = {}
-        """Of requests that wait."""
+        """Preferences of waiting requests, by request."""
         self._too_large = _ANY_SIZE
-        """Units from which nothing fits anywhere in this round."""
-        self._at = 0.0
+        """Units from which on nothing fits anywhere in this round."""
+        self._now = 0.0
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
-    def up(self, instance: str) -> None:
-        self.loads.up(instance)
+    def add_instance(self, instance: str) -> None:
+        self.loads.add_instance(instance)
 
     def forget_instance(self, instance: str) -> None:
-        self.loads.forget(instance)
-        self.index.forget(instance)
+        self.loads.forget_instance(instance)
+        self.index.forget_instance(instance)
         self._affinity.forget_instance(instance)
-        self.balancer.forget(instance)
+        self.balancer.forget_instance(instance)
         self._preferences.clear()
         for members in self._gangs.values():
             members.pop(instance, None)
 
-    def begin(self, at: float) -> None:
-        self._at = at
+    def begin_round(self, at: float) -> None:
+        self._now = at
         self._too_large = _ANY_SIZE
-        self._line.clear()
+        self._round_queues.clear()
         self.loads.expire(at)
 
-    def sent(self, asked: Asked, placed: Placed) -> None:
-        self._preferences.pop(asked.id, None)
-        path = self.index.hold(placed.instance, asked.blocks, self._at)
-        cost = self._cost(placed.units)
-        self.loads.sent(
-            self._at, asked.id, placed.instance, cost, new=placed.units, tokens=asked.size, key=key_portion(path)
+    def record_sent(self, request: PlacementRequest, choice: PlacementChoice) -> None:
+        self._preferences.pop(request.id, None)
+        path = self.index.hold(choice.instance, request.blocks, self._now)
+        cost = self._cost(choice.units)
+        self.loads.record_sent(
+            self._now, request.id, choice.instance, cost, new=choice.units, tokens=request.size, key=key_portion(path)
         )
-        self._affinity.remember(asked.session, placed.instance)
-        if asked.gang:
-            members = self._gangs.setdefault(asked.gang, {})
-            members[placed.instance] = members.get(placed.instance, 0) + 1
+        self._affinity.remember(request.session, choice.instance)
+        if request.gang:
+            members = self._gangs.setdefault(request.gang, {})
+            members[choice.instance] = members.get(choice.instance, 0) + 1
             if len(self._gangs) > self.options.gangs:
                 del self._gangs[next(iter(self._gangs))]
 
-    def prefilled(self, at: float, request: str) -> None:
-        self.loads.prefilled(at, request)
+    def record_prefilled(self, at: float, request: str) -> None:
+        self.loads.record_prefilled(at, request)
 
-    def ended(self, at: float, requests: Iterable[str]) -> None:
+    def record_ended(self, at: float, requests: Iterable[str]) -> None:
         for request in requests:
-            self.loads.ended(at, request)
-        if self.balancer.look(at):
+            self.loads.record_ended(at, request)
+        if self.balancer.check(at):
             self._preferences.clear()
 
-    def cached(self, event: CacheEvent) -> None:
+    def record_cache_event(self, event: CacheEvent) -> None:
         if event.instance not in self.loads:
             return
         if isinstance(event, CacheStored):
@@ -117,182 +145,208 @@ class E2:
         elif isinstance(event, CacheRemoved):
             self.index.cut(event.instance, event.blocks, event.keeps)
         elif isinstance(event, CacheCleared):
-            self.index.forget(event.instance)
+            self.index.forget_instance(event.instance)
         elif isinstance(event, CacheUse):
             self.index.use(event.instance, event.share)
 
     # ------------------------------------------------------------ the decision
 
-    def place(self, asked: Asked, fits: Fits) -> Placed | None:
-        preferred = self._preferences.get(asked.id)
-        if preferred is not None and preferred.until > self._at:
-            if preferred.least >= self._too_large:
+    def choose_instance(self, request: PlacementRequest, fits: Fits) -> PlacementChoice | None:
+        preferred = self._preferences.get(request.id)
+        if preferred is not None and preferred.until > self._now:
+            if preferred.min_units >= self._too_large:
                 return None
-            if preferred.wanted and not any(fits(name, units) for name, units in preferred.wanted):
-                return self._wait(asked, preferred, fits)
-        match = self.index.match(asked.blocks) if asked.blocks else NOTHING
-        why, wanted = self._wanted(asked, match)
-        least = _units(asked, match.depth)
-        if not wanted:
-            found = self._explore(asked, match, fits)
-            if found is None:
-                self._remember(asked, Preference((), least, 0.0, self._at + KEPT_FOR))
-            return found
-        free = [(self.loads.load(name), name, units) for name, units in wanted if fits(name, units)]
+            if preferred.instances and not any(fits(name, units) for name, units in preferred.instances):
+                return self._wait_or_spill(request, preferred, fits)
+        match = self.index.match(request.blocks) if request.blocks else NO_MATCH
+        rule, instances = self._preferred_instances(request, match)
+        min_units = _missing_tokens(request, match.depth)
+        if not instances:
+            choice = self._explore(request, match, fits)
+            if choice is None:
+                self._remember_preference(request, Preference((), min_units, 0.0, self._now + PREFERENCE_LIFETIME_S))
+            return choice
+        free = [(self.loads.load(name), name, units) for name, units in instances if fits(name, units)]
         if free:
             _, name, units = min(free)
-            placed = Placed(name, units, why)
-            return placed if why is Why.SESSION else self._relieved(asked, match, placed, fits)
-        elsewhere = self._elsewhere(asked, match, wanted)
-        preferred = Preference(tuple(wanted), least, elsewhere, self._at + KEPT_FOR)
-        self._remember(asked, preferred)
-        return self._wait(asked, preferred, fits)
+            choice = PlacementChoice(name, units, rule)
+            return choice if rule is PlacementRule.SESSION else self._avoid_long_queue(request, match, choice, fits)
+        min_seconds_elsewhere = self._min_seconds_elsewhere(request, match, instances)
+        preferred = Preference(tuple(instances), min_units, min_seconds_elsewhere, self._now + PREFERENCE_LIFETIME_S)
+        self._remember_preference(request, preferred)
+        return self._wait_or_spill(request, preferred, fits)
 
-    def _remember(self, asked: Asked, preferred: Preference) -> None:
-        """Those who never come back (they were cancelled) lose theirs when there are many."""
-        if len(self._preferences) >= MOST_PREFERENCES:
-            self._preferences = {name: kept for name, kept in self._preferences.items() if kept.until > self._at}
-        if len(self._preferences) < MOST_PREFERENCES:
-            self._preferences[asked.id] = preferred
+    def _remember_preference(self, request: PlacementRequest, preference: Preference) -> None:
+        """Keep a waiting request's preference. When there are many, expired ones go: cancelled requests never come
+        back."""
+        if len(self._preferences) >= MAX_PREFERENCES:
+            self._preferences = {name: other for name, other in self._preferences.items() if other.until > self._now}
+        if len(self._preferences) < MAX_PREFERENCES:
+            self._preferences[request.id] = preference
 
-    def _wanted(self, asked: Asked, match: Match) -> tuple[Why, list[tuple[str, int]]]:
-        home = self._affinity.get(asked.session)
+    def _preferred_instances(
+        self, request: PlacementRequest, match: Match
+    ) -> tuple[PlacementRule, list[tuple[str, int]]]:
+        """Return the instances where a request belongs, each with the units that it takes there, and the rule; none if
+        any will do."""
+        home = self._affinity.get(request.session)
         if home is not None:
-            units = _units(asked, match.at(home))
-            if not asked.blocks or 2 * units < asked.size or not self._crowded(home):
-                return Why.SESSION, [(home, units)]
-            return Why.EXPLORE, []  # little of it is there: where it is soon done matters more
-        least = _units(asked, match.depth)
-        if 2 * least >= asked.size:  # exploit only what is more than the rest
-            return Why.EXPLORE, []
-        moved = self.balancer.redirect(match, self._at)
+            units = _missing_tokens(request, match.at(home))
+            is_mostly_cached = not request.blocks or 2 * units < request.size
+            if is_mostly_cached or self.loads[home].running == min(load.running for _, load in self.loads):
+                return PlacementRule.SESSION, [(home, units)]
+            return PlacementRule.EXPLORE, []  # more runs there than elsewhere: what ends soonest counts more
+        min_units = _missing_tokens(request, match.depth)
+        if 2 * min_units >= request.size:  # exploit a prefix only if it is the larger part
+            return PlacementRule.EXPLORE, []
+        moved = self.balancer.redirect(match, self._now)
         if moved is not None and not moved.copy:
-            return Why.MOVED, [(moved.target, _units(asked, match.at(moved.target)))]
-        found = [(name, units) for name, units in self._holders(asked, match) if units <= 2 * least]
-        if moved is not None and all(name != moved.target for name, _ in found):
-            found.append((moved.target, _units(asked, match.at(moved.target))))
-            return Why.MOVED, found
-        return Why.EXPLOIT, found
-
-    def _crowded(self, name: str) -> bool:
-        """Whether more runs there than elsewhere."""
-        running = {other: load.running for other, load in self.loads}
-        return running[name] > min(running.values())
+            return PlacementRule.MOVED, [(moved.target, _missing_tokens(request, match.at(moved.target)))]
+        holders = [(name, units) for name, units in self._holders(request, match) if units <= 2 * min_units]
+        if moved is not None and all(name != moved.target for name, _ in holders):
+            holders.append((moved.target, _missing_tokens(request, match.at(moved.target))))
+            return PlacementRule.MOVED, holders
+        return PlacementRule.EXPLOIT, holders
 
     @staticmethod
-    def _holders(asked: Asked, match: Match) -> list[tuple[str, int]]:
-        """Those that hold the last run, and those before it that lack little more (`_wanted` looks how much)."""
-        found: dict[str, int] = {}
+    def _holders(request: PlacementRequest, match: Match) -> list[tuple[str, int]]:
+        """Return the instances that hold the last run, and those of earlier runs that lack little more, with the units
+        there."""
+        units_by_instance: dict[str, int] = {}
         for run in reversed(match.path):
-            units = _units(asked, min(run.end, match.depth))
-            for name in run.held:
-                found.setdefault(name, units)
-            if 2 * units >= asked.size:
+            units = _missing_tokens(request, min(run.end, match.depth))
+            for name in run.holders:
+                units_by_instance.setdefault(name, units)
+            if 2 * units >= request.size:
                 break
-        return list(found.items())
+        return list(units_by_instance.items())
 
-    # ------------------------------------------------------------ what it belongs to is full
+    # ------------------------------------------------------------ full instances
 
-    def _wait(self, asked: Asked, preferred: Preference, fits: Fits) -> Placed | None:
-        """None to wait for a slot and compute the rest there; else an instance with a slot now, to compute more."""
-        if not asked.uncontended and not asked.urgent:
+    def _wait_or_spill(self, request: PlacementRequest, preference: Preference, fits: Fits) -> PlacementChoice | None:
+        """Return None if the request is to wait for a slot where it belongs, else an instance with a slot now, to
+        compute more."""
+        if not request.uncontended and not request.urgent:
             return None
-        at, line = self._at, self._line
-        waits = [(self.loads.wait(name, at) + line.get(name, 0.0), name, units) for name, units in preferred.wanted]
+        at, queues = self._now, self._round_queues
+        waits = [
+            (self.loads.wait_s(name, at) + queues.get(name, 0.0), name, units) for name, units in preference.instances
+        ]
         seconds, name, units = min(waits)
         seconds += self._cost(units)
-        if asked.urgent or seconds >= preferred.elsewhere:
-            found = self._explore(asked, self.index.match(asked.blocks), fits)
-            if found is not None and (asked.urgent or seconds >= self._price(asked, found, units)):
-                return replace(found, why=Why.SPILL)
-        line[name] = line.get(name, 0.0) + self._cost(units)
+        if request.urgent or seconds >= preference.min_seconds_elsewhere:
+            choice = self._explore(request, self.index.match(request.blocks), fits)
+            if choice is not None and (request.urgent or seconds >= self._cost_elsewhere(request, choice, units)):
+                return replace(choice, rule=PlacementRule.SPILL)
+        queues[name] = queues.get(name, 0.0) + self._cost(units)
         return None
 
-    def _relieved(self, asked: Asked, match: Match, placed: Placed, fits: Fits) -> Placed:
-        """An instance that prefills nothing instead, if standing in line where the prefix is takes `LONG` times as
-        long. Rebalancing (`Balancer`) sees such a line after a minute or two only."""
-        seconds = self.loads.line(placed.instance, self._at) + self._cost(placed.units)
+    def _avoid_long_queue(
+        self, request: PlacementRequest, match: Match, choice: PlacementChoice, fits: Fits
+    ) -> PlacementChoice:
+        """Return an idle instance instead if the queue where the prefix is takes `MIN_QUEUE_RATIO` times as long.
+
+        Rebalancing (`Balancer`) notices such a queue only after a minute or two.
+        """
+        seconds = self.loads.queue_s(choice.instance, self._now) + self._cost(choice.units)
         idle = self.loads.idle
-        if not idle or seconds < LONG * self._cost(asked.size):
-            return placed
-        found = self._cheapest(asked, match.by_instance(), {}, lambda name, units: name in idle and fits(name, units))
-        if found is None or seconds < LONG * self._price(asked, found, placed.units):
-            return placed
-        return replace(found, why=Why.SPILL)
+        if not idle or seconds < MIN_QUEUE_RATIO * self._cost(request.size):
+            return choice
+        idle_choice = self._cheapest(
+            request, match.by_instance(), {}, lambda name, units: name in idle and fits(name, units)
+        )
+        if idle_choice is None or seconds < MIN_QUEUE_RATIO * self._cost_elsewhere(request, idle_choice, choice.units):
+            return choice
+        return replace(idle_choice, rule=PlacementRule.SPILL)
 
-    def _price(self, asked: Asked, elsewhere: Placed, units: int) -> float:
-        """Seconds that it costs to compute elsewhere what is cached at home: its own, those of the others whose
-        prefixes it drives out, and those of who comes next there, which is delayed if the instance is a busy one."""
-        own = self._cost(elsewhere.units)
-        more = max(0.0, own - self._cost(units))
-        return own + self._memory(elsewhere, asked) + more * self.loads.busy(elsewhere.instance, self._at)
+    def _cost_elsewhere(self, request: PlacementRequest, choice: PlacementChoice, units: int) -> float:
+        """Return the seconds that it costs to compute elsewhere what is cached at home.
 
-    def _elsewhere(self, asked: Asked, match: Match, wanted: list[tuple[str, int]]) -> float:
-        """Seconds of prefilling on any other instance, at least. A session whose prompt is not known stays at home."""
-        if not asked.blocks:
+        They are its own, those of others whose prefixes it drives out, and those of later requests that it delays if
+        the instance is a busy one.
+        """
+        prefill_s = self._cost(choice.units)
+        more = max(0.0, prefill_s - self._cost(units))
+        return (
+            prefill_s
+            + self._eviction_cost(choice, request)
+            + more * self.loads.prefill_share(choice.instance, self._now)
+        )
+
+    def _min_seconds_elsewhere(
+        self, request: PlacementRequest, match: Match, instances: list[tuple[str, int]]
+    ) -> float:
+        """Return the least seconds of prefilling on any other instance. A session whose prompt is unknown stays at
+        home."""
+        if not request.blocks:
             return math.inf
-        homes = {name for name, _ in wanted}
-        held = [count for name, count in match.by_instance().items() if name not in homes]
-        return self._cost(_units(asked, max(held, default=0)))
+        homes = {name for name, _ in instances}
+        block_counts = [count for name, count in match.by_instance().items() if name not in homes]
+        return self._cost(_missing_tokens(request, max(block_counts, default=0)))
 
     # ------------------------------------------------------------ explore
 
-    def _explore(self, asked: Asked, match: Match, fits: Fits) -> Placed | None:
-        if _units(asked, match.depth) >= self._too_large:
+    def _explore(self, request: PlacementRequest, match: Match, fits: Fits) -> PlacementChoice | None:
+        if _missing_tokens(request, match.depth) >= self._too_large:
             return None
-        members = self._gangs.get(asked.gang) if asked.gang else None
-        held = match.by_instance()
-        found = None if members else self._decoder(asked, held, fits)
-        if found is None:
-            found = self._cheapest(asked, held, members or {}, fits)
-        if found is None and not asked.warm_up:
-            self._too_large = min(self._too_large, asked.size)
-        return found
+        members = self._gangs.get(request.gang) if request.gang else None
+        cached_blocks = match.by_instance()
+        choice = None if members else self._decoder(request, cached_blocks, fits)
+        if choice is None:
+            choice = self._cheapest(request, cached_blocks, members or {}, fits)
+        if choice is None and not request.warm_up:
+            self._too_large = min(self._too_large, request.size)
+        return choice
 
-    def _decoder(self, asked: Asked, held: dict[str, int], fits: Fits) -> Placed | None:
-        """The instance that mostly decodes, most of all: it has computing power to spare. None if all are alike."""
-        least = self.options.decoding
-        decoders = [(load.hit_ratio, name) for name, load in self.loads if load.hits >= least * load.tokens > 0]
+    def _decoder(self, request: PlacementRequest, cached_blocks: dict[str, int], fits: Fits) -> PlacementChoice | None:
+        """Return the instance that decodes most, since it has computing power to spare; None if all mostly decode."""
+        min_share = self.options.decoding
+        decoders = [(load.hit_ratio, name) for name, load in self.loads if load.hits >= min_share * load.tokens > 0]
         if len(decoders) == len(self.loads):
             return None
-        for _, name in sorted(decoders, reverse=True)[:LOOKS]:
-            units = _units(asked, held.get(name, 0))
+        for _, name in sorted(decoders, reverse=True)[:MAX_COST_CHECKS]:
+            units = _missing_tokens(request, cached_blocks.get(name, 0))
             if fits(name, units):
-                return Placed(name, units, Why.BALANCE)
+                return PlacementChoice(name, units, PlacementRule.BALANCE)
         return None
 
-    def _cheapest(self, asked: Asked, held: dict[str, int], members: dict[str, int], fits: Fits) -> Placed | None:
-        """Least L + M + R among instances with a slot; members of a gang go apart. M is looked at last: it is 0 or
-        more, so an instance that is dearer without it cannot win. R is the seconds to prefill what is not cached."""
-        decode, whole = self.loads.decode, self._cost(asked.size)
-        rest = {name: self._cost(_units(asked, count)) for name, count in held.items()}
+    def _cheapest(
+        self, request: PlacementRequest, cached_blocks: dict[str, int], members: dict[str, int], fits: Fits
+    ) -> PlacementChoice | None:
+        """Return the instance with a slot where L + M + R is least; members of a gang go apart.
+
+        R is the seconds to prefill what is not cached. M is computed last: it is never negative, so an instance that is
+        dearer without it cannot win.
+        """
+        decode, full_prefill_s = self.loads.decode, self._cost(request.size)
+        rest = {name: self._cost(_missing_tokens(request, count)) for name, count in cached_blocks.items()}
         ranked = [
-            (members.get(name, 0), load.prefill + load.running * decode + rest.get(name, whole), name)
+            (members.get(name, 0), load.prefill + load.running * decode + rest.get(name, full_prefill_s), name)
             for name, load in self.loads
         ]
         heapify(ranked)
-        best: tuple[int, float, str, Placed] | None = None
-        looks = 0
+        best: tuple[int, float, str, PlacementChoice] | None = None
+        checked = 0
         while ranked:
             mates, cost, name = heappop(ranked)
-            if best is not None and ((mates, cost) >= best[:2] or looks >= LOOKS):
+            if best is not None and ((mates, cost) >= best[:2] or checked >= MAX_COST_CHECKS):
                 break
-            placed = Placed(name, _units(asked, held.get(name, 0)), Why.EXPLORE)
-            if not fits(name, placed.units):
+            choice = PlacementChoice(name, _missing_tokens(request, cached_blocks.get(name, 0)), PlacementRule.EXPLORE)
+            if not fits(name, choice.units):
                 continue
-            looks += 1
-            found = (mates, cost + self._memory(placed, asked), name, placed)
-            best = found if best is None else min(best, found)
+            checked += 1
+            candidate = (mates, cost + self._eviction_cost(choice, request), name, choice)
+            best = candidate if best is None else min(best, candidate)
         return best[3] if best is not None else None
 
-    def _memory(self, placed: Placed, asked: Asked) -> float:
-        """M: seconds that others will spend on prefilling what this request drives out."""
-        lost = self.index.loss(placed.instance, len(asked.blocks) * placed.units // asked.size, self._at)
-        return self._cost(lost * BLOCK_TOKENS) if lost else 0.0
+    def _eviction_cost(self, choice: PlacementChoice, request: PlacementRequest) -> float:
+        """Return M: the seconds that others will spend on prefilling the prefixes that this request drives out."""
+        lost_blocks = self.index.loss(choice.instance, len(request.blocks) * choice.units // request.size, self._now)
+        return self._cost(lost_blocks * BLOCK_TOKENS) if lost_blocks else 0.0
 
 
-def _units(asked: Asked, held: int) -> int:
-    """Tokens that an instance computes if it holds so many of the prompt's blocks: one at least."""
-    if not held:
-        return asked.size
-    return max(1, asked.size - asked.size * held // len(asked.blocks))
+def _missing_tokens(request: PlacementRequest, cached_blocks: int) -> int:
+    """Return the tokens that an instance computes if it holds so many of the prompt's blocks: at least one."""
+    if not cached_blocks:
+        return request.size
+    return max(1, request.size - request.size * cached_blocks // len(request.blocks))

@@ -1,4 +1,4 @@
-"""What each instance has been given lately, in seconds of its work. O(1) for each request that is sent or ends."""
+"""The load of each instance, in seconds of its work. O(1) for each request that is sent or ends."""
 
 from __future__ import annotations
 
@@ -7,26 +7,62 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.placement.window import SlidingMean
+
+
+@dataclass(slots=True)
+class SlidingMean:
+    """A mean over a sliding window in constant space.
+
+    It keeps the values of the present half window and of the one before. `half` is in seconds.
+    """
+
+    half: float
+    era: int = 0
+    count: int = 0
+    total: float = 0.0
+    count_before: int = 0
+    total_before: float = 0.0
+
+    def add(self, at: float, value: float) -> None:
+        self.roll(at)
+        self.count += 1
+        self.total += value
+
+    def roll(self, at: float) -> None:
+        """Begin the half window that contains `at`, if it is a new one."""
+        era = int(at // self.half)
+        if era == self.era:
+            return
+        follows = era == self.era + 1
+        self.count_before, self.total_before = (self.count, self.total) if follows else (0, 0.0)
+        self.era, self.count, self.total = era, 0, 0.0
+
+    def has_grown(self, at: float, factor: float, min_count: int) -> bool:
+        """Return True if the mean is `factor` times that of the half window before, with `min_count` values in both."""
+        self.roll(at)
+        if min(self.count, self.count_before) < min_count:
+            return False
+        return self.total / self.count >= factor * self.total_before / self.count_before
+
 
 PrefillCost = Callable[[float], float]
-"""Seconds to prefill so many tokens that are not cached."""
+"""Returns the seconds to prefill so many tokens that are not cached."""
 
 WINDOW = 180.0
 """Seconds of history that count as load (Preble: three minutes)."""
 BALANCE_WINDOW = 30.0
 """Seconds of history that say whether an instance mostly prefills or mostly decodes."""
-UNMEASURED = 0.0001
-"""Seconds a token where the profile says nothing. Only ratios of costs matter then."""
+DEFAULT_TOKEN_S = 0.0001
+"""Seconds per token if the profile has none. Then only ratios of costs matter."""
 
 
 def prefill_cost(profile: EngineProfile) -> PrefillCost:
-    return profile.curves.get(PrimitiveKind.PREFILLING) or (lambda tokens: tokens * UNMEASURED)
+    return profile.curves.get(PrimitiveKind.PREFILLING) or (lambda tokens: tokens * DEFAULT_TOKEN_S)
 
 
 @dataclass(slots=True)
-class Share:
-    """What one key portion has to do with an instance's load."""
+class PortionLoad:
+    """The part of an instance's load that belongs to one key portion."""
 
     requests: int = 0
     cost: float = 0.0
@@ -34,22 +70,22 @@ class Share:
 
 @dataclass(slots=True)
 class InstanceLoad:
-    """One instance. `prefill` and `requests` are of the window; `running` and `prefilling` of now."""
+    """The load of one instance. `prefill` and `requests` are of the window, `running` and `prefilling` of now."""
 
     name: str
     prefill: float = 0.0
     requests: int = 0
     running: int = 0
     prefilling: float = 0.0
-    """Seconds of prefillings that have not given their first token, `prefillings` of them."""
+    """Seconds of all prefillings that have not given a first token, `prefillings` of them."""
     prefillings: int = 0
     since: float = 0.0
     """When the first of them may have begun."""
     hits: int = 0
     tokens: int = 0
-    """Prompt tokens of the balance window: found in the cache, and in all."""
-    shares: dict[int, Share] = field(default_factory=dict)
-    """By key portion."""
+    """Prompt tokens of the balance window: those found in the cache, and all."""
+    shares: dict[int, PortionLoad] = field(default_factory=dict)
+    """Loads by key portion."""
     first_token: SlidingMean = field(default_factory=lambda: SlidingMean(WINDOW / 2))
 
     @property
@@ -58,8 +94,8 @@ class InstanceLoad:
 
 
 @dataclass(slots=True)
-class Sent:
-    """A request that an instance has."""
+class SentRequest:
+    """A request that an instance has been given."""
 
     load: InstanceLoad
     cost: float
@@ -70,32 +106,34 @@ class Sent:
 class LoadModel:
     """Load of an instance: what the window's prefillings cost, and the decodings that it still has to do."""
 
-    def __init__(self, decode: float = 0.0, *, window: float = WINDOW, most: int = 65_536) -> None:
+    def __init__(self, decode: float = 0.0, *, window: float = WINDOW, max_history: int = 65_536) -> None:
         self.decode = decode
-        """Seconds that a request decodes: a running mean of what was seen."""
+        """Seconds that a request decodes: a running mean of those seen."""
         self.idle: set[str] = set()
         """Instances that prefill nothing now."""
-        self._decoded = 0
+        self._decoding_count = 0
         self._window = window
-        self._most = most
+        self._max_history = max_history
         self._loads: dict[str, InstanceLoad] = {}
-        self._sent: dict[str, Sent] = {}
+        self._sent_requests: dict[str, SentRequest] = {}
         self._history: deque[tuple[float, InstanceLoad, float, int]] = deque()
         self._balance: deque[tuple[float, InstanceLoad, int, int]] = deque()
 
     # ------------------------------------------------------------ instances
 
-    def up(self, instance: str) -> None:
+    def add_instance(self, instance: str) -> None:
         if instance not in self._loads:
             self._loads[instance] = InstanceLoad(instance)
             self.idle.add(instance)
 
-    def forget(self, instance: str) -> None:
-        """Gone, with all that it had; its history runs out unseen."""
-        gone = self._loads.pop(instance, None)
+    def forget_instance(self, instance: str) -> None:
+        """Remove an instance with all its requests; its history runs out unseen."""
+        load = self._loads.pop(instance, None)
         self.idle.discard(instance)
-        if gone is not None:
-            self._sent = {name: sent for name, sent in self._sent.items() if sent.load is not gone}
+        if load is not None:
+            self._sent_requests = {
+                name: record_sent for name, record_sent in self._sent_requests.items() if record_sent.load is not load
+            }
 
     def __iter__(self) -> Iterator[tuple[str, InstanceLoad]]:
         return iter(self._loads.items())
@@ -110,32 +148,34 @@ class LoadModel:
         return len(self._loads)
 
     def load(self, instance: str) -> float:
-        """L: seconds."""
-        found = self._loads[instance]
-        return found.prefill + found.running * self.decode
+        """Return L, in seconds."""
+        instance_load = self._loads[instance]
+        return instance_load.prefill + instance_load.running * self.decode
 
-    def wait(self, instance: str, at: float) -> float:
-        """Seconds until a full instance may have a free slot: until what it prefills is done, or a decoding ends."""
-        found = self._loads[instance]
-        if found.prefillings or not found.running:
-            return self.line(instance, at)
-        return self.decode / found.running
+    def wait_s(self, instance: str, at: float) -> float:
+        """Return the seconds until a full instance may have a free slot: its prefillings or a decoding end."""
+        load = self._loads[instance]
+        if load.prefillings or not load.running:
+            return self.queue_s(instance, at)
+        return self.decode / load.running
 
-    def line(self, instance: str, at: float) -> float:
-        """Seconds of prefilling that an instance still has to do."""
-        found = self._loads[instance]
-        return max(0.0, found.prefilling - (at - found.since))
+    def queue_s(self, instance: str, at: float) -> float:
+        """Return the seconds of prefilling that an instance still has to do."""
+        load = self._loads[instance]
+        return max(0.0, load.prefilling - (at - load.since))
 
-    def busy(self, instance: str, at: float) -> float:
-        """Share of the window, as far as anything was sent in it, that an instance spent on prefilling: 0 to 1."""
+    def prefill_share(self, instance: str, at: float) -> float:
+        """Return the share, 0 to 1, of the window's known part that an instance spent on prefilling."""
         if not self._history:
             return 0.0
         return min(1.0, self._loads[instance].prefill / max(1.0, at - self._history[0][0]))
 
     # ------------------------------------------------------------ requests
 
-    def sent(self, at: float, request: str, instance: str, cost: float, *, new: int, tokens: int, key: int) -> None:
-        """A request went to an instance: `cost` seconds of prefilling, for `new` of its `tokens` prompt tokens."""
+    def record_sent(
+        self, at: float, request: str, instance: str, cost: float, *, new: int, tokens: int, key: int
+    ) -> None:
+        """Record a request to an instance: `cost` seconds of prefilling, for `new` of its `tokens` prompt tokens."""
         load = self._loads[instance]
         load.prefill += cost
         load.requests += 1
@@ -150,58 +190,54 @@ class LoadModel:
         if key:
             share = load.shares.get(key)
             if share is None:
-                share = load.shares[key] = Share()
+                share = load.shares[key] = PortionLoad()
             share.requests += 1
             share.cost += cost
-        self._sent[request] = Sent(load, cost, at)
+        self._sent_requests[request] = SentRequest(load, cost, at)
         self._history.append((at, load, cost, key))
         self._balance.append((at, load, tokens - new, tokens))
 
-    def prefilled(self, at: float, request: str) -> None:
-        sent = self._sent.get(request)
-        if sent is not None and sent.first_token is None:
-            sent.first_token = sent.load.since = at
-            self._off(sent)
-            sent.load.first_token.add(at, at - sent.at)
+    def record_prefilled(self, at: float, request: str) -> None:
+        record_sent = self._sent_requests.get(request)
+        if record_sent is not None and record_sent.first_token is None:
+            record_sent.first_token = record_sent.load.since = at
+            self._end_prefilling(record_sent)
+            record_sent.load.first_token.add(at, at - record_sent.at)
 
-    def ended(self, at: float, request: str) -> None:
-        sent = self._sent.pop(request, None)
-        if sent is None:
+    def record_ended(self, at: float, request: str) -> None:
+        record_sent = self._sent_requests.pop(request, None)
+        if record_sent is None:
             return
-        sent.load.running -= 1
-        if sent.first_token is None:
-            self._off(sent)
+        record_sent.load.running -= 1
+        if record_sent.first_token is None:
+            self._end_prefilling(record_sent)
         else:
-            self._decoded += 1
-            self.decode += max(0.05, 1 / self._decoded) * (at - sent.first_token - self.decode)
+            self._decoding_count += 1
+            self.decode += max(0.05, 1 / self._decoding_count) * (at - record_sent.first_token - self.decode)
 
-    def _off(self, sent: Sent) -> None:
-        """It prefills no more."""
-        load = sent.load
+    def _end_prefilling(self, record_sent: SentRequest) -> None:
+        """Record that a request prefills no more."""
+        load = record_sent.load
         load.prefillings -= 1
-        load.prefilling = max(0.0, load.prefilling - sent.cost) if load.prefillings else 0.0
+        load.prefilling = max(0.0, load.prefilling - record_sent.cost) if load.prefillings else 0.0
         if not load.prefillings:
             self.idle.add(load.name)
 
     def expire(self, at: float) -> None:
-        """Forget what is older than the windows; each request is looked at once."""
+        """Forget what is older than the windows. Each request is visited once."""
         history, oldest = self._history, at - self._window
-        while history and (history[0][0] < oldest or len(history) > self._most):
+        while history and (history[0][0] < oldest or len(history) > self._max_history):
             _, load, cost, key = history.popleft()
             load.requests -= 1
             load.prefill = max(0.0, load.prefill - cost) if load.requests else 0.0
             if key:
-                _take_from(load.shares, key, cost)
+                share = load.shares[key]
+                share.requests -= 1
+                share.cost -= cost
+                if not share.requests:
+                    del load.shares[key]
         balance, oldest = self._balance, at - BALANCE_WINDOW
-        while balance and (balance[0][0] < oldest or len(balance) > self._most):
+        while balance and (balance[0][0] < oldest or len(balance) > self._max_history):
             _, load, hits, tokens = balance.popleft()
             load.hits -= hits
             load.tokens -= tokens
-
-
-def _take_from(shares: dict[int, Share], key: int, cost: float) -> None:
-    share = shares[key]
-    share.requests -= 1
-    share.cost -= cost
-    if not share.requests:
-        del shares[key]

@@ -1,6 +1,6 @@
 """Which instance holds which prefix: a radix tree over block hashes, and a bounded cache of each instance.
 
-Blocks that have always come together are one `Run`, so a prompt of 8,000 tokens touches a handful of nodes, not 500.
+Blocks that always came together are one `Run`, so a prompt of 8,000 tokens touches a handful of nodes, not 500.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from heapq import heapify, heappop, heappush
 from teola_plugin.graph.prefix_blocks import PrefixBlocks
 
 Entry = tuple[int, int, "Run"]
-"""(tick of its last use, minus its end, run): the coldest first, and of one prompt the end first."""
+"""(tick of the last use, minus the end, run). The coldest is first, and of one prompt the end."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Blocks that have always come together. An instance holds all of a run or none, and with a run its parents."""
+    """Blocks that always came together. An instance holds all of a run or none of it, and the parents of each run that
+    it holds."""
 
     blocks: PrefixBlocks
     start: int
-    """Blocks before it."""
+    """Number of blocks before it."""
     parent: Run | None = None
     children: dict[int, Run] = field(default_factory=dict)
-    """By their first block."""
-    held: dict[str, int] = field(default_factory=dict)
+    """Runs that follow it, by their first block."""
+    holders: dict[str, int] = field(default_factory=dict)
     """Instance -> tick of its last use there."""
     era: int = 0
     uses: int = 0
@@ -37,18 +38,20 @@ class Run:
 
     @property
     def name(self) -> int:
-        """Its last block: hashes are chained, so that names the whole prefix. Where the run is cut, the name stays
-        with its end, and so with the prompts that it was said of; the first half, which more may share, gets its own.
+        """The run's last block, which names the whole prefix, since hashes are chained.
+
+        Where a run is cut, the name stays with its end, and so with the prompts that it was used for; the first half,
+        which more prompts may share, gets its own.
         """
         return self.blocks[-1]
 
     def use(self, era: int) -> None:
-        """A request shares this run, in half window `era`."""
+        """Record that a request shares this run, in half window `era`."""
         self._roll(era)
         self.uses += 1
 
     def sharing(self, era: int) -> int:
-        """Requests that shared it within the window."""
+        """Return the number of requests that shared the run within the window."""
         self._roll(era)
         return self.uses + self.uses_before
 
@@ -60,50 +63,52 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is known of a prompt: the runs that it begins with (the last perhaps in part), and blocks in all."""
+    """The known prefix of a prompt: its number of blocks, and the runs that hold them, the last perhaps in part."""
 
     path: tuple[Run, ...] = ()
     depth: int = 0
 
     def at(self, instance: str) -> int:
-        """Blocks of the prompt that this instance holds."""
+        """Return the number of the prompt's blocks that this instance holds."""
         for run in reversed(self.path):
-            if instance in run.held:
+            if instance in run.holders:
                 return min(run.end, self.depth)
         return 0
 
     def by_instance(self) -> dict[str, int]:
         """Blocks that each instance holds, of those that hold any."""
-        found: dict[str, int] = {}
+        blocks: dict[str, int] = {}
         for run in self.path:
-            found |= dict.fromkeys(run.held, min(run.end, self.depth))
-        return found
+            blocks |= dict.fromkeys(run.holders, min(run.end, self.depth))
+        return blocks
 
 
-NOTHING = Match()
+NO_MATCH = Match()
 
 
 @dataclass(slots=True)
 class InstanceCache:
-    """What one instance holds."""
+    """The cache of one instance."""
 
     blocks: int = 0
     runs: int = 0
     used: float = 0.0
-    """Share of its cache that running requests occupy, where the engine says so."""
+    """Share of its cache that running requests occupy, if the engine reports it."""
     cold: list[Entry] = field(default_factory=list)
-    """Heap; entries that a later use has made stale are skipped."""
+    """Heap of its runs. Entries that a later use has made stale are skipped."""
 
 
 class PrefixIndex:
-    """Prefixes by instance. `capacity`: blocks that an instance can hold; the coldest go first.
+    """The prefixes of all instances. `capacity` is the number of blocks that an instance can hold; the coldest go
+    first.
 
-    Fed with what was routed (`hold`), and with what the engine says of its cache (`hold`, `cut`, `clear`).
+    Updated with the requests that were sent (`hold`), and with what the engine reports of its cache (`hold`, `cut`,
+    `forget_instance`).
     """
 
     def __init__(self, capacity: int, half_window: float = 90.0) -> None:
         self.capacity = capacity
-        self._half = half_window
+        self._half_window_s = half_window
         self._root = Run((), 0)
         self._caches: dict[str, InstanceCache] = {}
         self._tick = 0
@@ -111,60 +116,63 @@ class PrefixIndex:
     # ------------------------------------------------------------ reading
 
     def match(self, blocks: PrefixBlocks) -> Match:
-        """The longest known beginning of `blocks`; O(runs on the way + log of the last one)."""
+        """Return the longest known beginning of `blocks`; O(runs on the path + log of the last one)."""
         path: list[Run] = []
         node, depth = self._root, 0
         while depth < len(blocks):
             child = node.children.get(blocks[depth])
             if child is None:
                 break
-            common = _common(child.blocks, blocks, depth)
+            common = _common_length(child.blocks, blocks, depth)
             path.append(child)
             depth += common
             if common < len(child.blocks):
                 break
             node = child
-        return Match(tuple(path), depth) if path else NOTHING
+        return Match(tuple(path), depth) if path else NO_MATCH
 
     def blocks_on(self, instance: str) -> int:
         cache = self._caches.get(instance)
         return cache.blocks if cache is not None else 0
 
     def loss(self, instance: str, blocks: int, at: float) -> float:
-        """What an instance forgets when it takes so many new blocks: blocks, each times the requests of the window
-        that shared it, divided by its holders."""
+        """Return what an instance loses when it takes so many new blocks.
+
+        Each lost block counts as often as requests of the window shared it, divided by its holders.
+        """
         cache = self._caches.get(instance)
         if cache is None:
             return 0.0
-        short = blocks + max(cache.blocks, int(cache.used * self.capacity)) - self.capacity
-        if short <= 0:
+        missing_blocks = blocks + max(cache.blocks, int(cache.used * self.capacity)) - self.capacity
+        if missing_blocks <= 0:
             return 0.0
-        era, lost, seen = int(at // self._half), 0.0, []
-        while short > 0 and cache.cold:
+        era, loss, visited = int(at // self._half_window_s), 0.0, []
+        while missing_blocks > 0 and cache.cold:
             run = cache.cold[0][2]
-            if not _stale(cache.cold[0], instance):
-                lost += min(short, len(run.blocks)) * run.sharing(era) / len(run.held)
-                short -= len(run.blocks)
-                if short <= 0:
+            if not _is_stale(cache.cold[0], instance):
+                loss += min(missing_blocks, len(run.blocks)) * run.sharing(era) / len(run.holders)
+                missing_blocks -= len(run.blocks)
+                if missing_blocks <= 0:
                     break
-                seen.append(cache.cold[0])
+                visited.append(cache.cold[0])
             heappop(cache.cold)
-        for entry in seen:
+        for entry in visited:
             heappush(cache.cold, entry)
-        return lost
+        return loss
 
     def runs(self) -> Iterator[Run]:
-        """All runs that anybody holds, parents first."""
-        todo = list(self._root.children.values())
-        while todo:
-            run = todo.pop()
+        """Iterate over all runs that an instance holds, parents first."""
+        stack = list(self._root.children.values())
+        while stack:
+            run = stack.pop()
             yield run
-            todo.extend(run.children.values())
+            stack.extend(run.children.values())
 
     # ------------------------------------------------------------ writing
 
     def hold(self, instance: str, blocks: PrefixBlocks, at: float, *, used: bool = True) -> tuple[Run, ...]:
-        """The instance has, or will have, this prefix. Returns its runs, first to last. `used`: by a request."""
+        """Record that the instance has, or will have, this prefix; return its runs in order. `used` is True for a
+        request's prefix."""
         blocks = blocks[: self.capacity]
         if not blocks:
             return ()
@@ -174,48 +182,56 @@ class PrefixIndex:
             path[-1] = self._split(path[-1], match.depth)
         if match.depth < len(blocks):
             parent = path[-1] if path else self._root
-            path.append(_attach(parent, Run(blocks[match.depth :], match.depth)))
+            run = Run(blocks[match.depth :], match.depth, parent)
+            parent.children[run.blocks[0]] = run
+            path.append(run)
         self._touch(instance, path)
         if used:
-            era = int(at // self._half)
+            era = int(at // self._half_window_s)
             for run in path:
                 run.use(era)
-        self._evict(instance, self.capacity)
+        cache = self._caches[instance]
+        while cache.blocks > self.capacity:
+            entry = heappop(cache.cold)
+            if not _is_stale(entry, instance):
+                self._remove_run(instance, entry[2])
         return tuple(path)
 
     def cut(self, instance: str, blocks: PrefixBlocks, keeps: int) -> None:
-        """Of the prefix `blocks` the instance keeps the first `keeps` blocks only."""
+        """Record that the instance keeps only the first `keeps` blocks of a prefix."""
         match = self.match(blocks)
         if match.depth <= keeps:
             return
         run = next(run for run in match.path if run.end > keeps)
-        if run.start < keeps and instance in run.held:
+        if run.start < keeps and instance in run.holders:
             self._split(run, keeps)  # `run` is now what begins at `keeps`
-        self._drop_below(instance, run)
+        self._remove_subtree(instance, run)
 
     def use(self, instance: str, share: float) -> None:
-        """Running requests occupy this share (0 to 1) of the instance's cache."""
+        """Record that running requests occupy this share (0 to 1) of the instance's cache."""
         self._caches.setdefault(instance, InstanceCache()).used = share
 
-    def forget(self, instance: str) -> None:
-        """The instance holds nothing any more."""
+    def forget_instance(self, instance: str) -> None:
+        """Record that the instance holds nothing any more."""
         cache = self._caches.pop(instance, None)
         for _, _, run in cache.cold if cache is not None else ():
-            if run.held.pop(instance, None) is not None and not run.held:
+            if run.holders.pop(instance, None) is not None and not run.holders:
                 _detach(run)
 
     # ------------------------------------------------------------ the tree
 
     def _split(self, run: Run, at: int) -> Run:
-        """Cut a run before block `at`; returns the new first half. The old object stays the second: its end, its
-        children and its entries in the heaps stay right."""
+        """Cut a run before block `at` and return the new first half.
+
+        The old object stays the second half: its end, its children and its entries in the heaps stay right.
+        """
         cut = at - run.start
         assert run.parent is not None
-        top = Run(run.blocks[:cut], run.start, run.parent, {run.blocks[cut]: run}, dict(run.held))
+        top = Run(run.blocks[:cut], run.start, run.parent, {run.blocks[cut]: run}, dict(run.holders))
         top.era, top.uses, top.uses_before = run.era, run.uses, run.uses_before
         run.parent.children[run.blocks[0]] = top
         run.parent, run.blocks, run.start = top, run.blocks[cut:], at
-        for instance, tick in top.held.items():
+        for instance, tick in top.holders.items():
             cache = self._caches[instance]
             cache.runs += 1
             heappush(cache.cold, (tick, -top.end, top))
@@ -225,56 +241,52 @@ class PrefixIndex:
         cache = self._caches.setdefault(instance, InstanceCache())
         self._tick += 1
         for run in path:
-            if instance not in run.held:
+            if instance not in run.holders:
                 cache.blocks += len(run.blocks)
                 cache.runs += 1
-            run.held[instance] = self._tick
+            run.holders[instance] = self._tick
             heappush(cache.cold, (self._tick, -run.end, run))
         if len(cache.cold) > 64 + 4 * cache.runs:
-            cache.cold = [entry for entry in cache.cold if not _stale(entry, instance)]
+            cache.cold = [entry for entry in cache.cold if not _is_stale(entry, instance)]
             heapify(cache.cold)
 
-    def _evict(self, instance: str, limit: int) -> None:
-        cache = self._caches[instance]
-        while cache.blocks > limit:
-            entry = heappop(cache.cold)
-            if not _stale(entry, instance):
-                self._drop(instance, entry[2])
+    def _remove_subtree(self, instance: str, run: Run) -> None:
+        """Remove a run and all that follow it from an instance."""
+        stack, held_runs = [run], []
+        while stack:
+            current = stack.pop()
+            if instance in current.holders:
+                held_runs.append(current)
+                stack.extend(current.children.values())
+        for current in reversed(held_runs):
+            self._remove_run(instance, current)
 
-    def _drop_below(self, instance: str, run: Run) -> None:
-        """Take a run and all that follow it from an instance."""
-        todo, found = [run], []
-        while todo:
-            here = todo.pop()
-            if instance in here.held:
-                found.append(here)
-                todo.extend(here.children.values())
-        for here in reversed(found):
-            self._drop(instance, here)
-
-    def _drop(self, instance: str, run: Run) -> None:
+    def _remove_run(self, instance: str, run: Run) -> None:
         cache = self._caches[instance]
-        del run.held[instance]
+        del run.holders[instance]
         cache.blocks -= len(run.blocks)
         cache.runs -= 1
-        if not run.held:
+        if not run.holders:
             _detach(run)
 
 
 def key_portion(path: tuple[Run, ...]) -> int:
-    """Names a prompt's key portion: its last run that is longer than all before it; 0 for none."""
+    """Return the name of a prompt's key portion, its last run that is longer than all before it; 0 for none."""
     for run in reversed(path):
         if len(run.blocks) > run.start:
             return run.name
     return 0
 
 
-def _common(run: PrefixBlocks, blocks: PrefixBlocks, start: int) -> int:
-    """Blocks that a run and `blocks[start:]` share, the first among them. Hashes are chained: we seek the last."""
-    most = min(len(run), len(blocks) - start)
-    if run[most - 1] == blocks[start + most - 1]:
-        return most
-    low, high = 1, most - 1
+def _common_length(run: PrefixBlocks, blocks: PrefixBlocks, start: int) -> int:
+    """Return the number of blocks that a run and `blocks[start:]` share; they share the first.
+
+    Hashes are chained, so a binary search finds the last.
+    """
+    max_length = min(len(run), len(blocks) - start)
+    if run[max_length - 1] == blocks[start + max_length - 1]:
+        return max_length
+    low, high = 1, max_length - 1
     while low < high:
         middle = (low + high + 1) // 2
         if run[middle - 1] == blocks[start + middle - 1]:
@@ -284,18 +296,12 @@ def _common(run: PrefixBlocks, blocks: PrefixBlocks, start: int) -> int:
     return low
 
 
-def _attach(parent: Run, run: Run) -> Run:
-    run.parent = parent
-    parent.children[run.blocks[0]] = run
-    return run
-
-
 def _detach(run: Run) -> None:
-    """Nobody holds it, hence nobody holds what follows it."""
+    """Remove a run that no instance holds; no instance holds what follows it either."""
     if run.parent is not None:
         run.parent.children.pop(run.blocks[0], None)
 
 
-def _stale(entry: Entry, instance: str) -> bool:
+def _is_stale(entry: Entry, instance: str) -> bool:
     tick, _, run = entry
-    return run.held.get(instance) != tick
+    return run.holders.get(instance) != tick

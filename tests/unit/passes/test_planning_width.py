@@ -20,7 +20,7 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.passes import Optimised, PassContext, PassReport, PrefillingSplit, default_pipeline
-from teola_plugin.scheduling.objectives import deduce
+from teola_plugin.scheduling.objectives import deduce_objectives
 from tests.support.steps import growth
 
 LINEAR = 1.3
@@ -84,7 +84,7 @@ def test_prompts_of_many_instances_are_split_in_one_walk() -> None:
 @pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
 def test_what_is_wanted_of_each_is_found_in_one_walk(wide: object) -> None:
     graphs = {n: planned(wide(n)).graph for n in (2, 40, 160)}  # type: ignore[operator]
-    assert growth(lambda n: deduce(graphs[n]), 40) < LINEAR
+    assert growth(lambda n: deduce_objectives(graphs[n]), 40) < LINEAR
 
 
 def test_a_plan_keeps_no_sets_that_grow_with_the_square() -> None:

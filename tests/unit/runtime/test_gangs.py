@@ -65,7 +65,7 @@ def test_calls_that_are_made_at_once_are_a_gang(
         if isinstance(event, Enqueue):
             seen[event.primitive] = event.objective.value
         elif isinstance(event, DepthChanged):
-            seen.update({name: objective.value for name, (objective, _) in event.wanted.items()})
+            seen.update({name: objective.value for name, (objective, _) in event.objectives.items()})
         return handle(self, event)
 
     async def run() -> None:

@@ -19,7 +19,7 @@ from teola_plugin.graph import (
 from teola_plugin.runtime.driver.client_code import ClientCode
 from teola_plugin.runtime.driver.incremental_prefilling import TRUSTED, IncrementalPrefilling
 from teola_plugin.runtime.query_run import GrowingPrompt, QueryRun, QueryStore
-from teola_plugin.scheduling.live_primitive import LivePrimitive
+from teola_plugin.scheduling.live_query import LivePrimitive
 from tests.support.steps import growth
 
 K = PrimitiveKind
@@ -62,11 +62,11 @@ class Followed:
     def query(self, items: int, tenant: str = "", *, right: bool = True, refused: frozenset[int] = frozenset()) -> int:
         """One query from end to end; how many prefixes it prefilled early. Of `refused` items nothing is kept."""
         run, before = Run(tenant), len(self.started)
-        self.holder.early = []
+        self.holder.early_outputs = []
         asked = cast(QueryRun, run)
         for i in range(items):
             name = f"m[{i}]/d"
-            self.holder.early.append(Ref(name))
+            self.holder.early_outputs.append(Ref(name))
             run.store.put(name, "" if i in refused else f"passage {i}, a few words long")
             self.prefixes.made(asked, name)
             if run.growing[0].warmup:

@@ -159,7 +159,7 @@ def standings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Standing]:
         if isinstance(event, Enqueue):
             seen[event.primitive] = event.objective.value, event.gang.partition("/")[2]
         elif isinstance(event, DepthChanged):
-            seen.update({name: (how.value, gang.partition("/")[2]) for name, (how, gang) in event.wanted.items()})
+            seen.update({name: (how.value, gang.partition("/")[2]) for name, (how, gang) in event.objectives.items()})
         return handle(self, event)
 
     monkeypatch.setattr(EngineScheduler, "handle", spy)

@@ -175,7 +175,7 @@ def test_every_request_runs_once_and_slots_are_never_overrun(
         for batch in (i for i in out if isinstance(i, RunBatch)):
             ran.extend(batch.requests)
         for instance in scheduler.instances:
-            here = scheduler.running.on(instance)
+            here = scheduler.running.at(instance).requests.values()
             if profile.batching is Batching.STATIC:
                 assert len(here) <= profile.max_efficient_batch
             else:

@@ -9,7 +9,7 @@ import pytest
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.engine_events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
-from teola_plugin.scheduling.fairness import Served, Turn, in_turn
+from teola_plugin.scheduling.fairness import ServedUnits, Turn, serve_in_turn
 
 ONE_BY_ONE = EngineProfile(batching=Batching.STATIC, max_efficient_batch=1)
 
@@ -96,11 +96,11 @@ def test_a_starved_primitive_of_a_light_app_still_goes_first_after_twenty_batche
 
 
 def test_many_apps_are_not_remembered_for_ever() -> None:
-    seen = Served()
+    seen = ServedUnits()
     for number in range(5000):
         seen.arrive(f"app{number}", waiting=False)
         seen.add(f"app{number}", 1.0, 1)
-    assert len(seen._had) <= 1001
+    assert len(seen._virtual_times) <= 1001
 
 
 def test_the_order_of_buckets() -> None:
@@ -112,5 +112,5 @@ def test_the_order_of_buckets() -> None:
         "q5": Turn("b", 2.0, 10),
     }
     had = {"a": 0.0, "b": 1.0}
-    assert list(in_turn(turns, had)) == ["q1", "q3", "q4", "q2", "q5"]
+    assert list(serve_in_turn(turns, had)) == ["q1", "q3", "q4", "q2", "q5"]
     assert had == {"a": 20.0, "b": 16.0}

@@ -138,7 +138,7 @@ def test_a_failure_cuts_off_what_needs_it_and_ends_the_query() -> None:
 
 
 def test_ahead_of_the_plain_object_a_failure_stops_its_branch_only() -> None:
-    d = Driver([embed("a"), embed("b", "a"), embed("c"), call("out", "c")], "out", ahead=True)
+    d = Driver([embed("a"), embed("b", "a"), embed("c"), call("out", "c")], "out", original_runs=True)
     assert d.fail("a") == ["release a"]
     assert d.done("c") == ["runcall out"]
     assert d.done("out") == ["release c"]  # the plain object ends the query
@@ -147,7 +147,9 @@ def test_ahead_of_the_plain_object_a_failure_stops_its_branch_only() -> None:
 
 def test_user_code_is_awaited_and_may_be_observed_before_its_turn() -> None:
     d = Driver(
-        [embed("a"), Primitive("user", K.OPAQUE, inputs=named(x=Ref("a"))), call("out", "user")], "out", ahead=True
+        [embed("a"), Primitive("user", K.OPAQUE, inputs=named(x=Ref("a"))), call("out", "user")],
+        "out",
+        original_runs=True,
     )
     assert d.done("user") == ["release a", "runcall out"]
     d = Driver([embed("a"), Primitive("user", K.OPAQUE, inputs=named(x=Ref("a"))), call("out", "user")], "out")
@@ -216,7 +218,7 @@ PART = Graph([embed("a", "$input"), call("b", "a"), embed("c", "b", "$input")], 
 
 
 def test_a_part_that_begins_later_joins_the_query() -> None:
-    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     assert d.say(PartBegun(1.0, "q", "part1", PART, "$part1")) == ["dispatch part1/a@2"]
     assert d.say(PartBegun(1.0, "q", "part2", PART, "$part2")) == ["dispatch part2/a@2"]
     assert d.done("part1/a") == ["runcall part1/b"]
@@ -234,7 +236,7 @@ def test_a_part_is_deeper_by_where_it_ends() -> None:
         embed("e", "m"),
         embed("aside", "$input"),
     ]
-    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     assert d.say(PartBegun(1.0, "q", "part1", Graph(each, Ref("e")), "$part1", depth=4)) == [
         "runcall part1/list",
         "dispatch part1/aside@4",
@@ -253,13 +255,15 @@ def test_what_is_wanted_of_parts_of_a_gang() -> None:
     whole = Graph(
         [embed("e", "$input"), inner, Primitive("w", K.PARTIAL_PREFILLING, "llm"), call("s", "m", "w")], Ref("s")
     )
-    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     for name, gang in (("part1", "step1"), ("part2", "")):
         d.say(PartBegun(1.0, "q", name, whole, f"${name}", gang=gang))
         d.done(f"{name}/e")
         d.say(Expanded(1.0, "q", f"{name}/m", 2))
     query = d.scheduler.queries["q"]
-    found = {live.id: (live.wanted.objective.value, live.wanted.gang) for live in query if "/" in live.id}
+    found = {
+        live.id: (live.gang_objective.objective.value, live.gang_objective.gang) for live in query if "/" in live.id
+    }
     assert found == {
         "part1/e": ("throughput", "step1"), "part1/m": ("throughput", "step1"), "part1/s": ("throughput", "step1"),
         "part1/w": ("background", "step1"),
@@ -274,7 +278,7 @@ def test_what_is_wanted_of_parts_of_a_gang() -> None:
 
 def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
     aside = Fragment(Graph([embed("e", "$item"), embed("aside", "$item"), call("s", "e")], Ref("s")), Ref("s"))
-    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     holder = Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=aside)
     d.say(PartBegun(1.0, "q", "part1", Graph([holder], Ref("m")), "$part1", depth=4))
     assert d.say(Expanded(1.0, "q", "part1/m", 1)) == ["dispatch part1/m[0]/e@6", "dispatch part1/m[0]/aside@4"]
@@ -283,7 +287,7 @@ def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
 def test_depths_that_a_part_announces_anew_are_those_in_the_whole_query() -> None:
     once = Fragment(Graph([embed("e", "$carry")], Ref("e")), Ref("e"))
     fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=once)
-    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     graph = Graph([call("list"), embed("first", "$input"), fold], Ref("f"))
     assert "dispatch part1/first@11" in d.say(PartBegun(1.0, "q", "part1", graph, "$part1", depth=10))
     d.done("part1/list")
@@ -298,7 +302,7 @@ def test_a_list_grows_inside_a_part() -> None:
         call("list", "d"),
         Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
     ]
-    d = Driver([Primitive("user", K.OPAQUE)], "user", ahead=True)
+    d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     d.say(PartBegun(1.0, "q", "part1", Graph(primitives, Ref("m")), "$part1"))
     d.done("part1/p")
     assert d.say(ItemClosed(1.0, "q", "part1/d", 0, "part1/d#0")) == ["dispatch part1/m[0]/e@2"]

@@ -9,7 +9,7 @@ import pytest
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import POLICIES, EngineScheduler
 from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RunBatch
-from teola_plugin.scheduling.engine_queue import MAX_NUMBERED_QUERIES, QueryOrder
+from teola_plugin.scheduling.engine_queue import MAX_NUMBERED_QUERIES, QueryNumbers
 from teola_plugin.scheduling.objectives import Objective
 
 LLM = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1000, max_requests=64)
@@ -89,7 +89,7 @@ def test_a_member_is_passed_by_finitely_many() -> None:
 
 
 def test_queries_are_numbered_as_they_come_and_the_first_of_very_many_forgotten() -> None:
-    order = QueryOrder()
+    order = QueryNumbers()
     assert [order.number(name) for name in ("a", "b", "a")] == [0, 1, 0]
     for other in range(MAX_NUMBERED_QUERIES):
         order.number(f"q{other}")

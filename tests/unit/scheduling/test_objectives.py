@@ -11,7 +11,7 @@ from teola_plugin.graph import Batching, EngineProfile, Fragment, Graph, Primiti
 from teola_plugin.scheduling import EngineScheduler, GraphScheduler
 from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.graph_events import Admit, Expanded, Finished
-from teola_plugin.scheduling.objectives import Objective, deduce
+from teola_plugin.scheduling.objectives import Objective, deduce_objectives
 
 K = PrimitiveKind
 ENGINES = {K.EMBEDDING: "embedder", K.SEARCHING: "store", K.PREFILLING: "llm", K.DECODING: "llm", K.RERANKING: "judge"}
@@ -29,7 +29,7 @@ def ask(name: str, *reads: str) -> list[Primitive]:
 
 def objectives(*primitives: Primitive, output: str) -> dict[str, str]:
     """`latency`, `background`, or the gang, by primitive."""
-    found = deduce(Graph(primitives, Ref(output)))
+    found = deduce_objectives(Graph(primitives, Ref(output)))
     return {
         name: f"gang {w.gang}" if w.objective is Objective.THROUGHPUT else w.objective.value
         for name, w in found.items()
@@ -104,7 +104,9 @@ def spliced(kind: PrimitiveKind, items: int) -> dict[str, tuple[str, str]]:
     query = scheduler.queries["q"]
     scheduler.handle(Finished(0.0, "q", "list"))
     scheduler.handle(Expanded(0.0, "q", "h", items))
-    return {live.id: (live.wanted.objective.value, live.wanted.gang) for live in query if "/" in live.id}
+    return {
+        live.id: (live.gang_objective.objective.value, live.gang_objective.gang) for live in query if "/" in live.id
+    }
 
 
 def test_instances_of_a_map_are_a_gang_and_rounds_of_a_fold_are_not() -> None:

@@ -7,25 +7,33 @@ from support.placement import anywhere, ask, but, e2, send
 
 from teola_plugin.scheduling import E2Options
 from teola_plugin.scheduling.engine_events import CacheCleared, CacheRemoved, CacheStored, CacheUse
-from teola_plugin.scheduling.placement import Asked, Placed, Why
+from teola_plugin.scheduling.placement import PlacementChoice, PlacementRequest, PlacementRule
 
 
 def test_nothing_known_goes_where_load_is_least() -> None:
     placement = e2("a", "b")
-    assert send(placement, ask("1", ("x", 320))) == Placed("a", 320, Why.EXPLORE)
-    assert send(placement, ask("2", ("y", 160))) == Placed("b", 160, Why.EXPLORE)
-    assert send(placement, ask("3", ("z", 160))) == Placed("b", 160, Why.EXPLORE)
-    assert send(placement, ask("4", ("w", 160))) == Placed("a", 160, Why.EXPLORE), "320 against 320: the first"
+    assert send(placement, ask("1", ("x", 320))) == PlacementChoice("a", 320, PlacementRule.EXPLORE)
+    assert send(placement, ask("2", ("y", 160))) == PlacementChoice("b", 160, PlacementRule.EXPLORE)
+    assert send(placement, ask("3", ("z", 160))) == PlacementChoice("b", 160, PlacementRule.EXPLORE)
+    assert send(placement, ask("4", ("w", 160))) == PlacementChoice("a", 160, PlacementRule.EXPLORE), (
+        "320 against 320: the first"
+    )
 
 
 @pytest.mark.parametrize(
     ("rest", "why", "instance", "units"),
-    [(144, Why.EXPLOIT, "a", 144), (160, Why.EXPLORE, "b", 320), (320, Why.EXPLORE, "b", 480)],
+    [
+        (144, PlacementRule.EXPLOIT, "a", 144),
+        (160, PlacementRule.EXPLORE, "b", 320),
+        (320, PlacementRule.EXPLORE, "b", 480),
+    ],
 )
-def test_it_exploits_what_saves_more_than_it_costs(rest: int, why: Why, instance: str, units: int) -> None:
+def test_it_exploits_what_saves_more_than_it_costs(rest: int, why: PlacementRule, instance: str, units: int) -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 160), ("q", 1600)), "a")
-    assert placement.place(ask("2", ("x", 160), ("r", rest)), anywhere) == Placed(instance, units, why)
+    assert placement.choose_instance(ask("2", ("x", 160), ("r", rest)), anywhere) == PlacementChoice(
+        instance, units, why
+    )
 
 
 def test_among_several_that_hold_it_the_least_loaded_is_exploited() -> None:
@@ -33,9 +41,13 @@ def test_among_several_that_hold_it_the_least_loaded_is_exploited() -> None:
     send(placement, ask("1", ("x", 320)), "a")
     send(placement, ask("2", ("x", 320)), "b")
     send(placement, ask("3", ("y", 16)), "b")
-    assert placement.place(ask("4", ("x", 320), ("q", 16)), anywhere) == Placed("a", 16, Why.EXPLOIT)
+    assert placement.choose_instance(ask("4", ("x", 320), ("q", 16)), anywhere) == PlacementChoice(
+        "a", 16, PlacementRule.EXPLOIT
+    )
     send(placement, ask("5", ("z", 32)), "a")
-    assert placement.place(ask("6", ("x", 320), ("q", 16)), anywhere) == Placed("b", 16, Why.EXPLOIT)
+    assert placement.choose_instance(ask("6", ("x", 320), ("q", 16)), anywhere) == PlacementChoice(
+        "b", 16, PlacementRule.EXPLOIT
+    )
 
 
 def test_one_that_holds_a_little_less_is_as_good_one_that_holds_much_less_is_not() -> None:
@@ -43,10 +55,10 @@ def test_one_that_holds_a_little_less_is_as_good_one_that_holds_much_less_is_not
     send(placement, ask("1", ("x", 320), ("q", 160)), "a")
     send(placement, ask("2", ("x", 320)), "b")
     same = ("x", 320), ("q", 160)
-    near = placement.place(ask("3", *same, ("r", 160)), anywhere)  # a computes 160 tokens, b 320: twice that
-    far = placement.place(ask("4", *same, ("r", 16)), anywhere)  # a computes 16, b 176
-    assert near == Placed("b", 320, Why.EXPLOIT)
-    assert far == Placed("a", 16, Why.EXPLOIT)
+    near = placement.choose_instance(ask("3", *same, ("r", 160)), anywhere)  # a computes 160 tokens, b 320: twice that
+    far = placement.choose_instance(ask("4", *same, ("r", 16)), anywhere)  # a computes 16, b 176
+    assert near == PlacementChoice("b", 320, PlacementRule.EXPLOIT)
+    assert far == PlacementChoice("a", 16, PlacementRule.EXPLOIT)
 
 
 def test_exploring_counts_what_is_cached_there() -> None:
@@ -54,7 +66,9 @@ def test_exploring_counts_what_is_cached_there() -> None:
     send(placement, ask("1", ("x", 160), ("y", 160)), "a")
     send(placement, ask("2", ("z", 272)), "b")
     # a: load 0.320 + the rest 0.240; b: load 0.272 + all of it 0.400
-    assert placement.place(ask("3", ("x", 160), ("w", 240)), anywhere) == Placed("a", 240, Why.EXPLORE)
+    assert placement.choose_instance(ask("3", ("x", 160), ("w", 240)), anywhere) == PlacementChoice(
+        "a", 240, PlacementRule.EXPLORE
+    )
 
 
 def test_exploring_counts_what_would_be_driven_out() -> None:
@@ -64,9 +78,9 @@ def test_exploring_counts_what_would_be_driven_out() -> None:
     for name in ("4", "5", "6", "7"):
         send(placement, ask(name, ("y", 160)), "b", units=160)
     # a: 0.480 + 0.160 + what 10 blocks that three requests shared cost again, 0.480; b: 0.640 + 0.160, 10 blocks free
-    assert placement.place(ask("8", ("z", 160)), anywhere) == Placed("b", 160, Why.EXPLORE)
-    placement.cached(CacheCleared(0.0, "a"))
-    assert placement.place(ask("9", ("z", 160)), anywhere) == Placed("a", 160, Why.EXPLORE)
+    assert placement.choose_instance(ask("8", ("z", 160)), anywhere) == PlacementChoice("b", 160, PlacementRule.EXPLORE)
+    placement.record_cache_event(CacheCleared(0.0, "a"))
+    assert placement.choose_instance(ask("9", ("z", 160)), anywhere) == PlacementChoice("a", 160, PlacementRule.EXPLORE)
 
 
 def test_what_has_to_be_prefilled_goes_to_the_instance_that_decodes() -> None:
@@ -77,10 +91,12 @@ def test_what_has_to_be_prefilled_goes_to_the_instance_that_decodes() -> None:
     send(placement, ask("2", ("y", 160)), "b")
     assert placement.loads["a"].hit_ratio > 0.7
     assert placement.loads.load("a") > placement.loads.load("b")
-    assert placement.place(ask("3", ("z", 160)), anywhere) == Placed("a", 160, Why.BALANCE)
-    assert placement.place(ask("4", ("z", 160)), but("a")) == Placed("b", 160, Why.EXPLORE)
-    placement.begin(31.0)
-    assert placement.place(ask("5", ("z", 160)), anywhere) == Placed("b", 160, Why.EXPLORE), "half a minute later"
+    assert placement.choose_instance(ask("3", ("z", 160)), anywhere) == PlacementChoice("a", 160, PlacementRule.BALANCE)
+    assert placement.choose_instance(ask("4", ("z", 160)), but("a")) == PlacementChoice("b", 160, PlacementRule.EXPLORE)
+    placement.begin_round(31.0)
+    assert placement.choose_instance(ask("5", ("z", 160)), anywhere) == PlacementChoice(
+        "b", 160, PlacementRule.EXPLORE
+    ), "half a minute later"
 
 
 def test_where_all_instances_decode_none_is_preferred() -> None:
@@ -90,8 +106,8 @@ def test_where_all_instances_decode_none_is_preferred() -> None:
         for number in range(4 if name == "a" else 9):
             send(placement, ask(f"{name}{number}", (name, 1600)))
     assert min(load.hit_ratio for _, load in placement.loads) > 0.7
-    placed = placement.place(ask("new", ("z", 160)), anywhere)
-    assert placed is not None and placed.why is Why.EXPLORE
+    placed = placement.choose_instance(ask("new", ("z", 160)), anywhere)
+    assert placed is not None and placed.rule is PlacementRule.EXPLORE
 
 
 def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> None:
@@ -99,47 +115,53 @@ def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> Non
     send(placement, ask("warm-up", ("x", 160), session="s"), "a")
     send(placement, ask("1", ("x", 160), ("y", 160)), "b")
     full = ask("full", ("x", 160), ("y", 160), session="s")
-    assert placement.place(full, anywhere) == Placed("a", 160, Why.SESSION)
+    assert placement.choose_instance(full, anywhere) == PlacementChoice("a", 160, PlacementRule.SESSION)
     placement.forget_instance("a")
-    assert placement.place(full, anywhere) == Placed("b", 1, Why.EXPLOIT)
+    assert placement.choose_instance(full, anywhere) == PlacementChoice("b", 1, PlacementRule.EXPLOIT)
 
 
-@pytest.mark.parametrize(("rest", "instance", "why"), [(160, "b", Why.EXPLORE), (144, "a", Why.SESSION)])
-def test_a_session_leaves_a_crowded_home_where_little_of_its_prompt_is(rest: int, instance: str, why: Why) -> None:
+@pytest.mark.parametrize(
+    ("rest", "instance", "why"), [(160, "b", PlacementRule.EXPLORE), (144, "a", PlacementRule.SESSION)]
+)
+def test_a_session_leaves_a_crowded_home_where_little_of_its_prompt_is(
+    rest: int, instance: str, why: PlacementRule
+) -> None:
     placement = e2("a", "b")
     send(placement, ask("warm-up", ("x", 160), session="s"), "a")
-    placement.ended(0.0, ["warm-up"])
+    placement.record_ended(0.0, ["warm-up"])
     full = ask("full", ("x", 160), ("y", rest), session="s")
-    assert placement.place(full, anywhere) == Placed("a", rest, Why.SESSION)
+    assert placement.choose_instance(full, anywhere) == PlacementChoice("a", rest, PlacementRule.SESSION)
     send(placement, ask("other", ("z", 640)), "a")
-    placed = placement.place(full, anywhere)
+    placed = placement.choose_instance(full, anywhere)
     assert placed is not None
-    assert (placed.instance, placed.why) == (instance, why)
+    assert (placed.instance, placed.rule) == (instance, why)
 
 
 def test_a_session_whose_prompt_is_not_known_waits_for_its_home() -> None:
     placement = e2("a", "b")
-    send(placement, Asked("warm-up", 100, session="s"), "a")
-    assert placement.place(Asked("full", 200, session="s"), but("a")) is None
-    assert placement.place(Asked("full", 200, session="s"), anywhere) == Placed("a", 200, Why.SESSION)
+    send(placement, PlacementRequest("warm-up", 100, session="s"), "a")
+    assert placement.choose_instance(PlacementRequest("full", 200, session="s"), but("a")) is None
+    assert placement.choose_instance(PlacementRequest("full", 200, session="s"), anywhere) == PlacementChoice(
+        "a", 200, PlacementRule.SESSION
+    )
 
 
 def test_requests_that_are_cancelled_while_they_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.scheduling.placement.e2.MOST_PREFERENCES", 5)
+    monkeypatch.setattr("teola_plugin.scheduling.placement.e2.MAX_PREFERENCES", 5)
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")
-    placement.prefilled(0.0, "1")
+    placement.record_prefilled(0.0, "1")
     for number in range(40):
-        placement.begin(0.1 * number)
-        assert placement.place(ask(f"r{number}", ("x", 320)), but("a")) is None
+        placement.begin_round(0.1 * number)
+        assert placement.choose_instance(ask(f"r{number}", ("x", 320)), but("a")) is None
         assert len(placement._preferences) <= 5
 
 
 def test_news_of_an_unknown_instance_are_ignored() -> None:
     placement = e2("a")
     known = ask("1", ("x", 320))
-    placement.cached(CacheStored(0.0, "gone", known.blocks))
-    assert placement.place(known, anywhere) == Placed("a", 320, Why.EXPLORE)
+    placement.record_cache_event(CacheStored(0.0, "gone", known.blocks))
+    assert placement.choose_instance(known, anywhere) == PlacementChoice("a", 320, PlacementRule.EXPLORE)
 
 
 def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> None:
@@ -147,16 +169,16 @@ def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> No
     send(placement, ask("1", ("x", 320)), "a", prefilling=True)  # for 0.320 s
     one, two, three = (ask(name, ("x", 320), ("q", 96)) for name in ("2", "3", "4"))
     # in front of it 0.320, its rest 0.096: as much as all of it, 0.416, elsewhere
-    assert placement.place(one, but("a")) == Placed("b", 416, Why.SPILL)
-    placement.prefilled(0.1, "1")
-    assert placement.place(one, but("a")) is None, "nothing in front of it"
-    assert placement.place(two, but("a")) is None, "one in front of it"
-    assert placement.place(three, but("a")) is None
+    assert placement.choose_instance(one, but("a")) == PlacementChoice("b", 416, PlacementRule.SPILL)
+    placement.record_prefilled(0.1, "1")
+    assert placement.choose_instance(one, but("a")) is None, "nothing in front of it"
+    assert placement.choose_instance(two, but("a")) is None, "one in front of it"
+    assert placement.choose_instance(three, but("a")) is None
     for name in ("5", "6"):
-        last = placement.place(ask(name, ("x", 320), ("q", 96)), but("a"))
-    assert last == Placed("b", 416, Why.SPILL), "the line has become too long"
-    placement.begin(0.2)
-    assert placement.place(one, but("a")) is None, "each round has a line of its own"
+        last = placement.choose_instance(ask(name, ("x", 320), ("q", 96)), but("a"))
+    assert last == PlacementChoice("b", 416, PlacementRule.SPILL), "the line has become too long"
+    placement.begin_round(0.2)
+    assert placement.choose_instance(one, but("a")) is None, "each round has a line of its own"
 
 
 def test_a_busy_instance_is_dearer_to_go_to() -> None:
@@ -164,8 +186,10 @@ def test_a_busy_instance_is_dearer_to_go_to() -> None:
     send(placement, ask("1", ("x", 320)), "a", prefilling=True)  # to wait takes 0.416: as much as to go, at first
     send(placement, ask("2", ("y", 160)), "b")
     send(placement, ask("3", ("z", 160)), "c")  # both were busy for 0.160 of the first second
-    assert placement.place(ask("4", ("x", 320), ("q", 96)), but("a")) is None
-    assert placement.place(ask("5", ("x", 320), ("r", 96)), but("a")) == Placed("b", 416, Why.SPILL), "0.512 by now"
+    assert placement.choose_instance(ask("4", ("x", 320), ("q", 96)), but("a")) is None
+    assert placement.choose_instance(ask("5", ("x", 320), ("r", 96)), but("a")) == PlacementChoice(
+        "b", 416, PlacementRule.SPILL
+    ), "0.512 by now"
 
 
 def test_a_long_line_is_left_for_an_instance_that_prefills_nothing() -> None:
@@ -173,21 +197,27 @@ def test_a_long_line_is_left_for_an_instance_that_prefills_nothing() -> None:
     same = ("x", 320), ("q", 96)
     send(placement, ask("1", ("x", 320)), "a")
     send(placement, ask("2", ("y", 700)), "a", prefilling=True)
-    assert placement.place(ask("3", *same), anywhere) == Placed("a", 96, Why.EXPLOIT), "0.796 here, 0.416 there"
+    assert placement.choose_instance(ask("3", *same), anywhere) == PlacementChoice("a", 96, PlacementRule.EXPLOIT), (
+        "0.796 here, 0.416 there"
+    )
     send(placement, ask("4", ("z", 100)), "a", prefilling=True)
-    assert placement.place(ask("5", *same), anywhere) == Placed("b", 416, Why.SPILL), "0.896: more than twice as long"
+    assert placement.choose_instance(ask("5", *same), anywhere) == PlacementChoice("b", 416, PlacementRule.SPILL), (
+        "0.896: more than twice as long"
+    )
     send(placement, ask("6", ("w", 16)), "b", prefilling=True)
-    assert placement.place(ask("7", *same), anywhere) == Placed("a", 96, Why.EXPLOIT), "b is not idle any more"
+    assert placement.choose_instance(ask("7", *same), anywhere) == PlacementChoice("a", 96, PlacementRule.EXPLOIT), (
+        "b is not idle any more"
+    )
 
 
 def test_what_is_urgent_does_not_wait() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")
-    placement.prefilled(0.1, "1")
-    assert placement.place(ask("2", ("x", 320)), but("a")) is None
-    placed = placement.place(ask("2", ("x", 320), urgent=True), but("a"))
+    placement.record_prefilled(0.1, "1")
+    assert placement.choose_instance(ask("2", ("x", 320)), but("a")) is None
+    placed = placement.choose_instance(ask("2", ("x", 320), urgent=True), but("a"))
     assert placed is not None and placed.instance == "b"
-    assert placement.place(ask("3", ("x", 320), urgent=True), but("a", "b")) is None
+    assert placement.choose_instance(ask("3", ("x", 320), urgent=True), but("a", "b")) is None
 
 
 def test_a_gang_is_together_where_it_shares_a_prefix_and_apart_where_it_does_not() -> None:
@@ -208,29 +238,31 @@ def test_a_dead_instance_is_never_chosen() -> None:
     send(placement, ask("1", ("x", 320), session="s"), "a")
     placement.forget_instance("a")
     for asked in (ask("2", ("x", 320)), ask("3", ("x", 320), session="s"), ask("4", ("y", 16))):
-        placed = placement.place(asked, anywhere)
+        placed = placement.choose_instance(asked, anywhere)
         assert placed is not None and placed.instance == "b"
     placement.forget_instance("b")
-    assert placement.place(ask("5", ("x", 320)), anywhere) is None
+    assert placement.choose_instance(ask("5", ("x", 320)), anywhere) is None
 
 
 def test_it_believes_what_an_engine_says_of_its_cache() -> None:
     placement = e2("a", "b")
     known = ask("1", ("x", 320))
-    placement.cached(CacheStored(0.0, "b", known.blocks))
-    assert placement.place(known, anywhere) == Placed("b", 1, Why.EXPLOIT)
-    placement.cached(CacheRemoved(0.0, "b", known.blocks, keeps=15))
-    assert placement.place(known, anywhere) == Placed("b", 80, Why.EXPLOIT)
-    placement.cached(CacheRemoved(0.0, "b", known.blocks, keeps=10))
-    assert placement.place(known, anywhere) == Placed("b", 160, Why.EXPLORE), "half is not more than half"
-    placement.cached(CacheCleared(0.0, "b"))
-    placement.cached(CacheUse(0.0, "b", 1.0))
-    assert placement.place(known, anywhere) == Placed("a", 320, Why.EXPLORE)
+    placement.record_cache_event(CacheStored(0.0, "b", known.blocks))
+    assert placement.choose_instance(known, anywhere) == PlacementChoice("b", 1, PlacementRule.EXPLOIT)
+    placement.record_cache_event(CacheRemoved(0.0, "b", known.blocks, keeps=15))
+    assert placement.choose_instance(known, anywhere) == PlacementChoice("b", 80, PlacementRule.EXPLOIT)
+    placement.record_cache_event(CacheRemoved(0.0, "b", known.blocks, keeps=10))
+    assert placement.choose_instance(known, anywhere) == PlacementChoice("b", 160, PlacementRule.EXPLORE), (
+        "half is not more than half"
+    )
+    placement.record_cache_event(CacheCleared(0.0, "b"))
+    placement.record_cache_event(CacheUse(0.0, "b", 1.0))
+    assert placement.choose_instance(known, anywhere) == PlacementChoice("a", 320, PlacementRule.EXPLORE)
 
 
 def test_requests_without_blocks_are_spread_by_load() -> None:
     placement = e2("a", "b")
-    assert [send(placement, Asked(str(i), 100)).instance for i in range(4)] == ["a", "b", "a", "b"]
+    assert [send(placement, PlacementRequest(str(i), 100)).instance for i in range(4)] == ["a", "b", "a", "b"]
 
 
 def test_gangs_and_sessions_are_forgotten_some_time() -> None:

@@ -19,16 +19,16 @@ def blocks(text: str) -> PrefixBlocks:
 
 
 def held(index: PrefixIndex, instance: str) -> set[int]:
-    return {block for run in index.runs() if instance in run.held for block in run.blocks}
+    return {block for run in index.runs() if instance in run.holders for block in run.blocks}
 
 
 def sound(index: PrefixIndex) -> None:
     for run in index.runs():
-        assert run.blocks and run.held, "nobody's runs are forgotten"
+        assert run.blocks and run.holders, "nobody's runs are forgotten"
         assert run.parent is not None
         assert run.parent.end == run.start
         if run.start:
-            assert all(run.parent.held[i] >= tick for i, tick in run.held.items())
+            assert all(run.parent.holders[i] >= tick for i, tick in run.holders.items())
     for instance in INSTANCES:
         assert index.blocks_on(instance) == len(held(index, instance)) <= index.capacity
 
@@ -54,7 +54,7 @@ def test_a_match_is_what_brute_force_finds(changes: list[tuple[str, str, str, in
             index.cut(name, blocks(text), keeps)
             known[name] = {k for k in known[name] if keeps >= len(text) or not k.startswith(text[: keeps + 1])}
         else:
-            index.forget(name)
+            index.forget_instance(name)
             known[name] = set()
         sound(index)
     match = index.match(blocks(asked))

@@ -8,20 +8,19 @@ from hypothesis import strategies as st
 
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling.placement import LoadModel
-from teola_plugin.scheduling.placement.load_model import prefill_cost
-from teola_plugin.scheduling.placement.window import SlidingMean
+from teola_plugin.scheduling.placement.load_model import SlidingMean, prefill_cost
 
 
 def model(*instances: str, decode: float = 0.0) -> LoadModel:
     loads = LoadModel(decode)
     for name in instances:
-        loads.up(name)
+        loads.add_instance(name)
     return loads
 
 
 def send(loads: LoadModel, at: float, request: str, instance: str = "a", cost: float = 1.0, new: int = 100) -> None:
     loads.expire(at)
-    loads.sent(at, request, instance, cost, new=new, tokens=100, key=7)
+    loads.record_sent(at, request, instance, cost, new=new, tokens=100, key=7)
 
 
 def test_load_is_the_windows_prefillings_and_the_decodings_to_come() -> None:
@@ -29,8 +28,8 @@ def test_load_is_the_windows_prefillings_and_the_decodings_to_come() -> None:
     send(loads, 0.0, "r1", cost=1.0)
     send(loads, 100.0, "r2", cost=3.0)
     assert loads.load("a") == 4.0 + 2 * 2.0
-    loads.prefilled(100.0, "r1")
-    loads.ended(102.0, "r1")
+    loads.record_prefilled(100.0, "r1")
+    loads.record_ended(102.0, "r1")
     assert loads.load("a") == 4.0 + 2.0
     loads.expire(181.0)
     assert loads.load("a") == 3.0 + 2.0
@@ -41,8 +40,8 @@ def test_the_mean_decoding_is_learnt() -> None:
     loads = model("a")
     for number in range(3):
         send(loads, 0.0, f"r{number}")
-        loads.prefilled(1.0, f"r{number}")
-        loads.ended(5.0, f"r{number}")
+        loads.record_prefilled(1.0, f"r{number}")
+        loads.record_ended(5.0, f"r{number}")
     assert loads.decode == pytest.approx(4.0)
 
 
@@ -50,25 +49,25 @@ def test_the_wait_for_a_slot_is_what_is_being_prefilled_or_the_next_end() -> Non
     loads = model("a", decode=6.0)
     send(loads, 0.0, "r1", cost=1.0)
     send(loads, 0.0, "r2", cost=2.0)
-    assert loads.wait("a", 0.0) == 3.0
-    assert loads.wait("a", 0.5) == 2.5
-    loads.prefilled(1.0, "r1")
-    assert loads.wait("a", 1.0) == 2.0
-    assert loads.wait("a", 9.0) == 0.0, "it is late"
+    assert loads.wait_s("a", 0.0) == 3.0
+    assert loads.wait_s("a", 0.5) == 2.5
+    loads.record_prefilled(1.0, "r1")
+    assert loads.wait_s("a", 1.0) == 2.0
+    assert loads.wait_s("a", 9.0) == 0.0, "it is late"
     assert not loads.idle
-    loads.prefilled(9.0, "r2")
-    assert loads.wait("a", 9.0) == 6.0 / 2, "two decode"
-    assert loads.line("a", 9.0) == 0.0
+    loads.record_prefilled(9.0, "r2")
+    assert loads.wait_s("a", 9.0) == 6.0 / 2, "two decode"
+    assert loads.queue_s("a", 9.0) == 0.0
     assert loads.idle == {"a"}
 
 
 def test_a_busy_instance_prefills_most_of_the_time() -> None:
     loads = model("a", "b")
-    assert loads.busy("a", 5.0) == 0.0
+    assert loads.prefill_share("a", 5.0) == 0.0
     send(loads, 10.0, "r1", cost=6.0)
-    assert loads.busy("a", 22.0) == 0.5
-    assert loads.busy("a", 11.0) == 1.0
-    assert loads.busy("b", 22.0) == 0.0
+    assert loads.prefill_share("a", 22.0) == 0.5
+    assert loads.prefill_share("a", 11.0) == 1.0
+    assert loads.prefill_share("b", 22.0) == 0.0
 
 
 def test_the_hit_ratio_is_of_half_a_minute() -> None:
@@ -82,9 +81,9 @@ def test_the_hit_ratio_is_of_half_a_minute() -> None:
 def test_a_forgotten_instance_has_no_past() -> None:
     loads = model("a", "b")
     send(loads, 0.0, "r1", "a")
-    loads.forget("a")
-    loads.ended(1.0, "r1")
-    loads.up("a")
+    loads.forget_instance("a")
+    loads.record_ended(1.0, "r1")
+    loads.add_instance("a")
     loads.expire(1000.0)
     assert loads.load("a") == 0.0
     assert loads["a"].running == 0
@@ -95,18 +94,18 @@ def test_a_forgotten_instance_has_no_past() -> None:
     st.integers(1, 20),
 )
 def test_it_is_the_sum_that_brute_force_finds(sent: list[tuple[str, float, float, bool]], most: int) -> None:
-    loads = LoadModel(0.5, most=most)
+    loads = LoadModel(0.5, max_history=most)
     for name in "ab":
-        loads.up(name)
+        loads.add_instance(name)
     now, all_sent, running = 0.0, [], {"a": 0, "b": 0}
     for number, (name, later, cost, ends) in enumerate(sent):
         now += later
         loads.expire(now)
-        loads.sent(now, f"r{number}", name, cost, new=1, tokens=2, key=number % 3)
+        loads.record_sent(now, f"r{number}", name, cost, new=1, tokens=2, key=number % 3)
         all_sent.append((now, name, cost))
         running[name] += not ends
         if ends:
-            loads.ended(now, f"r{number}")
+            loads.record_ended(now, f"r{number}")
     loads.expire(now)
     recent = [entry for entry in all_sent[-most:] if entry[0] >= now - 180.0]
     for name in "ab":
@@ -125,8 +124,8 @@ def test_growth_is_seen_between_half_windows(before: list[float], now: list[floa
         seen.add(10.0, value)
     for value in now:
         seen.add(100.0, value)
-    assert seen.grown(100.0, 2.0, 5) is grown
-    assert not seen.grown(1000.0, 2.0, 5), "all of it is long ago"
+    assert seen.has_grown(100.0, 2.0, 5) is grown
+    assert not seen.has_grown(1000.0, 2.0, 5), "all of it is long ago"
 
 
 def test_costs_are_the_profiles_or_a_guess_by_tokens() -> None:

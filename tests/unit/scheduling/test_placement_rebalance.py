@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.placement import anywhere, ask, e2, send
 
 from teola_plugin.scheduling import E2Options
-from teola_plugin.scheduling.placement import Move, Portion, Why, rebalance
+from teola_plugin.scheduling.placement import Move, PlacementRule, Portion, rebalance
 
 NEVER, ALWAYS = (lambda name: False), (lambda name: True)
 
@@ -60,7 +60,7 @@ def test_hottest_and_coldest_are_paired_then_the_next() -> None:
 def test_no_move_makes_a_pair_change_places(levels: list[float], shares: list[tuple[int, float]], most: int) -> None:
     loads = {f"i{number}": level for number, level in enumerate(levels)}
     known = [Portion(key, requests, cost) for key, (requests, cost) in enumerate(shares, 1)]
-    moves = rebalance(list(loads.items()), lambda name: known, NEVER, most=most)
+    moves = rebalance(list(loads.items()), lambda name: known, NEVER, max_moves=most)
     assert len(moves) <= most
     after = dict(loads)
     for move in moves:
@@ -75,18 +75,18 @@ def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
     for number in range(4):
         for name in "xyz":
             send(placement, ask(f"{name}{number}", (name, 320), (str(number), 32)), "a", units=100)
-    moves = placement.balancer.look(10.0)
+    moves = placement.balancer.check(10.0)
     assert [(move.source, move.target, move.copy) for move in moves] == [("a", "b", False)]  # 1.2 : 0 -> 0.8 : 0.4
-    placement.begin(11.0)
-    instances = {name: placement.place(ask(f"{name}9", (name, 320), ("9", 32)), anywhere) for name in "xyz"}
+    placement.begin_round(11.0)
+    instances = {name: placement.choose_instance(ask(f"{name}9", (name, 320), ("9", 32)), anywhere) for name in "xyz"}
     moved = [name for name, placed in instances.items() if placed is not None and placed.instance == "b"]
     assert len(moved) == 1
-    assert instances[moved[0]].why is Why.MOVED  # type: ignore[union-attr]
+    assert instances[moved[0]].rule is PlacementRule.MOVED  # type: ignore[union-attr]
     send(placement, ask("again", (moved[0], 320), ("8", 32)))
-    assert placement.balancer.look(12.0) == [], "only every ten seconds"
-    placement.begin(10.0 + 181.0)
-    back = placement.place(ask("later", (moved[0], 320), ("7", 32)), anywhere)
-    assert back is not None and back.why is Why.EXPLOIT, "the move has run out; b has the prefix by now"
+    assert placement.balancer.check(12.0) == [], "only every ten seconds"
+    placement.begin_round(10.0 + 181.0)
+    back = placement.choose_instance(ask("later", (moved[0], 320), ("7", 32)), anywhere)
+    assert back is not None and back.rule is PlacementRule.EXPLOIT, "the move has run out; b has the prefix by now"
 
 
 @pytest.mark.parametrize(
@@ -104,25 +104,25 @@ def test_a_move_is_of_those_prompts_that_it_was_counted_for(prompt: tuple[tuple[
     for name, units in (("x", 100), ("y", 200)):
         for number in range(4):
             send(placement, ask(f"{name}{number}", ("s", 16), (name, 320), (str(number), 32)), "a", units=units)
-    assert len(placement.balancer.look(10.0)) == 1
-    placement.begin(11.0)
+    assert len(placement.balancer.check(10.0)) == 1
+    placement.begin_round(11.0)
     send(placement, ask("new", ("s", 16), ("z", 320)), "a")
-    placed = placement.place(ask("one", *prompt), anywhere)
+    placed = placement.choose_instance(ask("one", *prompt), anywhere)
     assert placed is not None
-    assert (placed.why is Why.MOVED) == moved
+    assert (placed.rule is PlacementRule.MOVED) == moved
 
 
 def test_a_copied_prefix_is_served_by_both() -> None:
     placement = e2("a", "b", options=E2Options(least_requests=2))
     for number in range(65):
         at = 2.0 * number
-        placement.begin(at)
+        placement.begin_round(at)
         asked = ask(f"r{number}", ("x", 320), (str(number % 10), 32))
         send(placement, asked, "a", units=32, prefilling=True)
-        placement.prefilled(at + (1.0 if at < 90.0 else 3.0), asked.id)
-        placement.ended(at + 3.0, [])
+        placement.record_prefilled(at + (1.0 if at < 90.0 else 3.0), asked.id)
+        placement.record_ended(at + 3.0, [])
     assert [redirect.copy for redirect in placement.balancer.redirects.values()] == [True]
-    placement.begin(132.0)
+    placement.begin_round(132.0)
     served = [send(placement, ask(f"s{number}", ("x", 320), (chr(999 + number), 32))).instance for number in range(80)]
     assert set(served) == {"a", "b"}
 
@@ -131,7 +131,7 @@ def test_few_requests_are_not_balanced() -> None:
     placement = e2("a", "b", options=E2Options(least_requests=50))
     for number in range(99):
         send(placement, ask(f"r{number}", (str(number % 3), 320)), "a")
-    assert placement.balancer.look(10.0) == []
+    assert placement.balancer.check(10.0) == []
 
 
 def test_a_dead_target_is_not_a_target() -> None:
@@ -139,9 +139,9 @@ def test_a_dead_target_is_not_a_target() -> None:
     for number in range(4):
         for name in "xyz":
             send(placement, ask(f"{name}{number}", (name, 320)), "a", units=100)
-    assert placement.balancer.look(10.0)
+    assert placement.balancer.check(10.0)
     placement.forget_instance("b")
-    placement.begin(11.0)
+    placement.begin_round(11.0)
     for name in "xyz":
-        placed = placement.place(ask("new", (name, 320)), anywhere)
+        placed = placement.choose_instance(ask("new", (name, 320)), anywhere)
         assert placed is not None and placed.instance == "a"

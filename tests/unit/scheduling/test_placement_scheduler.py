@@ -91,7 +91,7 @@ def test_only_what_is_not_cached_fills_the_tick() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     scheduler.handle(enqueue("x1", ("x", 480)))
     assert placed(scheduler.handle(enqueue("x2", ("x", 480), ("q", 16)))) == {"x2": "0"}
-    assert sum(r.size for r in scheduler.running.on("0")) == 496
+    assert sum(r.size for r in scheduler.running.at("0").requests.values()) == 496
 
 
 def test_topology_says_which_and_placement_where() -> None:
@@ -218,7 +218,7 @@ def test_every_request_runs_once_on_a_live_instance_and_slots_are_never_overrun(
             assert instance in scheduler.instances
             ran[name] = instance
         for instance in scheduler.instances:
-            here = scheduler.running.on(instance)
+            here = scheduler.running.at(instance).requests.values()
             prefilling = [r.size for r in here if r.prefilling]
             assert len(here) <= LLM.max_requests
             assert len(prefilling) <= 1 or sum(prefilling) <= LLM.max_batch

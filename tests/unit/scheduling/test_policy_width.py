@@ -13,7 +13,7 @@ from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, TopologyAware
 from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
-from teola_plugin.scheduling.fairness import Turn, in_turn
+from teola_plugin.scheduling.fairness import Turn, serve_in_turn
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.policies import Levels
 from tests.support.steps import steps
@@ -49,12 +49,12 @@ def by_the_book(queue: Sequence[QueuedPrimitive], running: Running, slots: FreeS
     if any(q.objective is not Objective.LATENCY for q in queue):
         levels = dict(sorted(levels.items(), key=lambda item: min(URGENCY.index(q.objective) for q in item[1][0])))
     apps = {queued.app for queued in queue}
-    had = running.served.had(apps) if len(apps) > 1 else None
+    had = running.served_units.virtual_times(apps) if len(apps) > 1 else None
     first = True
     while any(levels.values()):
         turns = {name: Turn(left[0][0].app, left[0][0].weight, sum(r.size for q in left[0] for r in q.requests))
                  for name, left in levels.items() if left}  # fmt: skip
-        for name in list(levels) if had is None else list(in_turn(turns, had)):
+        for name in list(levels) if had is None else list(serve_in_turn(turns, had)):
             if levels[name] and not (first and name in had_turn):
                 for queued in levels[name].pop(0):
                     take(queued)
@@ -135,7 +135,7 @@ def test_only_buckets_that_fill_the_batch_are_sorted(apps: int) -> None:
     asked = [deque([QueuedRequest(f"r{i}", 100)]) for i in range(1000)]
     queue = [QueuedPrimitive(f"q{i}", "p", K.PREFILLING, one, 1, i, f"app{i % apps}") for i, one in enumerate(asked)]
     Counting.sorted = 0
-    picked = Counting().pick(queue, Running(), Slots(4, 1000, alone=False))
+    picked = Counting().pick(queue, Running(), Slots(4, 1000, is_idle=False))
     assert [request.id for _, request in picked] == [f"r{i}" for i in range(4)]
     assert 4 <= Counting.sorted <= 6
 

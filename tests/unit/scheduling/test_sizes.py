@@ -18,7 +18,7 @@ def batch(*primitives: tuple[int, float]) -> list[str]:
         requests = tuple(QueuedRequest(f"{number}.{i}", size) for i in range(count))
         scheduler.handle(Enqueue(0.0, "q", f"p{number}", PrimitiveKind.EMBEDDING, requests))
     scheduler.instances.append("0")
-    found = scheduler._offer_in_turn()
+    found = scheduler._serve_instances_in_turn()
     assert all(isinstance(one, RunBatch) for one in found)
     return list(found[0].requests)  # type: ignore[attr-defined]
 

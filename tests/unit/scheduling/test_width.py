@@ -133,7 +133,7 @@ def test_predictions_that_come_to_nothing_cost_what_their_number_is() -> None:
         scheduler.handle(Admit(0.0, "q", planned(width)))
         for i in range(width):
             scheduler.handle(Unused(0.0, "q", f"d#{i}"))
-        assert all(live.status.ended for i in range(width) for live in scheduler.queries["q"].within(f"m[{i}]"))
+        assert all(live.status.has_ended for i in range(width) for live in scheduler.queries["q"].within(f"m[{i}]"))
 
     assert growth(unused, 60) < LINEAR
 
@@ -152,7 +152,7 @@ def one_part(scheduler: GraphScheduler, number: int, graph: Graph = PART) -> lis
 
 def opened(*deadline: float) -> GraphScheduler:
     scheduler = GraphScheduler()
-    scheduler.handle(Admit(0.0, "q", Graph([Primitive("user", K.OPAQUE)], Ref("user")), *deadline, ahead=True))
+    scheduler.handle(Admit(0.0, "q", Graph([Primitive("user", K.OPAQUE)], Ref("user")), *deadline, original_runs=True))
     return scheduler
 
 
@@ -188,7 +188,7 @@ def held(query: Any) -> dict[str, int]:
 
 def test_a_map_that_has_its_value_leaves_nothing_of_its_items_behind() -> None:
     scheduler = GraphScheduler()
-    scheduler.handle(Admit(0.0, "q", listed(), ahead=True))
+    scheduler.handle(Admit(0.0, "q", listed(), original_runs=True))
     query, before = scheduler.queries["q"], held(scheduler.queries["q"])
     scheduler.handle(Finished(0.0, "q", "list"))
     scheduler.handle(Expanded(0.0, "q", "m", 50))
@@ -265,7 +265,7 @@ def longest(query: Any) -> dict[str, int]:
             known[name] = 1 + max([depth(child.id) for child in query.children(name)], default=-1)
         return known[name]
 
-    return {live.id: depth(live.id) for live in query if not live.status.ended}
+    return {live.id: depth(live.id) for live in query if not live.status.has_ended}
 
 
 DEEP: dict[str, Callable[[Callable[[GraphScheduler], None]], Any]] = {
@@ -285,7 +285,7 @@ def test_depths_are_the_longest_ways_however_a_query_grows(grow: Callable[[Any],
         nonlocal looked
         for query in scheduler.queries.values():
             looked += 1
-            found = {live.id: live.depth for live in query if not live.status.ended}
+            found = {live.id: live.depth for live in query if not live.status.has_ended}
             assert found == longest(query)
             assert query.deepest() == max(found.values(), default=0)
 
