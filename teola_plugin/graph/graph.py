@@ -71,8 +71,8 @@ class Graph:
                 raise self._error(p, "decodes without reading a prefilling or an earlier decoding")
         for p in [p for p in primitives if p.options]:
             if reserved := [key for key, _ in p.options if key in ATTRIBUTES]:
-                hint = f"use attributes=Attributes({reserved[0]}=...)"
-                raise self._error(p, f"says {reserved[0]!r} as an option", hint)
+                remedy = f"use attributes=Attributes({reserved[0]}=...)"
+                raise self._error(p, f"says {reserved[0]!r} as an option", remedy)
         if not self.output.external and self.output.producer not in self._by_id:
             raise GraphError(f"the output {self.output} is produced by nothing.", hint="set output to a primitive's id")
 
