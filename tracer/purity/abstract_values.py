@@ -125,23 +125,9 @@ class Loops:
 
     def sum_over_loop(self, size: Size, level: int) -> Size:
         """Return the total size of what is made in all iterations of the loop at `level`, seen from outside of it."""
-        return self._outside(size, level, every_iteration=True)
-
-    def after_loop(self, size: Size, level: int) -> Size:
-        """Return the size of what is made in one iteration of the loop at `level`, seen from outside of it."""
-        return self._outside(size, level, every_iteration=False)
-
-    def _outside(self, size: Size, level: int, *, every_iteration: bool) -> Size:
         iterable_size = self._iterable_sizes[level - 1]
-        terms: list[Size] = []
-        for term_level, term in size.items():
-            if term_level == level:
-                terms.append(self.multiply(iterable_size, {0: term}))
-            elif every_iteration:
-                terms.append(self.multiply(iterable_size, {term_level: term}))
-            else:
-                terms.append({term_level: term})
-        return add(*terms)
+        sums = [self.multiply(iterable_size, {0 if of == level else of: term}) for of, term in size.items()]
+        return add(*sums)
 
     def sum_over_loops(self, size: Size, outermost: int = 0) -> Size:
         """Return the total size of what is made here in all iterations of the open loops above level `outermost`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from types import FunctionType
 
@@ -22,7 +22,6 @@ from teola_plugin.tracer.purity.abstract_values import (
     AbstractValue,
     Constant,
     Machine,
-    Method,
     ReadableFunction,
     Size,
     SizedValue,
@@ -81,8 +80,6 @@ class _Scope:
     """Number of loops that were open when the call began."""
     outer_variables: list[frozenset[str]] = field(default_factory=list)
     """Variables set before each open loop: setting one of them inside carries a value from iteration to iteration."""
-    breaks: list[list[_Variables]] = field(default_factory=list)
-    """Variables at each `break` of each open loop."""
     captured_names: set[str] = field(default_factory=set)
     """Names that functions inside it read, perhaps later."""
     return_values: list[AbstractValue] = field(default_factory=list)
@@ -132,12 +129,12 @@ class Interpreter(Machine):
         scope = self._scope
         match statement:
             case ast.Return(value):
-                scope.return_values.append(Constant(None) if value is None else self._evaluate(value))
+                returned = Constant(None) if value is None else self._evaluate(value)
+                if scope.outer_variables:  # in a loop
+                    returned = SizedValue(self.loops.sum_over_loops(size_of(returned), scope.outer_loops))
+                scope.return_values.append(returned)
                 return False
-            case ast.Break():
-                scope.breaks[-1].append(dict(scope.variables))
-                return False
-            case ast.Continue():
+            case ast.Break() | ast.Continue():
                 return False
             case ast.If():
                 return self._run_branches(statement)
@@ -168,35 +165,21 @@ class Interpreter(Machine):
         return bool(ends)
 
     def _run_loop(self, statement: ast.For) -> bool:
-        scope = self._scope
+        """Go through a loop. What it sets is unknown behind it: it may set nothing."""
+        scope, before = self._scope, self._scope.variables
         item = self._enter_loop(statement.iter)
-        before = scope.variables
         scope.outer_variables.append(frozenset(before))
-        scope.breaks.append([])
         scope.variables = dict(before)
         self._assign(statement.target, item)
         self._run_block(statement.body)
         scope.outer_variables.pop()
-        end = reduce(_join, scope.breaks.pop(), before)
-        scope.variables = {name: self._outside_loop(value) for name, value in end.items()}
-        scope.return_values = [self._outside_loop(value) for value in scope.return_values]
+        scope.variables = before
         self.loops.leave()
         return True
 
     def _enter_loop(self, iterable: ast.expr) -> AbstractValue:
         """Open a loop, and return its item."""
         return SizedValue(self.loops.enter(add(constant_size(1), size_of(self._evaluate(iterable)))))
-
-    def _outside_loop(self, value: AbstractValue) -> AbstractValue:
-        """Return a value that was made inside the innermost loop, as it is seen from outside of it."""
-        if isinstance(value, SizedValue):
-            return replace(value, size=self.loops.after_loop(value.size, self.loops.depth))
-        if isinstance(value, ReadableFunction):
-            variables = {name: self._outside_loop(variable) for name, variable in value.variables.items()}
-            return replace(value, variables=variables)
-        if isinstance(value, Method) and value.receiver:
-            return Method(self._outside_loop(value.receiver), value.name)
-        return value
 
     # ------------------------------------------------------------ variables
 
@@ -257,10 +240,8 @@ class Interpreter(Machine):
                 return self._call(node)
             case ast.Lambda():
                 return self._make_function(node)
-            case ast.BinOp(ast.Constant(str() as text), ast.Mod(), ast.Tuple(items)) if "%" not in text.replace(
-                "%s", ""
-            ):
-                return self._join_text([ast.Constant(text), *(ast.FormattedValue(item, -1) for item in items)])
+            case ast.BinOp(ast.Constant(str(form)), ast.Mod(), ast.Tuple(items)) if "%" not in form.replace("%s", ""):
+                return self._join_text([ast.Constant(form), *(ast.FormattedValue(item, -1) for item in items)])
             case ast.BinOp(left, operator, right):
                 return OPERATORS[type(operator)](self, self._evaluate(left), self._evaluate(right))
             case ast.UnaryOp(operator, operand):
@@ -333,21 +314,20 @@ class Interpreter(Machine):
         return self.make(add(constant_size(30 + width), size), is_text=True)
 
     def _make_container(self, node: ast.expr, items: Iterable[ast.expr]) -> AbstractValue:
-        parts = [self._evaluate(item.value if isinstance(item, ast.Starred) else item) for item in items]
+        parts = [
+            SizedValue(size_of(self._evaluate(item.value))) if isinstance(item, ast.Starred) else self._evaluate(item)
+            for item in items
+        ]
         constants = [part.value for part in parts if isinstance(part, Constant)]
-        are_constant = len(constants) == len(parts) and not any(isinstance(item, ast.Starred) for item in items)
-        if (
-            isinstance(node, ast.Tuple)
-            and are_constant
-            and all(is_plain_constant(constant) or isinstance(constant, type) for constant in constants)
-        ):
+        are_constant = all(is_plain_constant(constant) or isinstance(constant, type) for constant in constants)
+        if isinstance(node, ast.Tuple) and are_constant and len(constants) == len(parts):
             return Constant(tuple(constants))  # also of classes, for `isinstance`
         return self.make(add(constant_size(1 + len(parts)), *map(size_of, parts)))
 
     def _comprehend(self, node: Comprehension, parts: Sequence[ast.expr]) -> AbstractValue:
         scope, outer_variables, depth = self._scope, self._scope.variables, self.loops.depth
         if isinstance(node, ast.GeneratorExp):  # it may run later
-            scope.captured_names |= free_names([node])
+            scope.captured_names |= inner_names(node)
         scope.variables = dict(outer_variables)
         for generator in node.generators:
             item = self._enter_loop(generator.iter)
@@ -429,3 +409,10 @@ def free_names(nodes: Sequence[ast.AST]) -> set[str]:
     parts = [part for node in nodes for part in ast.walk(node)]
     assigned = {part.arg for part in parts if isinstance(part, ast.arg)}.union(*map(_stored_names, nodes))
     return {part.id for part in parts if isinstance(part, ast.Name)} - assigned
+
+
+def inner_names(node: Comprehension) -> set[str]:
+    """Return the names that a comprehension reads of the function around it, except at its very beginning."""
+    first = node.generators[0]
+    parts = [part for part in ast.iter_child_nodes(node) if part is not first]
+    return free_names([*parts, first.target, *first.ifs])

@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any
 
 from teola_plugin.graph import UnfitValue
-from teola_plugin.tracer.purity.interpreter import Comprehension, free_names, step_bound
+from teola_plugin.tracer.purity.interpreter import Comprehension, free_names, inner_names, step_bound
 from teola_plugin.tracer.source import Definition, source_of
 
 _FRAMEWORKS = ("langchain_core",)
@@ -199,10 +199,8 @@ def _read_keys(node: ast.AST, argument: str) -> Iterator[str | None]:
         if argument in free_names([node]):  # it may read the argument never, or many times
             yield None
     elif isinstance(node, Comprehension):
-        first = node.generators[0]
-        yield from _read_keys(first.iter, argument)
-        parts = [part for part in ast.iter_child_nodes(node) if part is not first]
-        if argument in free_names([*parts, first.target, *first.ifs]):
+        yield from _read_keys(node.generators[0].iter, argument)
+        if argument in inner_names(node):
             yield None
     else:
         for part in ast.iter_child_nodes(node):

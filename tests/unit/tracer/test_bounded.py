@@ -72,6 +72,16 @@ def guarded(x: Any) -> Any:
         return re.sub("(a+)+$", "", x)
 
 
+def changing(x: Any) -> Any:
+    text = x
+
+    def doubled() -> Any:
+        return text + text
+
+    text = doubled() + text
+    return doubled()
+
+
 UNBOUNDED: dict[str, Callable[[Any], Any]] = {
     "while": shrinking,
     "while true": for_ever,
@@ -123,6 +133,8 @@ UNBOUNDED: dict[str, Callable[[Any], Any]] = {
     "doubling": doubling,
     "squares of squares": squaring,
     "a handler of errors": guarded,
+    "a function whose variable changes": changing,
+    "a name that is set too late": lambda x: [b for a in x if b for b in a],  # noqa: F821
 }
 
 
@@ -150,6 +162,19 @@ def flattened(x: Any) -> Any:
     return [c for text in x for c in text if c != " "]
 
 
+def joined_in_place(x: Any) -> Any:
+    x = ", ".join(text.strip() for text in x)
+    return x.split(", ")
+
+
+def first_line_of_any(x: Any) -> Any:
+    for text in x:
+        for line in text.split("\n"):
+            if line:
+                return {"line": line, "all": x}
+    return x
+
+
 BOUNDED: dict[str, Callable[[Any], Any]] = {
     "joined": lambda x: SEPARATOR.join(x),
     "lines": lambda x: [line.strip() for text in x for line in text.split("\n") if line.strip()],
@@ -174,6 +199,10 @@ BOUNDED: dict[str, Callable[[Any], Any]] = {
     "added": lambda x: {"a": x, "n": len(x), "all": [*x, *x]},
     "sums of lists": lambda x: sum([[text] for text in x], []),  # noqa: RUF017
     "early return": first_with_text,
+    "early return of two loops": first_line_of_any,
+    "joined in place": joined_in_place,
+    "filled in": lambda x: "%s of %s" % (x, len(x)),  # noqa: UP031
+    "unpacked": lambda x: (*("a", "b"), *x, -1, +len(x)),
     "either": either,
     "flattened": flattened,
     "distinct": lambda x: list({t: t for t in x}.values()),
