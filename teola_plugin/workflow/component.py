@@ -36,7 +36,7 @@ class Component(Joins):
         check_name(self.name, "component")
         check_settings(self)
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         """Adds its parts, and returns the value that it gives. No query's value is at hand here."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it decomposes")
 
@@ -64,11 +64,11 @@ class Component(Joins):
 
     def engines(self) -> dict[str, tuple[PrimitiveKind, ...]]:
         """Names of the engines that it asks, and what each has to do."""
-        found: dict[str, tuple[PrimitiveKind, ...]] = {}
+        kinds_by_engine: dict[str, tuple[PrimitiveKind, ...]] = {}
         for field, kinds in engines_of(self).items():
             name = getattr(self, field)
-            found[name] = found.get(name, ()) + kinds
-        return found
+            kinds_by_engine[name] = kinds_by_engine.get(name, ()) + kinds
+        return kinds_by_engine
 
     def settings(self) -> dict[str, Setting]:
         """Return the settings that a query may change."""
@@ -76,17 +76,19 @@ class Component(Joins):
 
     def configured(self, values: Mapping[str, Mapping[str, Any]]) -> Component:
         """Return a copy with the settings in `values[its name]`. Raise RegistrationError for an unknown setting."""
-        own = values.get(self.name)
-        if not own:
+        changes = values.get(self.name)
+        if not changes:
             return self
-        for key in own:
+        for key in changes:
             if key not in self.settings():
                 raise unknown_name("setting", f"{self.name}.{key}", [f"{self.name}.{one}" for one in self.settings()])
-        return dataclasses.replace(self, **own)
+        return dataclasses.replace(self, **changes)
 
 
-def check_name(name: Any, what: str) -> None:
+def check_name(name: Any, role: str) -> None:
     """Raises `GraphError` for a name that values of a workflow cannot have."""
     if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
-        why = "is taken by the graph" if name in RESERVED else "is no plain name"
-        raise GraphError(f"the {what} name {name!r:.80} {why}.", hint="use letters, digits and _, e.g. found_passages")
+        problem = "is taken by the graph" if name in RESERVED else "is no plain name"
+        raise GraphError(
+            f"the {role} name {name!r:.80} {problem}.", hint="use letters, digits and _, e.g. found_passages"
+        )

@@ -33,27 +33,27 @@ class Config(Mapping[str, Mapping[str, Any]]):
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the settings as JSON data; `workflow.config` turns it back into an equal configuration."""
-        return {name: plain_settings(dict(own)) for name, own in self.settings}
+        return {name: plain_settings(dict(settings)) for name, settings in self.settings}
 
 
-def config_of(flow: Flow, given: Mapping[str, Any], workflow: str) -> Config:
+def config_of(flow: Flow, values: Mapping[str, Any], workflow: str) -> Config:
     """`given`: settings by component (`{"found": {"k": 8}}`), by both (`{"found.k": 8}`), or by their own name where
     only one component has it (`{"chunk_size": 128}`). Raises `RegistrationError`."""
-    if isinstance(given, Config):
-        given = dict(given)
-    if not isinstance(given, Mapping):
+    if isinstance(values, Config):
+        values = dict(values)
+    if not isinstance(values, Mapping):
         raise RegistrationError(
-            f"workflow {workflow!r} was configured with {given!r:.80}.", hint='give a mapping, e.g. {"found.k": 8}'
+            f"workflow {workflow!r} was configured with {values!r:.80}.", hint='give a mapping, e.g. {"found.k": 8}'
         )
-    known = known_settings(flow)
-    found: dict[str, dict[str, Any]] = {}
-    for (component, name), value in _pairs(given, known):
-        setting = known[component][name]
-        made = setting.checked(value, f"{component}.{name}")
-        if made != setting.default:
-            found.setdefault(component, {})[name] = made
+    settings = known_settings(flow)
+    changed: dict[str, dict[str, Any]] = {}
+    for (component, name), value in _pairs(values, settings):
+        setting = settings[component][name]
+        checked = setting.checked(value, f"{component}.{name}")
+        if checked != setting.default:
+            changed.setdefault(component, {})[name] = checked
     return Config(
-        tuple((name, tuple(sorted(own.items(), key=_name))) for name, own in sorted(found.items(), key=_name))
+        tuple((name, tuple(sorted(changes.items(), key=_name))) for name, changes in sorted(changed.items(), key=_name))
     )
 
 
@@ -64,8 +64,11 @@ def known_settings(flow: Flow) -> dict[str, dict[str, Setting]]:
 
 def config_schema(flow: Flow) -> dict[str, Any]:
     """Return the JSON schema of a configuration: an object of components, each an object of its settings."""
-    every = known_settings(flow)
-    components = {name: _object({key: one.schema() for key, one in own.items()}) for name, own in every.items()}
+    settings = known_settings(flow)
+    components = {
+        name: _object({key: one.schema() for key, one in own_settings.items()})
+        for name, own_settings in settings.items()
+    }
     return _object(components)
 
 
@@ -77,24 +80,24 @@ def _name(pair: tuple[str, Any]) -> str:
     return pair[0]
 
 
-def _pairs(given: Mapping[str, Any], known: dict[str, dict[str, Setting]]) -> Iterator[tuple[tuple[str, str], Any]]:
-    for key, value in given.items():
-        if key in known and isinstance(value, Mapping):
+def _pairs(values: Mapping[str, Any], settings: dict[str, dict[str, Setting]]) -> Iterator[tuple[tuple[str, str], Any]]:
+    for key, value in values.items():
+        if key in settings and isinstance(value, Mapping):
             for name, inner in value.items():
-                yield _place(f"{key}.{name}", known), inner
+                yield _split_key(f"{key}.{name}", settings), inner
         else:
-            yield _place(str(key), known), value
+            yield _split_key(str(key), settings), value
 
 
-def _place(key: str, known: dict[str, dict[str, Setting]]) -> tuple[str, str]:
+def _split_key(key: str, settings: dict[str, dict[str, Setting]]) -> tuple[str, str]:
     """The component and the setting that `key` is for."""
     component, dot, name = key.partition(".")
-    every = [f"{one}.{setting}" for one, own in known.items() for setting in own]
+    every = [f"{one}.{setting}" for one, owners in settings.items() for setting in owners]
     if dot:
-        if name not in known.get(component, {}):
+        if name not in settings.get(component, {}):
             raise unknown_name("setting", key, every)
         return component, name
-    owners = [one for one, own in known.items() if key in own]
+    owners = [one for one, owners in settings.items() if key in owners]
     if not owners:
         raise unknown_name("setting", key, every)
     if len(owners) > 1:

@@ -34,14 +34,14 @@ class Condition(Component):
     yes: str = "yes"
     test: Callable[[Any], Any] | None = None
 
-    def decompose(self, made: Decomposition) -> Value:
-        part = Part(made.part(), Role.CONDITION, named(value=made.ref("value")))
-        return Value(made.add(part, self._tested()), Kind.FLAG)
+    def decompose(self, decomposition: Decomposition) -> Value:
+        part = Part(decomposition.part(), Role.CONDITION, named(value=decomposition.ref("value")))
+        return Value(decomposition.add(part, self._tested()), Kind.FLAG)
 
     def _tested(self) -> Callable[[Any], bool]:
-        own, yes = self.test, self.yes.lower()
-        if own is not None:
-            test = own
+        given_test, yes = self.test, self.yes.lower()
+        if given_test is not None:
+            test = given_test
             return called(lambda value: bool(test(value)))
 
         @simple(text_size)
@@ -59,23 +59,27 @@ class Holding(Component):
     """The base class of components with bodies. A body can read all values that the component itself can read."""
 
     def bodies(self) -> tuple[Flow, ...]:
-        found = (getattr(self, f.name) for f in dataclasses.fields(self))
-        return tuple(one for one in found if isinstance(one, Flow))
+        values = (getattr(self, f.name) for f in dataclasses.fields(self))
+        return tuple(one for one in values if isinstance(one, Flow))
 
     def own_names(self) -> tuple[str, ...]:
         """Return the names that only its bodies can read."""
         return ()
 
     def needs(self) -> tuple[str, ...]:
-        inside = [name for body in self.bodies() for name in free_names(body)]
-        found = [*self.sources().values(), *(name for name in inside if name not in self.own_names())]
-        return tuple(dict.fromkeys(found))
+        inner_names = [name for body in self.bodies() for name in free_names(body)]
+        names = [*self.sources().values(), *(name for name in inner_names if name not in self.own_names())]
+        return tuple(dict.fromkeys(names))
 
     def configured(self, values: Mapping[str, Mapping[str, Any]]) -> Component:
-        made = super().configured(values)
-        held = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
-        changed: dict[str, Any] = {n: configured(flow, values) for n, flow in held.items() if isinstance(flow, Flow)}
-        return dataclasses.replace(made, **changed) if changed != {name: held[name] for name in changed} else made
+        component = super().configured(values)
+        fields = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+        changed: dict[str, Any] = {n: configured(flow, values) for n, flow in fields.items() if isinstance(flow, Flow)}
+        return (
+            dataclasses.replace(component, **changed)
+            if changed != {name: fields[name] for name in changed}
+            else component
+        )
 
 
 def configured(flow: Flow, values: Mapping[str, Mapping[str, Any]]) -> Flow:
@@ -89,18 +93,18 @@ def moved(flow: Flow, renamed: Callable[[str, str], str]) -> Flow:
 
 
 def _moved(component: Component, renamed: Callable[[str, str], str]) -> Component:
-    held = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
-    changed: dict[str, Any] = {name: moved(flow, renamed) for name, flow in held.items() if isinstance(flow, Flow)}
-    own = held.get("collection")
-    if isinstance(own, str) and own != PER_QUERY and isinstance(held.get("engine"), str):
-        changed["collection"] = renamed(held["engine"], own)
+    fields = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
+    changed: dict[str, Any] = {name: moved(flow, renamed) for name, flow in fields.items() if isinstance(flow, Flow)}
+    collection = fields.get("collection")
+    if isinstance(collection, str) and collection != PER_QUERY and isinstance(fields.get("engine"), str):
+        changed["collection"] = renamed(fields["engine"], collection)
     return dataclasses.replace(component, **changed) if changed else component
 
 
 def free_names(flow: Flow) -> list[str]:
     """Return the names that a flow reads and none of its components provides."""
-    own = {one.name for one in flow}
-    return [name for one in flow for name in one.needs() if name not in own]
+    provided = {one.name for one in flow}
+    return [name for one in flow for name in one.needs() if name not in provided]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,34 +125,38 @@ class Branch(Holding):
             object.__setattr__(self, "otherwise", body_of(self.otherwise, f"{self.name}.otherwise"))
 
     def sources(self) -> dict[str, str]:
-        found = super().sources()
-        return found | ({"otherwise": self.otherwise} if isinstance(self.otherwise, str) else {})
+        sources = super().sources()
+        return sources | ({"otherwise": self.otherwise} if isinstance(self.otherwise, str) else {})
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         assert isinstance(self.then, Flow)
-        then, other = made.body(self.then), self._other(made)
-        kind, condition = then.kind if then.kind is other.kind else Kind.ANY, made.ref("condition")
+        then, other = decomposition.body(self.then), self._other(decomposition)
+        kind, condition = then.kind if then.kind is other.kind else Kind.ANY, decomposition.ref("condition")
         arms = (("then", then), ("else", other))
-        early = tuple(name for name, arm in arms if arm.only_searches) if made.waits_for_engines(condition) else ()
-        said = Attributes(early_arms=early)
-        ref = made.hold("", Role.BRANCH, named(condition=condition), then, otherwise=other, attributes=said)
+        early_arms = (
+            tuple(name for name, arm in arms if arm.only_searches) if decomposition.waits_for_engines(condition) else ()
+        )
+        attributes = Attributes(early_arms=early_arms)
+        ref = decomposition.hold(
+            "", Role.BRANCH, named(condition=condition), then, otherwise=other, attributes=attributes
+        )
         return Value(ref, kind)
 
-    def _other(self, made: Decomposition) -> Body:
+    def _other(self, decomposition: Decomposition) -> Body:
         if isinstance(self.otherwise, Flow):
-            return made.body(self.otherwise)
-        given = made.read("otherwise") if isinstance(self.otherwise, str) else None
+            return decomposition.body(self.otherwise)
+        value = decomposition.read("otherwise") if isinstance(self.otherwise, str) else None
 
         def as_it_is(body: Decomposition) -> Value:
-            if given is None:
-                return Value(body.call("nothing", _nothing), Kind.ANY)
-            return Value(body.call("as_it_is", _same, value=body.read("otherwise").ref), given.kind)
+            if value is None:
+                return Value(body.call("nothing", _none), Kind.ANY)
+            return Value(body.call("as_it_is", _same, value=body.read("otherwise").ref), value.kind)
 
-        return made.made_by_hand(as_it_is)
+        return decomposition.made_by_hand(as_it_is)
 
 
 @on_loop
-def _nothing() -> None:
+def _none() -> None:
     return None
 
 
@@ -176,13 +184,13 @@ class Map(Holding):
     def own_names(self) -> tuple[str, ...]:
         return (self.each,)
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         assert isinstance(self.flow, Flow)
-        over = made.read("over")
-        width = over.width if isinstance(over.width, int) else None
-        body = made.body(self.flow, **{self.each: Value(Ref(ITEM), _ONE.get(over.kind, Kind.ANY))})
-        ref = made.hold("", Role.MAP, named(items=over.ref), body, expected=width)
-        return Value(ref, _MANY.get(body.kind, Kind.LIST), over.width)
+        items = decomposition.read("over")
+        width = items.width if isinstance(items.width, int) else None
+        body = decomposition.body(self.flow, **{self.each: Value(Ref(ITEM), _ONE.get(items.kind, Kind.ANY))})
+        ref = decomposition.hold("", Role.MAP, named(items=items.ref), body, expected=width)
+        return Value(ref, _MANY.get(body.kind, Kind.LIST), items.width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +207,7 @@ class Loop(Holding):
     until: str = ""
     carry: str = "draft"
     result: str = ""
-    max_rounds: int = setting(3, "rounds at most", least=1, most=64)
+    max_rounds: int = setting(3, "rounds at most", minimum=1, maximum=64)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -222,9 +230,9 @@ class Loop(Holding):
         order = tuple(pair for pair in self.flow.order if names.issuperset(pair))
         return self.result or last_of(Flow(rest, order), f"{self.name}.flow")
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         assert isinstance(self.flow, Flow)
-        flow, most, init, until = self.flow, self.max_rounds, made.read("init"), self.until
+        flow, max_rounds, init, until = self.flow, self.max_rounds, decomposition.read("init"), self.until
         carried: list[Value] = []
 
         def round_of(body: Decomposition) -> Value:
@@ -233,12 +241,12 @@ class Loop(Holding):
             result = values[self._result()]
             carried.append(result)
             ends = {"until": _flag(body, values[until])} if until else {}
-            return Value(body.call("state", _next(most), state=Ref(CARRY), value=result.ref, **ends), Kind.ANY)
+            return Value(body.call("state", _next(max_rounds), state=Ref(CARRY), value=result.ref, **ends), Kind.ANY)
 
-        body = made.made_by_hand(round_of)
-        begin = made.call("begin", _begin, value=init.ref)
-        last = made.hold("rounds", Role.LOOP, named(init=begin), body)
-        return Value(made.call("", _draft, state=last), carried[0].kind)
+        body = decomposition.made_by_hand(round_of)
+        begin = decomposition.call("begin", _begin, value=init.ref)
+        last = decomposition.hold("rounds", Role.LOOP, named(init=begin), body)
+        return Value(decomposition.call("", _draft, state=last), carried[0].kind)
 
 
 def _flag(body: Decomposition, value: Value) -> Ref:
@@ -256,18 +264,18 @@ def _draft(state: Mapping[str, Any]) -> Any:
     return state["value"]
 
 
-def _next(most: int) -> Callable[..., dict[str, Any]]:
+def _next(max_rounds: int) -> Callable[..., dict[str, Any]]:
     @on_loop
     def state(state: Mapping[str, Any], value: Any, until: Any = False) -> dict[str, Any]:
         rounds = state["rounds"] + 1
-        return {"carry": {"value": value, "rounds": rounds}, "again": rounds < most and until is not True}
+        return {"carry": {"value": value, "rounds": rounds}, "again": rounds < max_rounds and until is not True}
 
     return state
 
 
-def body_of(given: Any, what: str) -> Flow:
+def body_of(joinable: Any, owner: str) -> Flow:
     """A flow that is held. Raises `GraphError` for one that is empty or ends in several components."""
-    flow = Flow.of(given)
+    flow = Flow.of(joinable)
     if not flow.components:
-        raise GraphError(f"{what} holds no component.", hint="give it a component, or several joined by >>")
+        raise GraphError(f"{owner} holds no component.", hint="give it a component, or several joined by >>")
     return flow

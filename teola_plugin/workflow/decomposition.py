@@ -43,8 +43,8 @@ class Scope:
         if outer is None:
             return None
         self.captured[name] = outer.ref
-        found = self.values[name] = Value(Ref(f"${name}"), outer.kind, _known(outer.width))
-        return found
+        captured_value = self.values[name] = Value(Ref(f"${name}"), outer.kind, _fixed_width(outer.width))
+        return captured_value
 
     def lower(self, flow: Flow) -> dict[str, Value]:
         """Lower all components of a flow, in an order that it allows. Return their values by name."""
@@ -61,7 +61,7 @@ class Scope:
         return {one.name: self.values[one.name] for one in flow}
 
 
-def _known(width: int | Estimate | None) -> int | None:
+def _fixed_width(width: int | Estimate | None) -> int | None:
     return width if isinstance(width, int) else None
 
 
@@ -80,9 +80,9 @@ def in_order(flow: Flow) -> list[user.Component]:
     try:
         return [flow[name] for name in TopologicalSorter(waits).static_order()]
     except CycleError as error:
-        way = " >> ".join(error.args[1])
+        circle = " >> ".join(error.args[1])
         raise GraphError(
-            f"the components wait for each other in a circle: {way}.",
+            f"the components wait for each other in a circle: {circle}.",
             hint="take one of these joins away, or have a component read another value; for rounds there is Loop",
         ) from None
 
@@ -101,20 +101,20 @@ class Decomposition:
     def read(self, port: str) -> Value:
         """Return the value that the component reads at a port. Raise GraphError for an unknown name or a wrong kind."""
         source = self._sources[port]
-        found = self._scope.find(source)
-        if found is None:
+        value = self._scope.find(source)
+        if value is None:
             raise GraphError(
                 f"{self.name}: {port} reads {source!r}, which is neither an input nor a component before it.",
                 hint=f"say what it reads: {type(self._component).__name__}({self.name!r}, {port}='...')",
             )
-        wanted = self._component.kinds(port)
-        if not found.kind.fits(wanted):
-            words = " or ".join(kind.value for kind in wanted)
+        accepted = self._component.kinds(port)
+        if not value.kind.fits(accepted):
+            words = " or ".join(kind.value for kind in accepted)
             raise GraphError(
-                f"{self.name}: {port} reads {source!r}, which is {found.kind.value}; expected {words}.",
+                f"{self.name}: {port} reads {source!r}, which is {value.kind.value}; expected {words}.",
                 hint="put a component between the two that makes one of the other, e.g. a Function",
             )
-        return found
+        return value
 
     def ref(self, port: str) -> Ref:
         """Return the reference to the value that the component reads at a port."""
@@ -122,9 +122,9 @@ class Decomposition:
 
     def of_query(self, name: str) -> Ref:
         """Something that every query brings, whatever the workflow's inputs."""
-        found = self._scope.find(name)
-        assert found is not None, f"queries bring no {name}"
-        return found.ref
+        value = self._scope.find(name)
+        assert value is not None, f"queries bring no {name}"
+        return value.ref
 
     def part(self, suffix: str = "") -> str:
         """A name for a part of the component that no other has."""
@@ -155,9 +155,9 @@ class Decomposition:
 
     def list_of(self, suffix: str, function: ClientCall, spelling: str, /, **inputs: Ref) -> Ref:
         """Pure code that reads a list from a model's text, so spelled: its items may be worked on as they close."""
-        made = self.call(suffix, function, **inputs)
-        self._scope.draft.list_spellings[made.producer] = spelling
-        return made
+        items = self.call(suffix, function, **inputs)
+        self._scope.draft.list_spellings[items.producer] = spelling
+        return items
 
     def primitives(
         self, *primitives: Primitive, calls: Mapping[str, Callable[..., Any]] | None = None, **more: Ref
@@ -186,16 +186,16 @@ class Decomposition:
         name = self.part(suffix)
         templates = [one.scope.draft.template(one.output.ref, name) for one in bodies]
         otherwise = templates[1] if other is not None else None
-        every = inputs + tuple((key, ref) for key, ref in captured.items() if key not in dict(inputs))
+        all_inputs = inputs + tuple((key, ref) for key, ref in captured.items() if key not in dict(inputs))
         return self._scope.draft.add(
-            Component(name, role, every, body=templates[0], otherwise=otherwise, **more),
+            Component(name, role, all_inputs, body=templates[0], otherwise=otherwise, **more),
         )
 
     def body(self, flow: Flow, **values: Value) -> Body:
         """A flow that a holder holds; it reads `values`, and whatever the holder could read."""
         scope = self._scope.body(values)
-        made = scope.lower(flow)
-        return Body(scope, made[last_of(flow)])
+        outputs = scope.lower(flow)
+        return Body(scope, outputs[last_of(flow)])
 
     def lower(self, flow: Flow, **values: Value) -> dict[str, Value]:
         """The components of a flow become parts of what is made here; they read `values`, too."""
@@ -230,14 +230,14 @@ class Body:
 _SEARCHES = frozenset({Role.SEARCHING, Role.RETRIEVAL, Role.EMBEDDING, Role.RERANKING, Role.CALL})
 
 
-def last_of(flow: Flow, what: str = "the flow") -> str:
+def last_of(flow: Flow, owner: str = "the flow") -> str:
     """The one component that nothing comes after. Raises `GraphError` where there are more, or none."""
     read = {name for one in flow for name in one.needs()}
     ends = [name for name in flow.tails if name not in read]
     if len(ends) != 1:
         names = ", ".join(ends) or "none"
         raise GraphError(
-            f"{what} ends in {len(ends)} components ({names}), so it is not clear which gives its value.",
+            f"{owner} ends in {len(ends)} components ({names}), so it is not clear which gives its value.",
             hint="join them: [a, b] >> c, or say output='name'",
         )
     return ends[0]

@@ -104,11 +104,11 @@ class Deployment:
     def _begin(
         self, inputs: Given, config: Given | None, terms: Mapping[str, Any], pieces: PieceLog | None = None
     ) -> tuple[Running, QueryRun]:
-        chosen = self.configured(config)
-        lowered = self.workflow.lower(chosen)
-        given = self.workflow.bind(inputs)
-        query = self._query(lowered, given, self._terms(terms))
-        plan = self._plan(lowered, given)
+        settings = self.configured(config)
+        lowered = self.workflow.lower(settings)
+        values = self.workflow.bind(inputs)
+        query = self._query(lowered, values, self._terms(terms))
+        plan = self._plan(lowered, values)
         live = self.pool.runtime.submit(
             query,
             plan.graph,
@@ -119,27 +119,33 @@ class Deployment:
             into=pieces,
         )
         self._last[:] = [live]
-        running = Running(live, lowered, chosen, self.pool.runtime.loop.ident, partial(self._over, lowered, query))
+        running = Running(
+            live, lowered, settings, self.pool.runtime.loop.ident, partial(self._delete_collections, lowered, query)
+        )
         return running, live
 
-    def _query(self, lowered: Lowered, given: dict[str, Any], terms: Terms) -> Query:
-        own = {THIS_QUERY: f"query_{uuid.uuid4().hex}"} if lowered.temporary else {}
+    def _query(self, lowered: Lowered, values: dict[str, Any], terms: Terms) -> Query:
+        collection = {THIS_QUERY: f"query_{uuid.uuid4().hex}"} if lowered.temporary else {}
         return Query(
-            {"input": given | own}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight
+            {"input": values | collection},
+            app=terms.app,
+            tenant=terms.tenant,
+            deadline=terms.deadline,
+            weight=terms.weight,
         )
 
-    def _terms(self, given: Mapping[str, Any]) -> Terms:
+    def _terms(self, options: Mapping[str, Any]) -> Terms:
         """Return the request context of a query. Raise RegistrationError for an invalid option."""
-        for key in given:
+        for key in options:
             if key not in ("tenant", "deadline_s", "weight", "app"):
                 raise unknown_name("term", key, ["tenant", "deadline_s", "weight", "app"])
-        said = {key: value for key, value in given.items() if value is not None}
-        asked = RequestedTerms.of(said, tenant="tenant", deadline_s="deadline_s", weight="weight")
-        around = current_run.get()
-        terms = asked.terms(outer_terms([] if around is None else [around]), self.pool.runtime.time())
-        return with_app(terms, said.get("app", self.name))
+        set_options = {key: value for key, value in options.items() if value is not None}
+        requested = RequestedTerms.of(set_options, tenant="tenant", deadline_s="deadline_s", weight="weight")
+        outer_run = current_run.get()
+        terms = requested.terms(outer_terms([] if outer_run is None else [outer_run]), self.pool.runtime.time())
+        return with_app(terms, set_options.get("app", self.name))
 
-    def _over(self, lowered: Lowered, query: Query) -> None:
+    def _delete_collections(self, lowered: Lowered, query: Query) -> None:
         """Delete what was indexed for this query alone, in the background."""
         for store in lowered.temporary:
             try:
@@ -164,18 +170,18 @@ class Deployment:
         """The settings of a query that says these. Raises `RegistrationError`."""
         if not config:
             return self.base
-        asked = self.workflow.config(config)
-        every = {name: {**dict(self.base.get(name, {})), **asked.get(name, {})} for name in {*self.base, *asked}}
-        return self.workflow.config(every) if self.base else asked
+        changes = self.workflow.config(config)
+        merged = {name: {**dict(self.base.get(name, {})), **changes.get(name, {})} for name in {*self.base, *changes}}
+        return self.workflow.config(merged) if self.base else changes
 
     def plan(self, inputs: Given | None = None, config: Given | None = None) -> Optimised:
         """The e-graph (`.graph`, printable, `.graph.mermaid()`), the p-graph (`.source`), the passes that made one of
         the other. With `inputs`, for sizes like theirs."""
-        given = self.workflow.bind(inputs) if inputs else {}
-        return self._plan(self.workflow.lower(self.configured(config)), given)
+        values = self.workflow.bind(inputs) if inputs else {}
+        return self._plan(self.workflow.lower(self.configured(config)), values)
 
-    def _plan(self, lowered: Lowered, given: Given) -> Optimised:
-        sizes = expected_sizes(lowered.traced, given) if given else {}
+    def _plan(self, lowered: Lowered, values: Given) -> Optimised:
+        sizes = expected_sizes(lowered.traced, values) if values else {}
         return self.pool.plan(lowered.traced.template, sizes, passes=self._passes, speculate=self._speculate)
 
     def explain(self, inputs: Given | None = None, config: Given | None = None, *, details: bool = False) -> str:
@@ -233,9 +239,9 @@ def deployed(
                     f"workflow {workflow.name!r}, component {one.name!r}: engine {engine!r} does no {lacks[0]}.",
                     hint=f"give the component another one of {', '.join(pool.engine_names)}",
                 )
-    made = Deployment(workflow, pool, passes, speculate, name, config)
-    pool.deploy(name, made)
-    return made
+    deployment = Deployment(workflow, pool, passes, speculate, name, config)
+    pool.deploy(name, deployment)
+    return deployment
 
 
 class _InContext(Mapping[str, Callable[..., Any]]):
@@ -260,8 +266,8 @@ class _InContext(Mapping[str, Callable[..., Any]]):
 
     def object_of(self, name: str) -> str:
         """Return the description of a component's object, as `ClientCalls` does."""
-        found: str = getattr(self._calls, "object_of", str)(name)
-        return found
+        description: str = getattr(self._calls, "object_of", str)(name)
+        return description
 
 
 def _deleted(store: str, done: Future[Any]) -> None:

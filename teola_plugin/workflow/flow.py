@@ -37,26 +37,26 @@ class Flow(Joins):
     order: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        kept: dict[str, Component] = {}
+        by_name: dict[str, Component] = {}
         for one in self.components:
-            if kept.setdefault(one.name, one) != one:
+            if by_name.setdefault(one.name, one) != one:
                 raise GraphError(f"two components share the name {one.name!r}.", hint="rename one of them")
-        object.__setattr__(self, "components", tuple(kept.values()))
+        object.__setattr__(self, "components", tuple(by_name.values()))
         object.__setattr__(self, "order", tuple(dict.fromkeys(self.order)))
 
     @staticmethod
-    def of(given: Any) -> Flow:
+    def of(joinable: Any) -> Flow:
         """Convert a component, a flow or a list of them to a flow. Raise GraphError for any other object."""
         from teola_plugin.workflow.component import Component
 
-        if isinstance(given, Flow):
-            return given
-        if isinstance(given, Component):
-            return Flow((given,))
-        if isinstance(given, Sequence) and not isinstance(given, str):
-            return Flow.beside([Flow.of(one) for one in given])
+        if isinstance(joinable, Flow):
+            return joinable
+        if isinstance(joinable, Component):
+            return Flow((joinable,))
+        if isinstance(joinable, Sequence) and not isinstance(joinable, str):
+            return Flow.beside([Flow.of(one) for one in joinable])
         raise GraphError(
-            f"{given!r:.80} cannot be joined by >>: it is a {type(given).__name__}.",
+            f"{joinable!r:.80} cannot be joined by >>: it is a {type(joinable).__name__}.",
             hint="join components, flows, and lists of them; wrap a function of yours: Function('name', function)",
         )
 

@@ -44,13 +44,13 @@ class Calling(Component):
         """Return the names of the required parameters, and of those that `reads` names."""
         if self.function is None:
             return list(self.reads)
-        wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         try:
-            found = inspect.signature(self.function).parameters.values()
+            parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):
             return list(self.reads)
-        taken = [one for one in found if one.kind in wanted]
-        return [one.name for one in taken if one.default is one.empty or one.name in self.reads]
+        relevant = [one for one in parameters if one.kind in kinds]
+        return [one.name for one in relevant if one.default is one.empty or one.name in self.reads]
 
     def sources(self) -> dict[str, str]:
         return {name: self.reads.get(name, name) for name in self._parameters()}
@@ -64,9 +64,12 @@ class Calling(Component):
         except Exception:  # names that only type checkers know
             return Kind.ANY
 
-    def part(self, made: Decomposition, role: Role, effects: tuple[Effect, ...] = ()) -> Value:
-        inputs = tuple((name, made.ref(name)) for name in self.sources())
-        return Value(made.add(Part(made.part(), role, inputs, effects=effects), called(self.function)), self.returned())
+    def part(self, decomposition: Decomposition, role: Role, effects: tuple[Effect, ...] = ()) -> Value:
+        inputs = tuple((name, decomposition.ref(name)) for name in self.sources())
+        return Value(
+            decomposition.add(Part(decomposition.part(), role, inputs, effects=effects), called(self.function)),
+            self.returned(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +84,8 @@ class Function(Calling):
     pure: bool = False
     effects: tuple[Effect, ...] = ()
 
-    def decompose(self, made: Decomposition) -> Value:
-        return self.part(made, Role.CALL if self.pure else Role.OPAQUE, self.effects)
+    def decompose(self, decomposition: Decomposition) -> Value:
+        return self.part(decomposition, Role.CALL if self.pure else Role.OPAQUE, self.effects)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,25 +105,27 @@ class Tool(Calling):
     def engines(self) -> dict[str, tuple[PrimitiveKind, ...]]:
         return {self.engine: (PrimitiveKind.TOOL,)} if self.engine else {}
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         if not self.engine:
-            return self.part(made, Role.CALL if self.read_only else Role.TOOL)
+            return self.part(decomposition, Role.CALL if self.read_only else Role.TOOL)
         tool, read_only = self.tool or getattr(self.function, "__name__", self.name), self.read_only
 
         @on_loop
-        def asked(given: Mapping[str, Any]) -> CallTool:
-            return CallTool(tool, dict(given), read_only)
+        def payload(arguments: Mapping[str, Any]) -> CallTool:
+            return CallTool(tool, dict(arguments), read_only)
 
-        inputs = tuple((name, made.ref(name)) for name in self.sources())
-        return Value(made.add(Part(made.part(), Role.TOOL, inputs, self.engine), asked), self.returned())
+        inputs = tuple((name, decomposition.ref(name)) for name in self.sources())
+        return Value(
+            decomposition.add(Part(decomposition.part(), Role.TOOL, inputs, self.engine), payload), self.returned()
+        )
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function as the runtime calls it on a thread; a coroutine runs on a loop of its own there."""
 
     @functools.wraps(function, updated=())
-    def call(**given: Any) -> Any:
-        value = function(**given)
+    def call(**arguments: Any) -> Any:
+        value = function(**arguments)
         return _awaited(value) if inspect.iscoroutine(value) else value
 
     return own_thread(call)

@@ -37,14 +37,14 @@ class Asking(Component):
     """The base class of components that ask a model: the engine and the sampling parameters."""
 
     engine: str = on_engine("llm", _K.PREFILLING, _K.DECODING)
-    max_tokens: int = setting(256, "tokens that an answer may have", least=1)
-    temperature: float = setting(0.0, "0 for the likeliest text, more for others", least=0.0)
-    top_p: float = setting(1.0, "share of the likeliest tokens to choose from", least=0.0, most=1.0)
+    max_tokens: int = setting(256, "tokens that an answer may have", minimum=1)
+    temperature: float = setting(0.0, "0 for the likeliest text, more for others", minimum=0.0)
+    top_p: float = setting(1.0, "share of the likeliest tokens to choose from", minimum=0.0, maximum=1.0)
     stop: TextsField = setting((), "texts that end the answer", type="array")
 
     def ask(
         self,
-        made: Decomposition,
+        decomposition: Decomposition,
         prompt: Prompt,
         values: Mapping[str, Value],
         suffix: str = "",
@@ -55,15 +55,15 @@ class Asking(Component):
         json_schema: str = "",
     ) -> Ref:
         """One request; the ref of its `Generation`. `values` are those of the prompt's variables."""
-        how = Sampling(self.max_tokens, self.temperature, self.top_p, stop=self.stop, json_schema=json_schema)
+        sampling = Sampling(self.max_tokens, self.temperature, self.top_p, stop=self.stop, json_schema=json_schema)
         variables = prompt.variables
 
         @simple(text_size)
-        def payload(given: Mapping[str, Any]) -> Generate:
-            return Generate(prompt.rendered(given), how)
+        def payload(inputs: Mapping[str, Any]) -> Generate:
+            return Generate(prompt.rendered(inputs), sampling)
 
         part = Part(
-            made.part(suffix),
+            decomposition.part(suffix),
             Role.GENERATION,
             tuple((name, values[name].ref) for name in variables),
             self.engine,
@@ -72,12 +72,12 @@ class Asking(Component):
             prompt=prompt.parts({name: _tokens(values[name]) for name in variables}),
             attributes=Attributes(items=items),
         )
-        return made.add(part, payload)
+        return decomposition.add(part, payload)
 
-    def write(self, made: Decomposition, prompt: Prompt, values: Mapping[str, Value], suffix: str = "") -> Ref:
+    def write(self, decomposition: Decomposition, prompt: Prompt, values: Mapping[str, Value], suffix: str = "") -> Ref:
         """One request; the ref of its text."""
         name = f"{suffix}.text" if suffix else "text"
-        return made.call(name, text_of_generation, generation=self.ask(made, prompt, values, suffix))
+        return decomposition.call(name, text_of_generation, generation=self.ask(decomposition, prompt, values, suffix))
 
 
 @hands_on
@@ -119,13 +119,13 @@ class Generation(Asking):
     def sources(self) -> dict[str, str]:
         return {name: self.reads.get(name, name) for name in self.prompt.variables}
 
-    def decompose(self, made: Decomposition) -> Value:
-        values = {name: made.read(name) for name in self.prompt.variables}
+    def decompose(self, decomposition: Decomposition) -> Value:
+        values = {name: decomposition.read(name) for name in self.prompt.variables}
         if not self.items:
-            text = self.ask(made, self.prompt, values, json_schema=self.json_schema)
-            return Value(made.call("text", text_of_generation, generation=text), Kind.TEXT)
+            text = self.ask(decomposition, self.prompt, values, json_schema=self.json_schema)
+            return Value(decomposition.call("text", text_of_generation, generation=text), Kind.TEXT)
         listed = self.ask(
-            made,
+            decomposition,
             self.prompt,
             values,
             items=self.items,
@@ -133,7 +133,9 @@ class Generation(Asking):
             splittable=self.splittable,
             json_schema=self.json_schema,
         )
-        return Value(parsed(made, listed, self.items, self.expected), Kind.TEXTS, self.expected, self.splittable)
+        return Value(
+            parsed(decomposition, listed, self.items, self.expected), Kind.TEXTS, self.expected, self.splittable
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,29 +146,29 @@ class QueryExpansion(Asking):
     """
 
     question: str = reads("question", Kind.TEXT)
-    n: int = setting(3, "queries that are asked for", least=1)
+    n: int = setting(3, "queries that are asked for", minimum=1)
     prompt: PromptField = setting(EXPANSION, "what the model is told; has {question}, may have {n}", type="prompt")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_variables(f"{self.name}.prompt", self.prompt, {"question"}, {"n"})
 
-    def decompose(self, made: Decomposition) -> Value:
-        prompt, values = self.prompt.with_(n=self.n), {"question": made.read("question")}
-        text = self.ask(made, prompt, values, items="lines", expected=self.n, splittable=True)
-        return Value(parsed(made, text, "lines", self.n), Kind.TEXTS, self.n, written=True)
+    def decompose(self, decomposition: Decomposition) -> Value:
+        prompt, values = self.prompt.with_(n=self.n), {"question": decomposition.read("question")}
+        text = self.ask(decomposition, prompt, values, items="lines", expected=self.n, splittable=True)
+        return Value(parsed(decomposition, text, "lines", self.n), Kind.TEXTS, self.n, written=True)
 
 
-def parsed(made: Decomposition, generation: Ref, spelling: str, most: int | None) -> Ref:
+def parsed(decomposition: Decomposition, generation: Ref, spelling: str, max_items: int | None) -> Ref:
     """The list that a generation spells."""
 
     @simple(lambda given, limit: text_size(given["generation"].text, limit))
     def items(generation: Generated) -> list[Any]:
         stream = ItemStream(spelling)
-        found = [*stream.feed(generation.text), *stream.finish()]
-        return [_item(one) for one in found[:most]]
+        texts = [*stream.feed(generation.text), *stream.finish()]
+        return [_item(one) for one in texts[:max_items]]
 
-    return made.list_of("items", items, spelling, generation=generation)
+    return decomposition.list_of("items", items, spelling, generation=generation)
 
 
 @on_loop
@@ -174,25 +176,25 @@ def _item(one: Any) -> str:
     return one if isinstance(one, str) else text_of(one)
 
 
-def check_reads(name: str, given: Mapping[str, str], known: Sequence[str], what: str) -> None:
+def check_reads(name: str, reads: Mapping[str, str], names: Sequence[str], role: str) -> None:
     """Raises `RegistrationError` for a word that nothing is read by."""
-    for key in given:
-        if key not in known:
+    for key in reads:
+        if key not in names:
             raise RegistrationError(
-                f"{name}.reads has {key!r}, which is no {what}; there are {', '.join(known) or 'none'}.",
+                f"{name}.reads has {key!r}, which is no {role}; there are {', '.join(names) or 'none'}.",
                 hint="leave it out, or correct its name",
             )
 
 
-def check_variables(what: str, prompt: Prompt, needed: set[str], known: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def check_variables(owner: str, prompt: Prompt, required: set[str], optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     """Raises `RegistrationError` for a prompt that lacks a variable, or has one that nothing is known of."""
-    found = set(prompt.variables)
-    wrong = sorted(found - needed - known) or sorted(needed - found)
+    variables = set(prompt.variables)
+    wrong = sorted(variables - required - optional) or sorted(required - variables)
     if wrong:
-        lacks = not found - needed - known
+        lacks = not variables - required - optional
         raise RegistrationError(
-            f"{what} {'lacks' if lacks else 'has'} {{{wrong[0]}}}; it has to have "
-            f"{', '.join(f'{{{one}}}' for one in sorted(needed))}"
-            + (f", and may have {', '.join(f'{{{one}}}' for one in sorted(known))}." if known else "."),
+            f"{owner} {'lacks' if lacks else 'has'} {{{wrong[0]}}}; it has to have "
+            f"{', '.join(f'{{{one}}}' for one in sorted(required))}"
+            + (f", and may have {', '.join(f'{{{one}}}' for one in sorted(optional))}." if optional else "."),
             hint="write {{ and }} for braces that stand for themselves",
         )

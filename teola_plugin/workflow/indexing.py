@@ -56,19 +56,19 @@ class Chunking(Component):
     """
 
     documents: str = reads("documents", Kind.DOCUMENTS, Kind.TEXT, Kind.TEXTS)
-    chunk_size: int = setting(256, "length of a chunk, as the splitter counts", least=1)
-    chunk_overlap: int = setting(30, "what a chunk repeats of the one before", least=0)
+    chunk_size: int = setting(256, "length of a chunk, as the splitter counts", minimum=1)
+    chunk_overlap: int = setting(30, "what a chunk repeats of the one before", minimum=0)
     splitter: Callable[..., Splitter] = WordWindows
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(self.name, self.chunk_size, self.chunk_overlap)
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         split, estimate = chunker(self.splitter, self.chunk_size, self.chunk_overlap)
-        documents = made.ref("documents")
-        part = Part(made.part(), Role.CHUNKING, named(documents=documents))
-        return Value(made.add(part, split), Kind.CHUNKS, Estimate(documents, estimate))
+        documents = decomposition.ref("documents")
+        part = Part(decomposition.part(), Role.CHUNKING, named(documents=documents))
+        return Value(decomposition.add(part, split), Kind.CHUNKS, Estimate(documents, estimate))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +80,11 @@ class Embedding(Component):
     engine: str = on_engine("embedder", _K.EMBEDDING)
     role: Literal["", "query", "document"] = ""
 
-    def decompose(self, made: Decomposition) -> Value:
-        texts = made.read("texts")
+    def decompose(self, decomposition: Decomposition) -> Value:
+        texts = decomposition.read("texts")
         role = self.role or ("document" if texts.kind is Kind.CHUNKS else "query")
         part = Part(
-            made.part(),
+            decomposition.part(),
             Role.EMBEDDING,
             named(texts=texts.ref),
             self.engine,
@@ -92,7 +92,9 @@ class Embedding(Component):
             expected=number(texts.width),
             attributes=Attributes(role=role),
         )
-        return Value(made.add(part, width=texts.width), Kind.VECTORS if several(texts) else Kind.VECTOR, texts.width)
+        return Value(
+            decomposition.add(part, width=texts.width), Kind.VECTORS if several(texts) else Kind.VECTOR, texts.width
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,19 +109,20 @@ class Ingestion(Component):
     collection: str = "documents"
     engine: str = on_engine("store", _K.INGESTION)
 
-    def decompose(self, made: Decomposition) -> Value:
-        chunks = made.read("chunks")
+    def decompose(self, decomposition: Decomposition) -> Value:
+        chunks = decomposition.read("chunks")
         part = Part(
-            made.part(),
+            decomposition.part(),
             Role.INGESTION,
-            named(chunks=chunks.ref, vectors=made.ref("vectors")) + own_collection(made, self.collection),
+            named(chunks=chunks.ref, vectors=decomposition.ref("vectors"))
+            + own_collection(decomposition, self.collection),
             self.engine,
             batchable=True,
             expected=number(chunks.width),
             effects=(resource(self.engine, self.collection, writes=True),),
-            attributes=Attributes(collection=said(self.collection)),
+            attributes=Attributes(collection=static_collection(self.collection)),
         )
-        return Value(made.add(part, width=chunks.width), Kind.ROWS, chunks.width)
+        return Value(decomposition.add(part, width=chunks.width), Kind.ROWS, chunks.width)
 
     def collections(self) -> tuple[tuple[str, str], ...]:
         return ((self.engine, self.collection),)
@@ -130,8 +133,8 @@ class Indexing(Component):
     """Documents -> rows of a collection: chunking, embedding and ingestion in one; the rows' ids."""
 
     documents: str = reads("documents", Kind.DOCUMENTS, Kind.TEXT, Kind.TEXTS)
-    chunk_size: int = setting(256, "length of a chunk, as the splitter counts", least=1)
-    chunk_overlap: int = setting(30, "what a chunk repeats of the one before", least=0)
+    chunk_size: int = setting(256, "length of a chunk, as the splitter counts", minimum=1)
+    chunk_overlap: int = setting(30, "what a chunk repeats of the one before", minimum=0)
     collection: str = "documents"
     engine: str = on_engine("store", _K.INGESTION)
     embedder: str = on_engine("embedder", _K.EMBEDDING)
@@ -141,20 +144,20 @@ class Indexing(Component):
         super().__post_init__()
         check_sizes(self.name, self.chunk_size, self.chunk_overlap)
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         split, estimate = chunker(self.splitter, self.chunk_size, self.chunk_overlap)
-        documents = made.ref("documents")
+        documents = decomposition.ref("documents")
         width = Estimate(documents, estimate)
         part = Part(
-            made.part(),
+            decomposition.part(),
             Role.INDEXING,
-            named(documents=documents) + own_collection(made, self.collection),
+            named(documents=documents) + own_collection(decomposition, self.collection),
             self.engine,
             self.embedder,
             effects=(resource(self.engine, self.collection, writes=True),),
-            attributes=Attributes(collection=said(self.collection)),
+            attributes=Attributes(collection=static_collection(self.collection)),
         )
-        return Value(made.add(part, split, width=width), Kind.ROWS, width)
+        return Value(decomposition.add(part, split, width=width), Kind.ROWS, width)
 
     def collections(self) -> tuple[tuple[str, str], ...]:
         return ((self.engine, self.collection),)
@@ -182,7 +185,7 @@ def check_sizes(name: str, size: int, overlap: int) -> None:
         )
 
 
-def said(collection: str) -> str:
+def static_collection(collection: str) -> str:
     """Return the name of the collection in a graph; "" if each query has its own."""
     return "" if collection == PER_QUERY else collection
 
@@ -191,9 +194,9 @@ def resource(store: str, collection: str, *, writes: bool = False) -> Effect:
     return Effect(f"collection:{store}/{collection}", writes)
 
 
-def own_collection(made: Decomposition, collection: str) -> Inputs:
+def own_collection(decomposition: Decomposition, collection: str) -> Inputs:
     """The input that says the collection, where each query has its own."""
-    return (("collection", made.of_query(THIS_QUERY)),) if collection == PER_QUERY else ()
+    return (("collection", decomposition.of_query(THIS_QUERY)),) if collection == PER_QUERY else ()
 
 
 def chunker(
@@ -203,12 +206,12 @@ def chunker(
     ready = splitter(chunk_size=size, chunk_overlap=overlap)
 
     def split(documents: Any) -> tuple[Chunk, ...]:
-        found: dict[str, Chunk] = {}
+        chunks: dict[str, Chunk] = {}
         for document in documents_of(documents):
             for text in ready.split_text(document.text):
                 chunk = _chunk(text, dict(document.metadata))
-                found.setdefault(chunk.id, chunk)
-        return tuple(found.values())
+                chunks.setdefault(chunk.id, chunk)
+        return tuple(chunks.values())
 
     def estimate(documents: Any) -> int:
         texts = [document.text for document in documents_of(documents) if document.text]

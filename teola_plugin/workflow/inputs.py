@@ -32,94 +32,94 @@ class Input:
     doc: str = ""
     default: Any = REQUIRED
 
-    def checked(self, given: Any, workflow: str) -> Any:
+    def checked(self, value: Any, workflow: str) -> Any:
         """The value as components take it. Raises `RegistrationError`."""
         try:
-            return _checked(self.kind, given)
+            return _checked(self.kind, value)
         except TypeError as error:
             raise RegistrationError(
-                f"workflow {workflow!r}: the input {self.name!r} is {given!r:.80}, which is not {self.kind.value} "
+                f"workflow {workflow!r}: the input {self.name!r} is {value!r:.80}, which is not {self.kind.value} "
                 f"({error}).",
                 hint=f"see {workflow}'s input_schema()",
             ) from None
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the input."""
-        made = dict(_SCHEMAS.get(self.kind, {}))
-        made |= {"description": self.doc} if self.doc else {}
-        return made if self.default is REQUIRED else made | {"default": self.default}
+        schema = dict(_SCHEMAS.get(self.kind, {}))
+        schema |= {"description": self.doc} if self.doc else {}
+        return schema if self.default is REQUIRED else schema | {"default": self.default}
 
 
-def bound(inputs: Sequence[Input], given: Mapping[str, Any], workflow: str) -> dict[str, Any]:
+def bound(inputs: Sequence[Input], values: Mapping[str, Any], workflow: str) -> dict[str, Any]:
     """Return all inputs of a query by name. Raise RegistrationError for a missing, unknown or invalid one."""
-    known = {one.name: one for one in inputs}
-    if not isinstance(given, Mapping):
+    declared = {one.name: one for one in inputs}
+    if not isinstance(values, Mapping):
         raise RegistrationError(
-            f"workflow {workflow!r} was given {type(given).__name__} for its inputs.",
-            hint="give a mapping: " + repr({name: "..." for name in known}),
+            f"workflow {workflow!r} was given {type(values).__name__} for its inputs.",
+            hint="give a mapping: " + repr({name: "..." for name in declared}),
         )
-    missing = [name for name, one in known.items() if name not in given and one.default is REQUIRED]
-    unknown = [str(name) for name in given if name not in known]
-    for what, names in (("lacks the input", missing), ("has no input", unknown)):
+    missing = [name for name, one in declared.items() if name not in values and one.default is REQUIRED]
+    unknown = [str(name) for name in values if name not in declared]
+    for problem, names in (("lacks the input", missing), ("has no input", unknown)):
         if names:
             raise RegistrationError(
-                f"workflow {workflow!r} {what} {names[0]!r}; its inputs are {', '.join(sorted(known)) or 'none'}, "
-                f"given were {', '.join(sorted(map(str, given))) or 'none'}.",
+                f"workflow {workflow!r} {problem} {names[0]!r}; "
+                f"its inputs are {', '.join(sorted(declared)) or 'none'}, given were {', '.join(sorted(map(str, values))) or 'none'}.",
                 hint=f"see {workflow}'s input_schema()",
             )
-    return {name: one.checked(given.get(name, one.default), workflow) for name, one in known.items()}
+    return {name: one.checked(values.get(name, one.default), workflow) for name, one in declared.items()}
 
 
-def kind_of(wanted: Sequence[Sequence[Kind]]) -> Kind:
+def kind_of(accepted: Sequence[Sequence[Kind]]) -> Kind:
     """Return the kind of an input that is read in several places: the first one that fits in all of them."""
-    named = (kind for kinds in wanted for kind in kinds if kind is not Kind.ANY)
-    return next((kind for kind in named if all(kind.fits(kinds) for kinds in wanted)), Kind.ANY)
+    specific = (kind for kinds in accepted for kind in kinds if kind is not Kind.ANY)
+    return next((kind for kind in specific if all(kind.fits(kinds) for kinds in accepted)), Kind.ANY)
 
 
-def _checked(kind: Kind, given: Any) -> Any:
+def _checked(kind: Kind, value: Any) -> Any:
     """The value as components take it. Raises `TypeError`."""
     check: Callable[[Any], Any] | None = _CHECKS.get(kind)
-    return given if check is None else check(given)
+    return value if check is None else check(value)
 
 
-def _text(given: Any) -> str:
-    if not isinstance(given, str):
-        raise TypeError(f"it is a {type(given).__name__}")
-    return given
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"it is a {type(value).__name__}")
+    return value
 
 
-def _texts(given: Any) -> list[str]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"it is a {type(given).__name__}")
-    return [_text(one) for one in given]
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"it is a {type(value).__name__}")
+    return [_text(one) for one in value]
 
 
-def _list(given: Any) -> list[Any]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"it is a {type(given).__name__}")
-    return list(given)
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"it is a {type(value).__name__}")
+    return list(value)
 
 
-def _vector(given: Any) -> tuple[float, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"it is a {type(given).__name__}")
+def _vector(value: Any) -> tuple[float, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"it is a {type(value).__name__}")
     try:
-        return tuple(float(one) for one in given)
+        return tuple(float(one) for one in value)
     except ValueError as error:
         raise TypeError(str(error)) from None
 
 
-def _passages(given: Any) -> tuple[Any, ...]:
-    if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, Hit) for one in given):
-        return tuple(given)
-    found = documents_of(given)
-    return tuple(Hit(str(place), one.text, one.metadata, 0.0) for place, one in enumerate(found))
+def _passages(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Hit) for one in value):
+        return tuple(value)
+    documents = documents_of(value)
+    return tuple(Hit(str(position), one.text, one.metadata, 0.0) for position, one in enumerate(documents))
 
 
-def _flag(given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise TypeError(f"it is a {type(given).__name__}")
-    return given
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"it is a {type(value).__name__}")
+    return value
 
 
 _CHECKS: dict[Kind, Callable[[Any], Any]] = {

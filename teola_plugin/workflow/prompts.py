@@ -31,8 +31,8 @@ class Prompt:
     @property
     def variables(self) -> tuple[str, ...]:
         """Names of the variables in the order in which they stand, each once."""
-        found = [name for text in (self.system, self.text) for _, name in _segments(text) if name]
-        return tuple(dict.fromkeys(found))
+        names = [name for text in (self.system, self.text) for _, name in _segments(text) if name]
+        return tuple(dict.fromkeys(names))
 
     def with_(self, **known: Any) -> Prompt:
         """A prompt in which these variables are written out."""
@@ -40,29 +40,31 @@ class Prompt:
 
     def parts(self, tokens: Mapping[str, int]) -> tuple[PromptPart, ...]:
         """Return the parts of the prompt for the graph. `tokens` are expected lengths of variables, if known."""
-        made = []
+        parts = []
         for text in (self.system, self.text):
             for literal, name in _segments(text):
-                made += [PromptPart.literal(literal)] if literal else []
-                made += [PromptPart.var(name, tokens.get(name, 0))] if name else []
-        return tuple(made)
+                parts += [PromptPart.literal(literal)] if literal else []
+                parts += [PromptPart.var(name, tokens.get(name, 0))] if name else []
+        return tuple(parts)
 
     def rendered(self, values: Mapping[str, Any]) -> payloads.Prompt:
         """Return the prompt with these values; a variable without a value becomes a placeholder."""
         texts = {name: text_of(values[name]) if name in values else payloads.UNKNOWN for name in self.variables}
-        found = [("system", self.system), ("user", self.text)]
-        return payloads.Prompt(tuple([payloads.Message(role, _rendered(text, texts)) for role, text in found if text]))
+        messages = [("system", self.system), ("user", self.text)]
+        return payloads.Prompt(
+            tuple([payloads.Message(role, _rendered(text, texts)) for role, text in messages if text])
+        )
 
 
-def as_prompt(given: Any) -> Prompt:
+def as_prompt(value: Any) -> Prompt:
     """A prompt, from a text or from JSON (`{"text": ..., "system": ...}`). Raises `TypeError` for anything else."""
-    if isinstance(given, Prompt):
-        return given
-    if isinstance(given, str):
-        return Prompt(given)
-    fits = isinstance(given, Mapping) and {"text"} <= set(given) <= {"text", "system"}
-    if fits and all(isinstance(text, str) for text in given.values()):
-        return Prompt(**given)
+    if isinstance(value, Prompt):
+        return value
+    if isinstance(value, str):
+        return Prompt(value)
+    fits = isinstance(value, Mapping) and {"text"} <= set(value) <= {"text", "system"}
+    if fits and all(isinstance(text, str) for text in value.values()):
+        return Prompt(**value)
     raise TypeError("expected a text, or text and system")
 
 
@@ -87,14 +89,14 @@ def _rendered(text: str, values: Mapping[str, str]) -> str:
     return "".join(literal + (values[name] if name else "") for literal, name in _segments(text))
 
 
-def _filled(text: str, known: Mapping[str, Any]) -> str:
+def _filled(text: str, values: Mapping[str, Any]) -> str:
     """The template, with some variables written out."""
-    made = ""
+    filled = ""
     for literal, name in _segments(text):
-        made += _escaped(literal)
+        filled += _escaped(literal)
         if name:
-            made += _escaped(str(known[name])) if name in known else f"{{{name}}}"
-    return made
+            filled += _escaped(str(values[name])) if name in values else f"{{{name}}}"
+    return filled
 
 
 def _escaped(text: str) -> str:

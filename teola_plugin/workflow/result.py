@@ -49,10 +49,10 @@ class Result:
 class Running:
     """A query that is under way. `result()` waits for it, and so does `await`; giving up waiting cancels it."""
 
-    def __init__(self, run: QueryRun, lowered: Lowered, config: Config, owner: int, over: Callable[[], None]) -> None:
+    def __init__(self, run: QueryRun, lowered: Lowered, config: Config, owner: int, on_end: Callable[[], None]) -> None:
         self._run, self._lowered, self._config = run, lowered, config
         self._handle = CallHandle(run.output, cancel=run.cancel, owner=owner, lost=run.cancel)
-        run.output.add_done_callback(lambda _: over())
+        run.output.add_done_callback(lambda _: on_end())
 
     @property
     def id(self) -> str:
@@ -76,16 +76,16 @@ class Running:
             if self.done:  # what the query leaves is cleaned up when its trace is there
                 self._run.trace.result(_SOON)
             raise
-        return self._made(values, self._run.trace.result(_SOON))
+        return self._to_result(values, self._run.trace.result(_SOON))
 
     def __await__(self) -> Generator[Any, None, Result]:
         return self._wait().__await__()
 
     async def _wait(self) -> Result:
         values: Any = await self._handle
-        return self._made(values, await asyncio.wrap_future(self._run.trace))
+        return self._to_result(values, await asyncio.wrap_future(self._run.trace))
 
-    def _made(self, values: Mapping[str, Any], trace: QueryTrace | None) -> Result:
+    def _to_result(self, values: Mapping[str, Any], trace: QueryTrace | None) -> Result:
         sources = values.get(self._lowered.sources) or ()
         return Result(values[self._lowered.output], tuple(sources), values, self._config, self.id, trace)
 
@@ -104,9 +104,9 @@ class Stream:
     def __init__(self, running: Running, run: QueryRun, log: PieceLog) -> None:
         self.running = running
         self._log = log
-        run.output.add_done_callback(lambda _: self._ended(run))
+        run.output.add_done_callback(lambda _: self._on_end(run))
 
-    def _ended(self, run: QueryRun) -> None:
+    def _on_end(self, run: QueryRun) -> None:
         if run.streamed_into is not None or run.output.exception() is not None:
             self._log.close()
 

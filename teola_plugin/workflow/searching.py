@@ -11,7 +11,7 @@ from teola_plugin.graph import Component as Part
 from teola_plugin.requests.payloads import Hit
 from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.decomposition import Decomposition
-from teola_plugin.workflow.indexing import number, own_collection, resource, said, several
+from teola_plugin.workflow.indexing import number, own_collection, resource, several, static_collection
 from teola_plugin.workflow.settings import on_engine, reads, setting
 from teola_plugin.workflow.values import Kind, Value, text_size
 
@@ -25,7 +25,7 @@ class _Finding(Component):
 
     k: int
 
-    def found(self, made: Decomposition, query: Value) -> Value:
+    def find(self, decomposition: Decomposition, query: Value) -> Value:
         """The passages of all questions."""
         many, count = several(query), number(query.width)
         if query.written:  # a search for each, so that it begins as the model has written its question
@@ -33,15 +33,17 @@ class _Finding(Component):
             def one(body: Decomposition) -> Value:
                 return Value(self.search(body, Value(Ref(ITEM), Kind.TEXT), "one"), Kind.PASSAGES)
 
-            lists = made.hold("", Role.MAP, named(items=query.ref), made.made_by_hand(one), expected=count)
+            lists = decomposition.hold(
+                "", Role.MAP, named(items=query.ref), decomposition.made_by_hand(one), expected=count
+            )
         else:
-            lists = self.search(made, query, "")
+            lists = self.search(decomposition, query, "")
         if not many:
             return Value(lists, Kind.PASSAGES, self.k)
-        most = None if count is None else self.k * count
-        return Value(made.call("fused", fused, lists=lists), Kind.PASSAGES, most)
+        width = None if count is None else self.k * count
+        return Value(decomposition.call("fused", fused, lists=lists), Kind.PASSAGES, width)
 
-    def search(self, made: Decomposition, query: Value, suffix: str) -> Ref:
+    def search(self, decomposition: Decomposition, query: Value, suffix: str) -> Ref:
         """A request for each question, or one."""
         raise NotImplementedError
 
@@ -55,29 +57,29 @@ class Searching(_Finding):
     """
 
     query: str = reads("question", Kind.TEXT, Kind.TEXTS, Kind.VECTOR, Kind.VECTORS)
-    k: int = setting(4, "passages for each question", least=1)
+    k: int = setting(4, "passages for each question", minimum=1)
     collection: str = "documents"
     filter: tuple[tuple[str, Any], ...] = ()
     engine: str = on_engine("store", _K.SEARCHING)
     embedder: str = on_engine("embedder", _K.EMBEDDING)
 
-    def decompose(self, made: Decomposition) -> Value:
-        return self.found(made, made.read("query"))
+    def decompose(self, decomposition: Decomposition) -> Value:
+        return self.find(decomposition, decomposition.read("query"))
 
-    def search(self, made: Decomposition, query: Value, suffix: str) -> Ref:
+    def search(self, decomposition: Decomposition, query: Value, suffix: str) -> Ref:
         vectors = query.kind in (Kind.VECTOR, Kind.VECTORS)
         part = Part(
-            made.part(suffix),
+            decomposition.part(suffix),
             Role.SEARCHING if vectors else Role.RETRIEVAL,
-            (("vectors" if vectors else "query", query.ref), *own_collection(made, self.collection)),
+            (("vectors" if vectors else "query", query.ref), *own_collection(decomposition, self.collection)),
             self.engine,
             "" if vectors else self.embedder,
             batchable=several(query),
             expected=number(query.width),
             effects=(resource(self.engine, self.collection),),
-            attributes=Attributes(collection=said(self.collection), k=self.k, filter=tuple(self.filter)),
+            attributes=Attributes(collection=static_collection(self.collection), k=self.k, filter=tuple(self.filter)),
         )
-        return made.add(part, width=query.width)
+        return decomposition.add(part, width=query.width)
 
     def collections(self) -> tuple[tuple[str, str], ...]:
         return ((self.engine, self.collection),)
@@ -91,15 +93,15 @@ class WebSearch(_Finding):
     """
 
     query: str = reads("question", Kind.TEXT, Kind.TEXTS)
-    k: int = setting(4, "hits for each question", least=1)
+    k: int = setting(4, "hits for each question", minimum=1)
     engine: str = on_engine("web", _K.SEARCHING)
 
-    def decompose(self, made: Decomposition) -> Value:
-        return self.found(made, made.read("query"))
+    def decompose(self, decomposition: Decomposition) -> Value:
+        return self.find(decomposition, decomposition.read("query"))
 
-    def search(self, made: Decomposition, query: Value, suffix: str) -> Ref:
+    def search(self, decomposition: Decomposition, query: Value, suffix: str) -> Ref:
         part = Part(
-            made.part(suffix),
+            decomposition.part(suffix),
             Role.SEARCHING,
             (("queries" if several(query) else "query", query.ref),),
             self.engine,
@@ -107,7 +109,7 @@ class WebSearch(_Finding):
             expected=number(query.width),
             attributes=Attributes(k=self.k),
         )
-        return made.add(part, width=query.width)
+        return decomposition.add(part, width=query.width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +118,15 @@ class Reranking(Component):
 
     query: str = reads("question", Kind.TEXT)
     passages: str = reads("passages", Kind.PASSAGES)
-    k: int = setting(3, "passages that are kept", least=1)
+    k: int = setting(3, "passages that are kept", minimum=1)
     engine: str = on_engine("reranker", _K.RERANKING)
 
-    def decompose(self, made: Decomposition) -> Value:
-        passages = made.read("passages")
+    def decompose(self, decomposition: Decomposition) -> Value:
+        passages = decomposition.read("passages")
         part = Part(
-            made.part("scores"),
+            decomposition.part("scores"),
             Role.RERANKING,
-            named(query=made.ref("query"), texts=made.call("texts", texts_of, passages=passages.ref)),
+            named(query=decomposition.ref("query"), texts=decomposition.call("texts", texts_of, passages=passages.ref)),
             self.engine,
             batchable=True,
             expected=number(passages.width),
@@ -132,14 +134,14 @@ class Reranking(Component):
         k = self.k
 
         @simple(text_size)
-        def kept(passages: Sequence[Hit], scores: Sequence[float]) -> tuple[Hit, ...]:
+        def best(passages: Sequence[Hit], scores: Sequence[float]) -> tuple[Hit, ...]:
             order = sorted(range(len(passages)), key=lambda i: -scores[i])
             return tuple(replace(passages[i], score=scores[i]) for i in order[:k])
 
-        scores = made.add(part)
-        most = number(passages.width)
-        width = k if most is None else min(k, most)
-        return Value(made.call("kept", kept, passages=passages.ref, scores=scores), Kind.PASSAGES, width)
+        scores = decomposition.add(part)
+        count = number(passages.width)
+        width = k if count is None else min(k, count)
+        return Value(decomposition.call("kept", best, passages=passages.ref, scores=scores), Kind.PASSAGES, width)
 
 
 @on_loop

@@ -23,75 +23,76 @@ class Setting:
     type: str
     """As JSON schema names it: `integer`, `number`, `string`, `boolean`, `array` (of texts), or `prompt`."""
     doc: str = ""
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     choices: tuple[str, ...] = ()
     default: Any = None
 
-    def checked(self, given: Any, what: str) -> Any:
-        """The value as it is kept. Raises `RegistrationError`, which names `what`."""
+    def checked(self, value: Any, name: str) -> Any:
+        """Return the value in the type that is stored. Raise RegistrationError, which names the setting, if invalid."""
         try:
-            made = _TYPES[self.type](given)
+            converted = _TYPES[self.type](value)
         except (TypeError, ValueError):
-            raise self._wrong(given, what) from None
-        low, high = self.least is not None and made < self.least, self.most is not None and made > self.most
-        if low or high or (self.choices and made not in self.choices):
-            raise self._wrong(given, what)
-        return made
+            raise self._wrong(value, name) from None
+        is_low = self.minimum is not None and converted < self.minimum
+        is_high = self.maximum is not None and converted > self.maximum
+        if is_low or is_high or (self.choices and converted not in self.choices):
+            raise self._wrong(value, name)
+        return converted
 
-    def _wrong(self, given: Any, what: str) -> RegistrationError:
+    def _wrong(self, value: Any, name: str) -> RegistrationError:
         return RegistrationError(
-            f"{what} is {given!r:.80}; expected {self.wanted}.", hint=f"e.g. {what}={_plain(self.default)!r}"
+            f"{name} is {value!r:.80}; expected {self.expected}.", hint=f"e.g. {name}={_plain(self.default)!r}"
         )
 
     @property
-    def wanted(self) -> str:
-        """In words."""
+    def expected(self) -> str:
+        """The valid values, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = _WORDS[self.type]
-        least = "" if self.least is None else f" of at least {self.least:g}"
-        most = "" if self.most is None else f"{' and' if least else ' of'} at most {self.most:g}"
-        return words + least + most
+        lower = "" if self.minimum is None else f" of at least {self.minimum:g}"
+        upper = "" if self.maximum is None else f"{' and' if lower else ' of'} at most {self.maximum:g}"
+        return words + lower + upper
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the setting."""
-        made = dict(_SCHEMAS[self.type])
-        made |= {"enum": list(self.choices)} if self.choices else {}
-        made |= {"minimum": self.least} if self.least is not None else {}
-        made |= {"maximum": self.most} if self.most is not None else {}
-        made |= {"description": self.doc} if self.doc else {}
-        return made | {"default": _plain(self.default)}
+        schema = dict(_SCHEMAS[self.type])
+        schema |= {"enum": list(self.choices)} if self.choices else {}
+        schema |= {"minimum": self.minimum} if self.minimum is not None else {}
+        schema |= {"maximum": self.maximum} if self.maximum is not None else {}
+        schema |= {"description": self.doc} if self.doc else {}
+        return schema | {"default": _plain(self.default)}
 
 
-def _integer(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError
-    return given
+    return value
 
 
-def _number(given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or given != given:
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise TypeError
-    return float(given)
+    return float(value)
 
 
-def _boolean(given: Any) -> bool:
-    if not isinstance(given, bool):
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
         raise TypeError
-    return given
+    return value
 
 
-def _string(given: Any) -> str:
-    if not isinstance(given, str):
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
         raise TypeError
-    return given
+    return value
 
 
-def _array(given: Any) -> tuple[str, ...]:
-    if not isinstance(given, (list, tuple)):
+def _array(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
         raise TypeError
-    return tuple([_string(one) for one in given])
+    return tuple([_string(one) for one in value])
 
 
 _TYPES: dict[str, Callable[[Any], Any]] = {
@@ -148,17 +149,19 @@ else:
 
 
 def reads(default: str = "", *kinds: Kind) -> str:
-    """A field with the name of the value that a component reads: an input of the workflow, or another component.
+    """Declare a field with the name of a value that a component reads: an input, or another component.
 
-    `kinds`: what it may be. With a `default`, that name is read unless another one is given.
+    Args:
+        default: The name that is read unless another one is given.
+        kinds: The kinds that the value may have.
     """
     value: dict[str, Any] = {"default": default} if default else {}
-    made: str = dataclasses.field(**value, metadata={_READS: kinds or (Kind.ANY,)})
-    return made
+    declared: str = dataclasses.field(**value, metadata={_READS: kinds or (Kind.ANY,)})
+    return declared
 
 
 def on_engine(default: str, *kinds: PrimitiveKind) -> str:
-    """A field with the name of an engine of the pool, which has to do primitives of these kinds."""
+    """Declare a field with the name of an engine of the pool that executes primitives of these kinds."""
     return dataclasses.field(default=default, metadata={_ENGINE: kinds})
 
 
@@ -167,8 +170,8 @@ def setting(
     default: Value,
     doc: str = "",
     *,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     choices: Sequence[str] = (),
 ) -> Value: ...
 @overload
@@ -176,8 +179,8 @@ def setting(
     default: Any,
     doc: str = "",
     *,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     choices: Sequence[str] = (),
     type: str,
 ) -> Any: ...
@@ -185,46 +188,54 @@ def setting(
     default: Any,
     doc: str = "",
     *,
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     choices: Sequence[str] = (),
     type: str = "",
 ) -> Any:
-    """A field that a query's configuration may change. Its type is that of the default, unless one is given:
-    `integer`, `number`, `string`, `boolean`, `array` (of texts) or `prompt`."""
+    """Declare a field that a query's configuration may change.
+
+    Args:
+        default: The value of the field, unless another one is given.
+        doc: A description for the JSON schema.
+        minimum: Smallest valid number.
+        maximum: Largest valid number.
+        choices: The valid texts; any text if empty.
+        type: `integer`, `number`, `string`, `boolean`, `array` (of texts) or `prompt`; by default that of `default`.
+    """
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "array", Prompt: "prompt"}
-    said = Setting(type or kinds[default.__class__], doc, least, most, tuple(choices), default)
-    return dataclasses.field(default=default, metadata=kept_with(said))
+    description = Setting(type or kinds[default.__class__], doc, minimum, maximum, tuple(choices), default)
+    return dataclasses.field(default=default, metadata=kept_with(description))
 
 
-def kept_with(said: Setting) -> dict[str, Any]:
-    """`metadata` of a field that is a setting, for fields that type checkers have to see as they are."""
-    return {_SETTING: said}
+def kept_with(description: Setting) -> dict[str, Any]:
+    """Return the `metadata` of a field that is a setting, for fields whose type must stay visible to type checkers."""
+    return {_SETTING: description}
 
 
 def ports_of(component: Any) -> dict[str, tuple[Kind, ...]]:
-    """The fields that say what is read, and the kinds that each takes."""
+    """Return the kinds of values that each port of a component accepts."""
     return {f.name: f.metadata[_READS] for f in dataclasses.fields(component) if _READS in f.metadata}
 
 
 def engines_of(component: Any) -> dict[str, tuple[PrimitiveKind, ...]]:
-    """The fields that name engines, and the kinds of primitives that each has to do."""
+    """Return the kinds of primitives that the engine in each field executes."""
     return {f.name: f.metadata[_ENGINE] for f in dataclasses.fields(component) if _ENGINE in f.metadata}
 
 
 def settings_of(component: Any) -> dict[str, Setting]:
-    """The settings of a component, each with the value that it has now as its default."""
-    found = {f.name: f.metadata[_SETTING] for f in dataclasses.fields(component) if _SETTING in f.metadata}
-    return {name: dataclasses.replace(one, default=getattr(component, name)) for name, one in found.items()}
+    """Return the settings of a component, each with its current value as the default."""
+    descriptions = {f.name: f.metadata[_SETTING] for f in dataclasses.fields(component) if _SETTING in f.metadata}
+    return {name: dataclasses.replace(one, default=getattr(component, name)) for name, one in descriptions.items()}
 
 
 def check_settings(component: Any) -> None:
-    """Settings become what they are kept as. Raises `RegistrationError`."""
+    """Convert all settings to the types that are stored. Raise RegistrationError for an invalid one."""
     for f in dataclasses.fields(component):
         if _SETTING in f.metadata:
-            said: Setting = f.metadata[_SETTING]
-            made = said.checked(getattr(component, f.name), f"{component.name}.{f.name}")
-            object.__setattr__(component, f.name, made)
+            description: Setting = f.metadata[_SETTING]
+            checked = description.checked(getattr(component, f.name), f"{component.name}.{f.name}")
+            object.__setattr__(component, f.name, checked)
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class Synthesis(Asking):
     combine_prompt: PromptField = setting(
         COMBINE, "to make one of several answers; has {question} and {answers}", type="prompt"
     )
-    context_tokens: int = setting(2048, "compact: about what the passages of one prompt may have", least=1)
-    fanout: int = setting(8, "tree: answers that are put together at a time", least=2)
+    context_tokens: int = setting(2048, "compact: about what the passages of one prompt may have", minimum=1)
+    fanout: int = setting(8, "tree: answers that are put together at a time", minimum=2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,40 +58,44 @@ class Synthesis(Asking):
         check_variables(f"{self.name}.refine_prompt", self.refine_prompt, {"question", "answer", "context"})
         check_variables(f"{self.name}.combine_prompt", self.combine_prompt, {"question", "answers"})
 
-    def decompose(self, made: Decomposition) -> Value:
-        given = made.read("context")
+    def decompose(self, decomposition: Decomposition) -> Value:
+        context = decomposition.read("context")
         budget = _CHARACTERS * self.context_tokens if self.mode == "compact" else 0
-        texts = made.call("texts", packer(budget), passages=given.ref)
-        question = made.read("question")
+        texts = decomposition.call("texts", packer(budget), passages=context.ref)
+        question = decomposition.read("question")
         answer = (
-            self._tree(made, question, texts, given) if self.mode == "tree" else self._refine(made, question, texts)
+            self._tree(decomposition, question, texts, context)
+            if self.mode == "tree"
+            else self._refine(decomposition, question, texts)
         )
         return Value(answer, Kind.TEXT)
 
-    def _refine(self, made: Decomposition, question: Value, texts: Ref) -> Ref:
+    def _refine(self, decomposition: Decomposition, question: Value, texts: Ref) -> Ref:
         first = {"question": question, "context": Value(texts.at(0), Kind.TEXT)}
-        answer = self.write(made, self.prompt, first, "first")
+        answer = self.write(decomposition, self.prompt, first, "first")
 
         def refined(body: Decomposition) -> Value:
             values = {"question": body.read("question"), "answer": _text(CARRY), "context": _text(ITEM)}
             return Value(self.write(body, self.refine_prompt, values, "refined"), Kind.TEXT)
 
         inputs = named(items=texts.at(Slice(1, None)), init=answer)
-        return made.hold("refine", Role.FOLD, inputs, made.made_by_hand(refined))
+        return decomposition.hold("refine", Role.FOLD, inputs, decomposition.made_by_hand(refined))
 
-    def _tree(self, made: Decomposition, question: Value, texts: Ref, given: Value) -> Ref:
+    def _tree(self, decomposition: Decomposition, question: Value, texts: Ref, context: Value) -> Ref:
         def leaf(body: Decomposition) -> Value:
             values = {"question": body.read("question"), "context": _text(ITEM)}
             return Value(self.write(body, self.prompt, values, "leaf"), Kind.TEXT)
 
-        width = given.width if isinstance(given.width, int) else None
-        leaves = made.hold("leaves", Role.MAP, named(items=texts), made.made_by_hand(leaf), expected=width)
+        width = context.width if isinstance(context.width, int) else None
+        leaves = decomposition.hold(
+            "leaves", Role.MAP, named(items=texts), decomposition.made_by_hand(leaf), expected=width
+        )
         if width is not None and width <= self.fanout:  # one round puts all of them together
             values = {"question": question, "answers": Value(leaves, Kind.TEXTS)}
-            return self.write(made, self.combine_prompt, values)
-        level = made.made_by_hand(self._level)
-        last = made.hold("levels", Role.LOOP, named(init=leaves), level)
-        return made.call("root", _first, answers=last)
+            return self.write(decomposition, self.combine_prompt, values)
+        level = decomposition.made_by_hand(self._level)
+        last = decomposition.hold("levels", Role.LOOP, named(init=leaves), level)
+        return decomposition.call("root", _first, answers=last)
 
     def _level(self, body: Decomposition) -> Value:
         """One round: groups of answers, one answer for each."""
@@ -102,7 +106,7 @@ class Synthesis(Asking):
 
         groups = body.call("groups", grouper(self.fanout), answers=Ref(CARRY))
         answers = body.hold("level", Role.MAP, named(items=groups), body.made_by_hand(combined))
-        return Value(body.call("again", _again, answers=answers), Kind.ANY)
+        return Value(body.call("again", _next_level, answers=answers), Kind.ANY)
 
 
 def _text(producer: str) -> Value:
@@ -115,7 +119,7 @@ def _first(answers: Sequence[str]) -> str:
 
 
 @simple(text_size)
-def _again(answers: Sequence[str]) -> Mapping[str, Any]:
+def _next_level(answers: Sequence[str]) -> Mapping[str, Any]:
     return {"carry": answers, "again": len(answers) > 1}
 
 
@@ -133,9 +137,9 @@ def packer(budget: int) -> Callable[..., list[str]]:
     @simple(text_size)
     def texts(passages: Any) -> list[str]:
         several = isinstance(passages, (list, tuple))
-        found = [text_of(one) for one in (passages if several else [passages])]
+        passage_texts = [text_of(one) for one in (passages if several else [passages])]
         packed: list[str] = []
-        for text in found:
+        for text in passage_texts:
             if packed and len(packed[-1]) + 2 + len(text) <= budget:
                 packed[-1] += f"\n\n{text}"
             else:

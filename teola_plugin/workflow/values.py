@@ -29,10 +29,10 @@ class Kind(Enum):
     FLAG = "true or false"
     ANY = "any value"
 
-    def fits(self, wanted: Sequence[Kind]) -> bool:
+    def fits(self, accepted: Sequence[Kind]) -> bool:
         """Return True if a value of this kind may be read where one of `wanted` is expected."""
-        listed = self is Kind.LIST and not _LISTS.isdisjoint(wanted)
-        return listed or self is Kind.ANY or Kind.ANY in wanted or self in wanted
+        listed = self is Kind.LIST and not _LISTS.isdisjoint(accepted)
+        return listed or self is Kind.ANY or Kind.ANY in accepted or self in accepted
 
 
 _LISTS = frozenset({Kind.TEXTS, Kind.CHUNKS, Kind.VECTORS, Kind.PASSAGES, Kind.DOCUMENTS, Kind.ROWS})
@@ -66,25 +66,25 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-def documents_of(given: Any) -> list[Document]:
+def documents_of(value: Any) -> list[Document]:
     """`given` as documents: texts, mappings as in JSON, or a framework's own documents, one or a list.
 
     Raises `TypeError` for anything else.
     """
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    return [_document(one) for one in (given if several else [given])]
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    return [_document(one) for one in (value if several else [value])]
 
 
-def _document(given: Any) -> Document:
-    if isinstance(given, Document):
-        return given
-    if isinstance(given, Mapping):
-        text, metadata = given.get("text"), given.get("metadata") or {}
+def _document(value: Any) -> Document:
+    if isinstance(value, Document):
+        return value
+    if isinstance(value, Mapping):
+        text, metadata = value.get("text"), value.get("metadata") or {}
     else:  # of LangChain, of LlamaIndex, or a text
-        text = given if isinstance(given, str) else getattr(given, "page_content", getattr(given, "text", None))
-        metadata = getattr(given, "metadata", None) or {}
+        text = value if isinstance(value, str) else getattr(value, "page_content", getattr(value, "text", None))
+        metadata = getattr(value, "metadata", None) or {}
     if not isinstance(text, str) or not isinstance(metadata, Mapping):
-        raise TypeError(f"{type(given).__name__} is no document")
+        raise TypeError(f"{type(value).__name__} is no document")
     return Document(text, dict(metadata))
 
 
@@ -110,18 +110,18 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def text_size(value: Any, most: int) -> int:
+def text_size(value: Any, limit: int) -> int:
     """Characters of values that `text_of` reads at once; more than `most` for all else."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, (Chunk, Document, Hit)):
         return len(value.text)
     inner = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else None
-    if inner is None or len(inner) > most:
-        return most + 1
+    if inner is None or len(inner) > limit:
+        return limit + 1
     total = 0
     for one in inner:
-        total += 1 + text_size(one, most)
-        if total > most:
+        total += 1 + text_size(one, limit)
+        if total > limit:
             break
     return total

@@ -73,13 +73,15 @@ class Workflow:
         sources: str = "",
         doc: str = "",
     ) -> None:
-        found = Flow.of(flow)
+        parsed_flow = Flow.of(flow)
         if not isinstance(name, str) or not name:
             raise GraphError(f"{name!r:.80} is no name of a workflow.", hint="Workflow('name', a >> b)")
-        check_names(found)
-        in_order(found)
-        values = dict(name=name, flow=found, output=output or last_of(found, f"workflow {name!r}"), sources=sources)
-        values |= dict(inputs=_inputs(found, tuple(inputs)), doc=doc, _lowered={})
+        check_names(parsed_flow)
+        in_order(parsed_flow)
+        values = dict(
+            name=name, flow=parsed_flow, output=output or last_of(parsed_flow, f"workflow {name!r}"), sources=sources
+        )
+        values |= dict(inputs=_inputs(parsed_flow, tuple(inputs)), doc=doc, _lowered={})
         for key, value in values.items():
             object.__setattr__(self, key, value)
         self._check_outputs()
@@ -87,21 +89,21 @@ class Workflow:
 
     def _check_outputs(self) -> None:
         names = [one.name for one in self.flow]
-        for what, name in (("output", self.output), ("sources", self.sources)):
+        for role, name in (("output", self.output), ("sources", self.sources)):
             if name and name not in names:
                 raise GraphError(
-                    f"workflow {self.name!r}: {what} names {name!r}, which is no component of its flow.",
+                    f"workflow {self.name!r}: {role} names {name!r}, which is no component of its flow.",
                     hint=f"use one of {', '.join(names)}",
                 )
 
     # ------------------------------------------------------------ what it is asked with
 
-    def config(self, given: Mapping[str, Any] | None = None, /, **settings: Any) -> Config:
+    def config(self, values: Mapping[str, Any] | None = None, /, **settings: Any) -> Config:
         """Settings of a query: by component and name, see `config_of`. Raises `RegistrationError`."""
-        said: Any = {**(given or {}), **settings} if given is None or isinstance(given, Mapping) else given
-        made = config_of(self.flow, said, self.name)
-        self.lower(made)
-        return made
+        changes: Any = {**(values or {}), **settings} if values is None or isinstance(values, Mapping) else values
+        config = config_of(self.flow, changes, self.name)
+        self.lower(config)
+        return config
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs of a query, checked. Raises `RegistrationError`."""
@@ -145,13 +147,13 @@ class Workflow:
 
     def lower(self, config: Config) -> Lowered:
         """The template under this configuration; made once, and never with anything of a query in it."""
-        found = self._lowered.get(config)
-        if found is None:
-            found = _lower(self, configured(self.flow, config))
+        lowered = self._lowered.get(config)
+        if lowered is None:
+            lowered = _lower(self, configured(self.flow, config))
             for other in list(self._lowered)[: 1 - CONFIGURATIONS]:
                 self._lowered.pop(other, None)
-            self._lowered[config] = found
-        return found
+            self._lowered[config] = lowered
+        return lowered
 
     def forget_configurations(self) -> None:
         """Templates are made anew: those of configurations hold what queries said, prompts among it."""
@@ -160,13 +162,13 @@ class Workflow:
     def in_collections(self, renamed: Callable[[str, str], str]) -> Workflow:
         """The same, whose components write and search in other collections: `renamed(engine, collection)`. Those of
         each query's own stay."""
-        said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
-        return Workflow(self.name, moved(self.flow, renamed), **said)
+        options: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
+        return Workflow(self.name, moved(self.flow, renamed), **options)
 
     def __reduce__(self) -> Any:
         """Pickle the definition only: the lowered form is computed again."""
-        said: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
-        return partial(Workflow, self.name, self.flow, **said), ()
+        options: dict[str, Any] = dict(inputs=self.inputs, output=self.output, sources=self.sources, doc=self.doc)
+        return partial(Workflow, self.name, self.flow, **options), ()
 
     def __str__(self) -> str:
         from teola_plugin.graph import build_pgraph
@@ -185,8 +187,8 @@ def _inputs(flow: Flow, declared: tuple[Input, ...]) -> tuple[Input, ...]:
         check_name(one.name, "input")
         if one.name in names:
             raise GraphError(f"an input and a component share the name {one.name!r}.", hint="rename one of them")
-    known = {one.name for one in declared}
-    read = [name for name in dict.fromkeys(free_names(flow)) if name not in known]
+    declared_names = {one.name for one in declared}
+    read = [name for name in dict.fromkeys(free_names(flow)) if name not in declared_names]
     for name in read:
         if name in names:
             raise GraphError(
@@ -208,17 +210,19 @@ def _lower(workflow: Workflow, flow: Flow) -> Lowered:
     scope.values = {one.name: Value(Ref(INPUT, (one.name,)), one.kind) for one in workflow.inputs}
     scope.values[THIS_QUERY] = Value(Ref(INPUT, (THIS_QUERY,)), Kind.TEXT)
     scope.draft.calls[OUTPUTS] = _outputs
-    made = scope.lower(flow)
+    values = scope.lower(flow)
     read = {name for one in flow for name in one.needs()}
-    told = {n: v for n, v in made.items() if n == workflow.output or not (v.kind in _HIDDEN and n in read)}
-    inputs = tuple((name, value.ref) for name, value in told.items())
+    visible = {n: v for n, v in values.items() if n == workflow.output or not (v.kind in _HIDDEN and n in read)}
+    inputs = tuple((name, value.ref) for name, value in visible.items())
     output = scope.draft.call(OUTPUTS, _outputs, (), **dict(inputs))
-    text = made[workflow.output]
-    stores = tuple(store for one in flow.everything() for store, kept in one.collections() if kept == PER_QUERY)
+    text = values[workflow.output]
+    stores = tuple(
+        store for one in flow.everything() for store, collection in one.collections() if collection == PER_QUERY
+    )
     return Lowered(
         scope.draft.finish(output, workflow.name),
         workflow.output,
-        workflow.sources or _nearest(flow, workflow.output, made),
+        workflow.sources or _nearest(flow, workflow.output, values),
         text.ref.producer if text.kind is Kind.TEXT and not text.ref.path else "",
         tuple(dict.fromkeys(stores)),
     )
@@ -230,12 +234,12 @@ def _outputs(**values: Any) -> dict[str, Any]:
 
 def _nearest(flow: Flow, output: str, values: Mapping[str, Value]) -> str:
     """The passages that the output rests on: the nearest on the way back."""
-    ways: Sequence[str] = [output]
+    names: Sequence[str] = [output]
     seen: set[str] = set()
-    while ways:
-        for name in ways:
+    while names:
+        for name in names:
             if values[name].kind is Kind.PASSAGES:
                 return name
-        seen.update(ways)
-        ways = [n for name in ways for n in flow[name].needs() if n in values and n not in seen]
+        seen.update(names)
+        names = [n for name in names for n in flow[name].needs() if n in values and n not in seen]
     return ""

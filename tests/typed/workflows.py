@@ -117,16 +117,16 @@ class Nearest(Component):
     """A question -> the nearest passages, said primitive by primitive."""
 
     question: str = reads("question", Kind.TEXT)
-    k: int = setting(2, "passages", least=1)
+    k: int = setting(2, "passages", minimum=1)
     mode: str = setting("near", "how", choices=("near", "far"))
     words: tuple[str, ...] = setting(())
     told: Prompt = setting("{question}", "what is told", type="prompt")
     embedder: str = on_engine("embedder", PrimitiveKind.EMBEDDING)
     store: str = on_engine("store", PrimitiveKind.SEARCHING)
 
-    def decompose(self, made: Decomposition) -> Value:
+    def decompose(self, decomposition: Decomposition) -> Value:
         texts, vectors = named(texts=Ref("$question")), named(vectors=Ref("vector"))
-        found = made.primitives(
+        found = decomposition.primitives(
             Primitive("vector", PrimitiveKind.EMBEDDING, self.embedder, texts, size=1),
             Primitive("search", PrimitiveKind.SEARCHING, self.store, vectors, attributes=Attributes(k=self.k)),
         )

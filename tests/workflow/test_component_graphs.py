@@ -52,8 +52,8 @@ class Custom(Component):
     def sources(self) -> dict[str, str]:
         return {"query": "question"}
 
-    def decompose(self, made: Decomposition) -> Value:
-        found = made.primitives(
+    def decompose(self, decomposition: Decomposition) -> Value:
+        hits = decomposition.primitives(
             Primitive("vector", PrimitiveKind.EMBEDDING, "embedder", named(texts=Ref("$query")), size=1),
             Primitive(
                 "search",
@@ -65,7 +65,7 @@ class Custom(Component):
             Primitive("count", PrimitiveKind.CALL, inputs=named(hits=Ref("search")), call="count"),
             calls={"count": len},
         )
-        return Value(found, Kind.ANY)
+        return Value(hits, Kind.ANY)
 
 
 def function(x: str) -> str:
