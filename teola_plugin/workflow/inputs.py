@@ -64,7 +64,8 @@ def bound(inputs: Sequence[Input], values: Mapping[str, Any], workflow: str) -> 
         if names:
             raise RegistrationError(
                 f"workflow {workflow!r} {problem} {names[0]!r}; "
-                f"its inputs are {', '.join(sorted(declared)) or 'none'}, given were {', '.join(sorted(map(str, values))) or 'none'}.",
+                f"its inputs are {', '.join(sorted(declared)) or 'none'}, "
+                f"given were {', '.join(sorted(map(str, values))) or 'none'}.",
                 hint=f"see {workflow}'s input_schema()",
             )
     return {name: one.checked(values.get(name, one.default), workflow) for name, one in declared.items()}
