@@ -214,7 +214,7 @@ class CallScope:
                             invocation.report(item.value)
                         else:
                             delivered = True
-                            yield item.value
+                            yield self._received(item.value)
                     return
                 except (GeneratorExit, KeyboardInterrupt):
                     call.cancel()
@@ -238,7 +238,7 @@ class CallScope:
                         if item.is_event:
                             invocation.report(item.value)
                         else:
-                            values.append(item.value)
+                            values.append(self._received(item.value))
                     return _only(values)
                 except KeyboardInterrupt:
                     call.cancel()
@@ -273,7 +273,7 @@ class CallScope:
                         if item.is_event:
                             await invocation.report(item.value)
                         else:
-                            values.append(item.value)
+                            values.append(self._received(item.value))
                     return _only(values)
                 except asyncio.CancelledError:
                     await call.cancelled()
@@ -336,7 +336,7 @@ class CallScope:
                             await invocation.report(item.value)
                         else:
                             delivered = True
-                            yield item.value
+                            yield self._received(item.value)
                     return
                 except (GeneratorExit, asyncio.CancelledError):
                     await call.cancelled()
@@ -488,6 +488,13 @@ class CallScope:
             return value
         call.put(Item(value if is_early else copied))
         return copied if is_early else value
+
+    def _received(self, value: Any) -> Any:
+        """Return a value of another scope's call; for a prefetch a copy, as its framework may write ids into it.
+
+        Raise `TypeError` if it cannot be copied.
+        """
+        return self.copy(value) if self.caller is Caller.PLANNER else value
 
     def _note_changed_arguments(self, call: ProviderCall, invocation: Invocation) -> None:
         """Do not share a prefetched result if the method changed what it was called with: the original would, too."""

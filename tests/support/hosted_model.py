@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -20,9 +21,13 @@ class HostedModel(BaseChatModel):
     """A chat model with a latency, which notes the prompts that it gets and how many calls are under way at most."""
 
     fails_on: str = ""
+    failures: int = 1_000_000
+    """How often it fails on each of these prompts."""
+    latency_s: float = LATENCY_S
     _prompts: list[str] = PrivateAttr(default_factory=list)
     _running: int = PrivateAttr(default=0)
     _most: int = PrivateAttr(default=0)
+    _failures: Counter[str] = PrivateAttr(default_factory=Counter)
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     @property
@@ -50,7 +55,9 @@ class HostedModel(BaseChatModel):
     def _end(self, prompt: str) -> ChatResult:
         with self._lock:
             self._running -= 1
-        if self.fails_on and self.fails_on in prompt:
+            fails = bool(self.fails_on) and self.fails_on in prompt and self._failures[prompt] < self.failures
+            self._failures[prompt] += fails
+        if fails:
             raise ValueError(f"refused: {prompt}")
         return ChatResult(generations=[ChatGeneration(message=AIMessage(f"answer to {prompt}"))])
 
@@ -62,7 +69,7 @@ class HostedModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         prompt = self._begin(messages)
-        time.sleep(LATENCY_S)
+        time.sleep(self.latency_s)
         return self._end(prompt)
 
     async def _agenerate(
@@ -74,7 +81,7 @@ class HostedModel(BaseChatModel):
     ) -> ChatResult:
         prompt = self._begin(messages)
         try:
-            await asyncio.sleep(LATENCY_S)
+            await asyncio.sleep(self.latency_s)
         except asyncio.CancelledError:
             with self._lock:
                 self._running -= 1
