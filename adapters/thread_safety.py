@@ -1,7 +1,7 @@
 """The user's objects that take several sync calls at once, on threads: classes on a list, and objects the user names.
 
-Nothing about an object tells that its sync methods may run on several threads. So there are two ways to know: its class
-is on the list of classes that were tested so, or the user says `accelerate(..., concurrent=[it])`.
+That the sync methods of an object may run on several threads is known in two ways: its class is on the list of classes
+that were tested so, or the user says `accelerate(..., concurrent=[it])`. Adapters may know more of their classes.
 """
 
 from __future__ import annotations

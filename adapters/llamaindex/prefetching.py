@@ -17,12 +17,14 @@ from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import Any
 from weakref import WeakSet
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.llms import LLM
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
@@ -42,13 +44,18 @@ from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.interceptors import (
+    STREAMING_METHODS,
     LlamaIndexInvocation,
+    body_of,
+    embedding_method,
     install,
+    is_async_method,
     live_scopes,
     provider_methods,
     worker_of,
 )
 from teola_plugin.shims.llamaindex.models import is_paced
+from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import (
     CallsPublicMethod,
     ProviderArguments,
@@ -97,14 +104,32 @@ def find_scope(target: Any) -> CallScope | None:
 
 
 def takes_threads(target: Any, threads: ThreadSafety) -> bool:
-    """Return True if several threads may call an object at once: a client of an API, or what the user has named."""
-    return _is_http_client(type(target)) or threads.allows(target, STORES)
+    """Return True if several threads may call an object at once.
+
+    That is a client of an API, what the user has named, and a model whose source shows that its calls share nothing.
+    """
+    return _is_http_client(type(target)) or threads.allows(target, STORES) or _shares_nothing(target)
 
 
 def _is_http_client(kind: type) -> bool:
     """Return True for a class of one of LlamaIndex's packages for models behind an API. Not for its subclasses."""
     module = kind.__module__
     return module.startswith(_INTEGRATIONS) and module.split(".")[2] not in _IN_PROCESS
+
+
+def _shares_nothing(model: Any) -> bool:
+    """Return True if the source of a model's sync methods shows it. Without the reader of source nothing is known."""
+    if not isinstance(model, (BaseEmbedding, LLM)) or type(model).__module__.startswith("llama_index."):
+        return False
+    try:
+        from teola_plugin.tracer.functions.lookup import shares_nothing  # needs `langchain-core`
+
+        kind = type(model)
+        names = [name for name in provider_methods(kind) if not is_async_method(name) and name not in STREAMING_METHODS]
+        names += [embedding_method(type(model))] if isinstance(model, BaseEmbedding) else []
+        return all(shares_nothing(MethodType(body_of(kind, name), model)) for name in names)
+    except (ImportError, Unreadable):
+        return False
 
 
 class AllowedModels:

@@ -69,6 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(200, {"tokens": list(range(len(json.dumps(body)))), "count": 1, "max_model_len": 4096})
         self.stub.asked.append((self.path, body))
         self.stub.headers.append({name.lower(): value for name, value in self.headers.items()})
+        if self.path.endswith("/embeddings"):
+            return self._json(200, {"data": [{"embedding": [float(len(text)), 1.0]} for text in body["input"]]})
         chat = self.path.partition("?")[0].endswith("/chat/completions")
         if chat and self.stub.answer is not None:
             return self._answered(body, self.stub.answer(body))

@@ -1,20 +1,23 @@
-"""Names and attributes of existing objects, read without running any code of the user's.
+"""Names and attributes of existing objects, and what their functions share, read without running any of their code.
 
 Data that a plan was made with may be other data when the plan is used again. `DataGuards` remember what was read.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import (
+    BuiltinFunctionType,
     CellType,
     ClassMethodDescriptorType,
+    CodeType,
     FunctionType,
     MemberDescriptorType,
     MethodDescriptorType,
@@ -23,8 +26,11 @@ from types import (
 )
 from typing import Any
 
+from pydantic import BaseModel
+
 from teola_plugin.runtime.context import during
 from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
+from teola_plugin.tracer.source import source_of
 
 _FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "llama_index", "teola_plugin")
 _MISSING = object()
@@ -241,3 +247,152 @@ class FreeNames:
 
 
 NO_FREE_NAMES = FreeNames({}, {})
+
+
+# ------------------------------------------------------------ functions whose calls share nothing that changes
+
+_THREAD_SAFE = frozenset(
+    {
+        *("openai.OpenAI", "openai.lib.azure.AzureOpenAI", "httpx.Client", "httpx.get", "httpx.post"),
+        *("requests.api.get", "requests.api.post", "json.dumps", "json.loads", "time.sleep"),
+    }
+)
+"""Clients that several threads may use at once, and functions that they may call."""
+_MODULES = ("httpx", "json", "openai", "requests", "time")
+_HARMLESS_BUILTINS = (bool, dict, enumerate, float, int, len, list, range, str, tuple, zip)
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_METHODS = frozenset(
+    {
+        *("create", "get", "post", "request", "json", "raise_for_status", "model_dump", "tolist"),
+        *("append", "extend", "items", "keys", "values", "join", "split", "strip", "replace", "format", "lower"),
+    }
+)
+"""Methods that change no client, and else only what the call itself has made."""
+_UNDERSTOOD = (
+    *(ast.Return, ast.Assign, ast.AnnAssign, ast.Expr, ast.If, ast.For, ast.With, ast.Raise, ast.Pass),
+    *(ast.Try, ast.ExceptHandler, ast.keyword, ast.Slice, ast.Constant, ast.expr_context, ast.Starred),
+    *(ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.comprehension, ast.JoinedStr, ast.FormattedValue),
+    *(ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.operator, ast.boolop, ast.unaryop, ast.cmpop),
+)
+
+
+def shares_nothing(function: Any, callers: Sequence[CodeType] = ()) -> bool:
+    """Return True if the source of a function or method shows that its calls share nothing that changes.
+
+    It may read constants and attributes that are plain, use clients that bear several threads, and call functions and
+    methods of its object that share nothing either. Runs none of its code.
+    """
+    owner, plain_function = None, function
+    if isinstance(function, MethodType):
+        owner, plain_function = function.__self__, function.__func__
+    plain_function = getattr(plain_function, "__teola_original__", plain_function)
+    if not isinstance(plain_function, FunctionType) or plain_function.__code__ in callers:
+        return False
+    definition = source_of(plain_function.__code__)
+    defaults = (*(plain_function.__defaults__ or ()), *(plain_function.__kwdefaults__ or {}).values())
+    if not isinstance(definition, ast.FunctionDef) or not all(type(value) in _PLAIN for value in defaults):
+        return False
+    reader = _SharingReader(
+        owner, definition, FreeNames.of_function(plain_function), (*callers, plain_function.__code__)
+    )
+    return all(map(reader.is_harmless, reader.nodes))
+
+
+class _SharingReader:
+    """Judges the nodes of one function's source, each apart from its parts."""
+
+    def __init__(
+        self, owner: Any, definition: ast.FunctionDef, free_names: FreeNames, callers: Sequence[CodeType]
+    ) -> None:
+        """`owner`: the object that a method is bound to; None for a function."""
+        self._owner, self._free_names, self._callers = owner, free_names, callers
+        self.nodes = [node for statement in definition.body for node in _executed_nodes(statement)]
+        self._parents = {id(child): node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        arguments = definition.args
+        all_arguments = [
+            *arguments.posonlyargs,
+            *arguments.args,
+            *arguments.kwonlyargs,
+            arguments.vararg,
+            arguments.kwarg,
+        ]
+        parameters = [one.arg for one in all_arguments if one is not None]
+        self._owner_name = parameters[0] if owner is not None and parameters else None
+        local_names = {node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        self._local_names = local_names.union(parameters) - {self._owner_name}
+
+    def is_harmless(self, node: ast.AST) -> bool:
+        """Return True if another call cannot notice what this node does."""
+        if isinstance(node, ast.Name):
+            return self._is_harmless_name(node)
+        if isinstance(node, ast.Attribute):
+            return isinstance(node.ctx, ast.Load) and self._is_harmless_attribute(node)
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Call):
+            return self._is_harmless_call(node.func)
+        if isinstance(node, ast.withitem):  # what it closes was made here
+            return isinstance(node.context_expr, ast.Call) and isinstance(node.context_expr.func, ast.Name)
+        return isinstance(node, _UNDERSTOOD)
+
+    def _is_harmless_name(self, node: ast.Name) -> bool:
+        if node.id in self._local_names:
+            return True
+        if node.id == self._owner_name or self._is_module(node.id):
+            return isinstance(node.ctx, ast.Load) and isinstance(self._parents.get(id(node)), ast.Attribute)
+        return self._is_harmless_value(self._free_names.read(node.id))
+
+    def _is_module(self, name: str) -> bool:
+        value = self._free_names.read(name)
+        return isinstance(value, KnownValue) and isinstance(value.value, ModuleType)
+
+    def _is_harmless_attribute(self, node: ast.Attribute) -> bool:
+        """Return True for a harmless attribute of the object or a module, and for parts of other values."""
+        if not isinstance(node.value, ast.Name) or node.value.id in self._local_names:
+            return True
+        if node.value.id == self._owner_name:
+            private = getattr(self._owner, "__pydantic_private__", None) or {}
+            if node.attr in private:
+                return self._is_harmless_value(KnownValue(private[node.attr]))
+            return self._is_harmless_value(read_object_attribute(self._owner, node.attr))
+        value = self._free_names.read(node.value.id)
+        if not isinstance(value, KnownValue) or not isinstance(value.value, ModuleType):
+            return True
+        is_known = value.value.__name__ in _MODULES
+        return is_known and self._is_harmless_value(read_object_attribute(value.value, node.attr))
+
+    def _is_harmless_call(self, function: ast.expr) -> bool:
+        """Return True for a function or own method, which is judged as a value, and for a known method of a value."""
+        if isinstance(function, ast.Name):
+            return function.id not in self._local_names
+        if not isinstance(function, ast.Attribute):
+            return False
+        name = function.value.id if isinstance(function.value, ast.Name) else None
+        if name is None or name in self._local_names:
+            return function.attr in _METHODS
+        return name == self._owner_name or self._is_module(name) or function.attr in _METHODS
+
+    def _is_harmless_value(self, symbol: Symbol) -> bool:
+        """Return True for a value that does not change, or that several threads may use at once."""
+        if not isinstance(symbol, KnownValue):
+            return False
+        value = symbol.value
+        if type(value) in _PLAIN or any(value is one for one in _HARMLESS_BUILTINS):
+            return True
+        kind = value if isinstance(value, type | FunctionType | BuiltinFunctionType) else type(value)
+        if f"{kind.__module__}.{kind.__qualname__}" in _THREAD_SAFE:
+            return True
+        if isinstance(value, type):
+            is_error = is_subclass(value, Exception) and value.__module__ == "builtins"
+            return is_error or (is_subclass(value, BaseModel) and is_framework_code(value))
+        is_own_method = isinstance(value, MethodType) and value.__self__ is self._owner
+        return (is_own_method or isinstance(value, FunctionType)) and shares_nothing(value, self._callers)
+
+
+def _executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and its parts, without annotations."""
+    yield node
+    annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
+    for child in ast.iter_child_nodes(node):
+        if child is not annotation:
+            yield from _executed_nodes(child)
