@@ -101,9 +101,11 @@ def called(workflow: Any, query: str = "oats") -> Any:
     return asyncio.run(run_with_events(workflow, query))
 
 
-def compared(make: Callable[[HostedLLM], Any], **options: Any) -> tuple[HostedLLM, HostedLLM]:
+def compared(
+    make: Callable[[HostedLLM], Any], *, latency_s: float = LATENCY_S, **options: Any
+) -> tuple[HostedLLM, HostedLLM]:
     """Check that a workflow answers and asks as its original does. Return the model of each."""
-    original_llm, llm = HostedLLM(), HostedLLM()
+    original_llm, llm = HostedLLM(latency_s=latency_s), HostedLLM(latency_s=latency_s)
     expected = called(make(original_llm))
     assert called(accelerate(make(llm), **options)) == expected
     assert llm.prompts == original_llm.prompts

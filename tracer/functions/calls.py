@@ -6,6 +6,7 @@ import ast
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -23,6 +24,7 @@ from teola_plugin.tracer.functions.operations import (
     make_list,
     read_attribute,
     read_key,
+    written_value,
 )
 from teola_plugin.tracer.functions.pure_expressions import compile_pure
 from teola_plugin.tracer.functions.symbols import (
@@ -116,6 +118,8 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         return result
     if value is isinstance and (result := _test_message_class(interpreter, arguments)) is not None:
         return result
+    if value is str and (symbols := arguments.symbols) is not None and len(symbols) == 1:
+        arguments = replace(arguments, positional=(written_value(interpreter, symbols[0]),))
     if any(value is pure for pure in CALLABLES):
         return _call_pure(interpreter, func, arguments)
     if (result := _call_asyncio(interpreter, value, arguments)) is not None:

@@ -204,6 +204,13 @@ def format_f_string(interpreter: FunctionInterpreter, node: ast.JoinedStr) -> Sy
     return make_text(_format_part(interpreter, part) for part in node.values)
 
 
+def written_value(interpreter: FunctionInterpreter, value: Symbol) -> Symbol:
+    """Return what `str` makes of an object of which the framework's rules say it, and any other value as it is."""
+    find_method = interpreter.shared.find_method
+    rule = find_method(value, "__str__") if find_method is not None and isinstance(value, Instance) else None
+    return value if rule is None else rule(interpreter, None)
+
+
 def _format_part(interpreter: FunctionInterpreter, part: ast.expr) -> Piece:
     if isinstance(part, ast.Constant):
         return str(part.value)
@@ -211,7 +218,7 @@ def _format_part(interpreter: FunctionInterpreter, part: ast.expr) -> Piece:
     value = interpreter.evaluate(part.value)
     spec = part.format_spec
     if part.conversion == -1 and spec is None:
-        return value
+        return written_value(interpreter, value)
     expression = interpreter.to_expression(value)
     spec_parts = spec.values if isinstance(spec, ast.JoinedStr) else [] if spec is None else [spec]
     if expression is None or not all(isinstance(spec_part, ast.Constant) for spec_part in spec_parts):

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args, get_origin
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
@@ -61,11 +61,20 @@ _HARMLESS_ATTRIBUTES = frozenset(("store", "write_event_to_stream", "wait_for_ev
 """Attributes of a context that send no event to a step."""
 _PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
 _VALIDATORS = ("validators", "field_validators", "root_validators", "model_validators")
+_TEXT = "str()"
+"""Key of what `str` makes of an answer."""
 _ARGUMENTS = "**"
 """Key of the arguments of an event that a step makes, which are not its fields before they are validated."""
 MAX_STEPS = 24
 """Length of the longest path of steps, one after the other, that is traced."""
 _OTHER_CALLS = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS, "predict", "apredict", "stream"))
+
+
+class _Answer:
+    """Stands for what a model or an engine answers. Code may read its fields; the graph cannot make such an object."""
+
+    def __init__(self, **fields: Any) -> None:
+        raise UnfitValue("the graph has no more of an answer than its text and its nodes")
 
 
 class _StoreStandIn:
@@ -83,8 +92,8 @@ class _ContextStandIn:
 class TracedSteps:
     """The template of a step and of those that certainly come next, and what it depends on."""
 
-    path: tuple[str, ...]
-    """Names of the steps, in their order."""
+    calls: Mapping[str, tuple[str, ...]]
+    """The components of each step, by the names of the steps in their order."""
     traced: TraceResult
     guards: tuple[Guard, ...]
     data: DataGuards
@@ -104,28 +113,27 @@ def trace_steps(
     reader, data, draft = _StepReader(own_models), DataGuards(), Draft()
     step: WorkflowStep | None = steps[name]
     event: Symbol = Fields(base=Ref(INPUT).at(EVENT), attributes=True)
-    path: list[str] = []
+    calls: dict[str, tuple[str, ...]] = {}
     span = EMPTY_SPAN
     with data.recording():
-        while step is not None:
-            path.append(step.name)
+        while step is not None and step.name not in calls and len(calls) < MAX_STEPS:
+            calls_before = len(draft.calls)
             arguments = {step.event_name: event}
             if step.context_name:
                 arguments[step.context_name] = KnownValue(_ContextStandIn())
             summary = summarize_function(step.function, arguments, draft, step.name, find_method=reader.find_method)
             span = draft.in_sequence(span, summary.span)
-            returned, step = summary.value, None
+            calls[step.name] = tuple(draft.calls)[calls_before:]
+            returned, last_name, step = summary.value, step.name, None
             is_certain = summary.certain and not (summary.runs_user_code or summary.changes_objects)
             if looks_ahead and is_certain and not reader.sends_events and isinstance(returned, Instance):
                 reader.forget_changed(summary.mutations, draft)
-                event = _fields_of_event(draft, returned, path[-1], summary.mutations)
+                event = _fields_of_event(draft, returned, last_name, summary.mutations)
                 step = _next_step(steps, returned.kind)
-            if step is not None and (step.name in path or len(path) == MAX_STEPS):
-                step = None
     _drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
     traced = draft.finish(Ref(last), name)
-    return TracedSteps(tuple(path), traced, tuple(reader.guards), data, tuple(dict.fromkeys(reader.store_keys)))
+    return TracedSteps(calls, traced, tuple(reader.guards), data, tuple(dict.fromkeys(reader.store_keys)))
 
 
 def _next_step(steps: Mapping[str, WorkflowStep], kind: type) -> WorkflowStep | None:
@@ -239,6 +247,8 @@ class _StepReader:
 
     def find_method(self, owner: Symbol, name: str) -> Rule | None:
         """See `FindMethod`."""
+        if isinstance(owner, Instance) and name == "__str__" and owner.kind is _Answer:
+            return lambda interpreter, arguments: owner.fields.get(_TEXT, UNKNOWN_VALUE)
         if isinstance(owner, Ref):
             return partial(_read_content, owner) if name == "get_content" else None
         if not isinstance(owner, KnownValue):
@@ -321,8 +331,12 @@ class _StepReader:
         )
         text = draft.add(component, lambda inputs: self.own_models.request(key, provider_arguments(inputs)))
         interpreter.append_span(draft.span((key,)))
-        results: dict[str, Symbol] = {"predict": text, "complete": Instance(CompletionResponse, {"text": text})}
-        result = results.get(base_name, UNKNOWN_VALUE)
+        result: Symbol = text
+        if base_name == "complete":
+            result = Instance(_Answer, {"text": text, _TEXT: text})
+        elif base_name == "chat":
+            content = _compute(interpreter, "content", on_loop(_text_if_any), {"text": text})
+            result = Instance(_Answer, {"message": Instance(_Answer, {"content": content})})
         return AwaitableValue(result) if is_async else result
 
     def _ask(self, part: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
@@ -340,8 +354,12 @@ class _StepReader:
             symbolic_query, path = SymbolicQuery(text, (text,)), f"{interpreter.name}.{name}"
             if is_instance(part, BaseRetriever):
                 result = lower_retriever(lowering, part, symbolic_query, path, path) or UNKNOWN_VALUE
-            else:
-                try_lower_query(lowering, part, symbolic_query, path)
+            elif (answer := try_lower_query(lowering, part, symbolic_query, path)).text is not None:
+                texts = {"text": answer.text}
+                response = _compute(interpreter, "response", on_loop(_text_if_any), texts)
+                written = _compute(interpreter, "text", on_loop(lambda text: text or "None"), texts)
+                fields = {"response": response, "source_nodes": answer.nodes or UNKNOWN_VALUE, _TEXT: written}
+                result = Instance(_Answer, fields)
         except (NotUnderstood, Unreadable):
             pass
         self.guards += lowering.guards
@@ -404,6 +422,13 @@ def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Argum
         return str(node.get_content())
 
     return _compute(interpreter, "content", on_loop(content), {"node": owner})
+
+
+def _text_if_any(text: str) -> str:
+    """Return the text of an answer. Raise `UnfitValue` for an empty one, which may have been none."""
+    if not text:
+        raise UnfitValue("an answer without text")
+    return text
 
 
 def _compute(interpreter: FunctionInterpreter, word: str, call: Callable[..., Any], refs: Mapping[str, Ref]) -> Symbol:

@@ -37,6 +37,18 @@ class _StepPlan:
     objects: Mapping[str, Any]
     """The attributes of the workflow with which the plan was made."""
 
+    def prefetched_calls(self) -> set[tuple[str, int]]:
+        """Return the calls that are prefetched, each by the name of its step and its number among the calls there."""
+        if self.prefetched is None:
+            return set()
+        sites, keys = self.prefetched.sites, self.prefetched.prefetched - self.prefetched.useless
+        return {
+            (step, number)
+            for step, names in self.steps.calls.items()
+            for number, key in enumerate(name for name in names if name in sites)
+            if key in keys
+        }
+
     def holds(self, objects: Mapping[str, Any]) -> bool:
         """Return True unless something has changed that the plan depends on. `objects`: the attributes now."""
         before = self.objects
@@ -77,9 +89,9 @@ class StepPlans:
             if self.plan(name, is_alone=False).prefetched is not None:
                 phrases[f"calls that the step {name} makes one after the other, side by side"] = None
             plan = self.plan(name, is_alone=True)
-            keys = () if plan.prefetched is None else plan.prefetched.prefetched
-            for later in plan.steps.path[1:]:
-                if any(key.startswith(f"{later}.") for key in keys):
+            steps_with_calls = {step for step, _ in plan.prefetched_calls()}
+            for later in list(plan.steps.calls)[1:]:
+                if later in steps_with_calls:
                     phrases[f"calls of the step {later}, while steps before it run"] = None
         return list(phrases)
 
@@ -92,7 +104,7 @@ class RunPrefetching:
         self._gains = bool(plans.prefetched_calls())
         self._running = set[object]()
         """One object for each step that is under way."""
-        self._live: list[tuple[QueryPrefetcher, PrefetchPlan, list[str]]] = []
+        self._live: list[tuple[QueryPrefetcher, _StepPlan, list[str]]] = []
         """The prefetched calls of steps in sequence, with the names of the steps that have yet to begin."""
 
     @contextlib.contextmanager
@@ -147,13 +159,13 @@ class RunPrefetching:
                 names.pop(0)
         plan = self._plans.plan(name, is_alone=is_alone)
         earlier = self._live[-1][0] if is_alone and self._live else None
-        covered = {key for _, other, _ in self._live for key in other.prefetched - other.useless} if is_alone else set()
-        if plan.prefetched is None or plan.prefetched.prefetched <= covered or not plan.prefetched.intercept():
+        covered = {call for _, other, _ in self._live for call in other.prefetched_calls()} if is_alone else set()
+        if plan.prefetched is None or plan.prefetched_calls() <= covered or not plan.prefetched.intercept():
             return earlier
         values = {EVENT: event_values(event), STORE: await stored_values(context, plan.steps.store_keys)}
         prefetcher = QueryPrefetcher(plan.prefetched, values, None, earlier)
         if is_alone:
-            self._live.append((prefetcher, plan.prefetched, list(plan.steps.path[1:])))
+            self._live.append((prefetcher, plan, list(plan.steps.calls)[1:]))
         return prefetcher
 
     @contextlib.contextmanager

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from llama_index.core import MockEmbedding, VectorStoreIndex
+from llama_index.core.schema import TextNode
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser, WorkflowTimeoutError
 from llama_index.core.workflow.events import HumanResponseEvent, InputRequiredEvent
@@ -13,6 +15,9 @@ from pydantic import field_validator
 from support.hosted_steps import LATENCY_S, HostedLLM, called, compared, run_with_events
 
 from teola_plugin import accelerate
+
+SLOW_S = 0.25
+"""Latency of a model whose calls are under way at once also on a busy machine."""
 
 
 class Planned(Event):
@@ -106,6 +111,24 @@ class Renamed(OwnWorkflow):
         return StopEvent(result=[ev.sketch, await self.ask(f"check {ev.query}")])
 
 
+class Engines(OwnWorkflow):
+    """Each step asks an engine; the second one several times."""
+
+    def __init__(self, llm: HostedLLM) -> None:
+        super().__init__(llm)
+        nodes = [TextNode(text=f"text {number}", id_=str(number)) for number in range(3)]
+        self.engine = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=2)).as_query_engine(llm=llm)
+
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        return Planned(plan=str(await self.engine.aquery(f"plan {ev.query}")))
+
+    @step
+    async def detail(self, ev: Planned) -> StopEvent:
+        topics = [ev.plan.lower(), ev.plan.upper(), ev.plan]
+        return StopEvent(result=[str(await self.engine.aquery(f"detail {topic}")) for topic in topics])
+
+
 class SyncSteps(OwnWorkflow):
     @step
     def plan(self, ev: StartEvent) -> Planned:
@@ -126,15 +149,15 @@ class NumberOfWorkers(OwnWorkflow):
         return StopEvent(result=[ev.plan, await self.ask(f"sketch {ev.query}")])
 
 
-@pytest.mark.parametrize("make", [Sequence, Lists, Renamed, NumberOfWorkers])
+@pytest.mark.parametrize("make", [Sequence, Lists, Renamed, Engines, NumberOfWorkers])
 def test_calls_of_the_next_steps_are_under_way_at_once(make: type[OwnWorkflow]) -> None:
-    original_llm, llm = compared(make)
+    original_llm, llm = compared(make, latency_s=SLOW_S)
     assert original_llm.most_at_once == 1
     assert llm.most_at_once >= 2
 
 
 def test_sync_steps_have_a_named_llm_called_on_threads() -> None:
-    _, llm = compared(SyncSteps, concurrent=[HostedLLM])
+    _, llm = compared(SyncSteps, latency_s=SLOW_S, concurrent=[HostedLLM])
     assert llm.most_at_once == 2
 
 
@@ -244,7 +267,7 @@ def test_the_next_step_gets_what_its_event_and_its_workflow_have_by_then(make: t
 
 
 def test_values_are_those_that_an_event_makes_of_them() -> None:
-    _, llm = compared(Coerced)
+    _, llm = compared(Coerced, latency_s=SLOW_S)
     assert llm.prompts == ["first", "sketch 4.0"]
     assert llm.most_at_once == 2
 
@@ -318,7 +341,7 @@ class Approval(OwnWorkflow):
 
 
 def test_nothing_is_called_before_a_person_has_answered() -> None:
-    llm = HostedLLM()
+    llm = HostedLLM(latency_s=SLOW_S)
     fast = accelerate(Approval(llm))
 
     async def run() -> Any:
@@ -400,7 +423,7 @@ async def begin(fast: Any, llm: HostedLLM) -> Any:
 
 
 def test_a_cancelled_run_cancels_what_was_prefetched() -> None:
-    llm = HostedLLM()
+    llm = HostedLLM(latency_s=2 * SLOW_S)
     fast = accelerate(Sequence(llm))
 
     async def run() -> None:
@@ -408,7 +431,7 @@ def test_a_cancelled_run_cancels_what_was_prefetched() -> None:
         await handler.cancel_run()
         with pytest.raises(WorkflowCancelledByUser):
             await handler
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         assert llm.running == 0
 
     asyncio.run(run())
@@ -416,13 +439,13 @@ def test_a_cancelled_run_cancels_what_was_prefetched() -> None:
 
 
 def test_a_run_that_takes_too_long_cancels_what_was_prefetched() -> None:
-    llm = HostedLLM(latency_s=1.0)
-    fast = accelerate(Sequence(llm, timeout=0.3))
+    llm = HostedLLM(latency_s=3.0)
+    fast = accelerate(Sequence(llm, timeout=1.0))
 
     async def run() -> None:
         with pytest.raises(WorkflowTimeoutError):
             await (await begin(fast, llm))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         assert llm.running == 0
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from llama_index.core import PromptTemplate
+from llama_index.core import MockEmbedding, PromptTemplate, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
@@ -110,7 +110,47 @@ class SyncStep(OwnWorkflow):
         return StopEvent(result=[self.llm.complete(f"grade {node.text}").text for node in ev.nodes])
 
 
-ASYNC = (Loop, Comprehension, Messages, HelperMethod, Predictions)
+class Answers(OwnWorkflow):
+    """Calls that need the text of another's answer, in the ways in which steps read it."""
+
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        first = await self.llm.acomplete("first")
+        chatted = await self.llm.achat([ChatMessage(role="user", content="chat")])
+        kept = str(await self.llm.acomplete("kept"))
+        return StopEvent(
+            result=[
+                (await self.llm.acomplete(f"{node.text} {first} {kept} {chatted.message.content}")).text
+                for node in ev.nodes
+            ]
+        )
+
+
+class Engine(OwnWorkflow):
+    """Calls that need an engine's answer."""
+
+    def __init__(self, llm: HostedLLM) -> None:
+        super().__init__(llm)
+        nodes = [TextNode(text=f"text {number}", id_=str(number)) for number in range(3)]
+        self.engine = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=2)).as_query_engine(llm=llm)
+
+    @step
+    async def grade(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        response = await self.engine.aquery(await ctx.store.get("query"))
+        answers = [await self.llm.acomplete(f"{node.text} {response} {response.response}") for node in ev.nodes]
+        return StopEvent(result=[answer.text for answer in answers])
+
+
+class Representation(OwnWorkflow):
+    """An answer is more than its text where its representation is read."""
+
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        first = await self.llm.acomplete("first")
+        return StopEvent(result=[(await self.llm.acomplete(f"{node.text} {first!r}")).text for node in ev.nodes])
+
+
+ASYNC = (Loop, Comprehension, Messages, HelperMethod, Predictions, Answers, Engine)
 
 
 @pytest.mark.parametrize("make", ASYNC)
@@ -118,6 +158,10 @@ def test_independent_calls_of_a_step_are_under_way_at_once(make: type[OwnWorkflo
     original_llm, llm = compared(make)
     assert original_llm.most_at_once == 1
     assert llm.most_at_once >= 2
+
+
+def test_a_representation_of_an_answer_is_not_its_text() -> None:
+    compared(Representation)
 
 
 def test_calls_that_the_step_gathers_itself_stay_as_many() -> None:
