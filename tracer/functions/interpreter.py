@@ -75,13 +75,9 @@ _name_numbers = itertools.count()
 FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool | None], FindLeaf]
 """(Runnable, location of its call, bound arguments, True for a coroutine method) -> finds the leaves in it that are
 models and retrievers of the user's own. None instead of True or False: in whichever way the graph is called."""
-
-
 LowerGraph = Callable[["FunctionInterpreter", Runnable[Any, Any], Symbol, bool], Symbol | None]
 """(interpreter, Runnable, its input, True for a coroutine method) -> what it returns, if it is a graph whose nodes are
 read; their requests become components."""
-
-
 MethodRule = Callable[["FunctionInterpreter", Any], Symbol]  # interprets a call with these `Arguments`
 FindMethod = Callable[[Symbol, str], MethodRule | None]
 """(owner, name of a method, or `__call__`) -> the framework's rule for it, if there is one."""
