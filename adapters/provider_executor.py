@@ -26,7 +26,7 @@ from teola_plugin.runtime.forks import ForkedLock, in_child
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.ports.callers import Callers
 from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
-from teola_plugin.runtime.ports.port import Port, PortListener
+from teola_plugin.runtime.ports.port import DirectPort, Port, PortListener
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
@@ -101,7 +101,7 @@ class ProviderExecutor:
         return ProviderPort(self, listener)
 
 
-class ProviderPort:
+class ProviderPort(DirectPort):
     """Has requests answered by their query's `Prefetcher`, on the caller's loop or a thread beside the caller's.
 
     What a call raises is the original's to show: here the request just failed. Lives on the pool's loop.
@@ -110,8 +110,9 @@ class ProviderPort:
     listens = False
 
     def __init__(self, engine: ProviderExecutor, listener: PortListener) -> None:
-        self.name, self.engine = engine.name, engine
+        self.name, self._engine = engine.name, engine
         self._listeners = Callers(engine.name, listener, OutstandingRequests())
+        self._cancelled = self._failure("it was cancelled")
         self._waiting: dict[str, EngineRequest] = {}
         """Requests whose callers wait for the outcome, by id."""
         self._new: list[EngineRequest] = []
@@ -122,7 +123,11 @@ class ProviderPort:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
+    @property
+    def engine(self) -> ProviderExecutor:
+        return self._engine
+
+    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue | None = None) -> None:
         """Start the requests in the loop's next round."""
         if not self._new:
             asyncio.get_running_loop().call_soon(self._start)
@@ -170,10 +175,12 @@ class ProviderPort:
     def _end(self, entry: EngineRequest, value: Any = None, error: EngineError | None = None) -> None:
         if self.holds(entry):
             del self._waiting[entry.request.id]
-            self._listeners.refused(entry, value, error)
+            self._listeners.end(entry, value, error)
 
     def _failure(self, reason: str) -> EngineError:
-        return EngineError(f"the call ahead of its place gave nothing: {reason}.", engine=self.name)
+        error = EngineError(f"the call ahead of its place gave nothing: {reason}.", engine=self.name)
+        error.__dict__["primitive"] = ""  # only the planner sees it, so that no request needs a copy of its own
+        return error
 
     def holds(self, entry: EngineRequest) -> bool:
         return self._waiting.get(entry.request.id) is entry
@@ -182,7 +189,7 @@ class ProviderPort:
         """End the requests for whoever waits for them. Their calls go on for the original until the query ends."""
         for entry in entries:
             entry.is_cancelled = True
-            self._end(entry, error=self._failure("it was cancelled"))
+            self._end(entry, error=self._cancelled)
 
     def depths(self, event: DepthChanged) -> None: ...
 

@@ -153,14 +153,12 @@ def configuration(target: Any) -> Hashable:
     values = {name: getattr(target, name) for name in _deciding_fields(cls)}
     for name in ("__pydantic_extra__", "__pydantic_private__"):
         values |= getattr(target, name, None) or {}
-    return freeze({name: one for name, one in values.items() if not _is_derived(name, one)})
+    for name in [name for name in values if name in _DERIVED_CLIENTS or name.startswith("_")]:
+        if type(values[name]).__module__.partition(".")[0] == "openai":
+            del values[name]
+    return freeze(values)
 
 
 @lru_cache(maxsize=512)
 def _deciding_fields(cls: type) -> tuple[str, ...]:
     return tuple(name for name in getattr(cls, "model_fields", ()) if name not in _ABOVE_SEAM)
-
-
-def _is_derived(name: str, value: object) -> bool:
-    is_derived = name in _DERIVED_CLIENTS or name.startswith("_")
-    return is_derived and type(value).__module__.partition(".")[0] == "openai"

@@ -55,10 +55,11 @@ class LivePrimitive:
     instances: list[str] = field(default_factory=list)
     """Holders of fragments: names of the instances that were spliced in."""
     gang_objective: GangObjective = AWAITED
+    id: str = field(init=False)
+    """That of the primitive."""
 
-    @property
-    def id(self) -> str:
-        return self.primitive.id
+    def __post_init__(self) -> None:
+        self.id = self.primitive.id
 
 
 def optional_edge(reader: Primitive, producer: Primitive) -> bool:

@@ -30,7 +30,7 @@ from teola_plugin.runtime.engine_requests.writes import Writes
 from teola_plugin.runtime.failures import located
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.output_stream import attach
-from teola_plugin.runtime.ports.port import ForwardingPort, Port, follower_request
+from teola_plugin.runtime.ports.port import DirectPort, ForwardingPort, Port, follower_request
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.graph_events import Dispatch
@@ -253,10 +253,13 @@ class RequestDriver:
         return key._replace(payload=(key.payload, self.writes.version(port.name, payload), run.code_ended))
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, new: list[EngineRequest]) -> None:
-        p, event = live.primitive, self._enqueue_event(run, live.primitive, live.depth)
+        p, port = live.primitive, self._driver.ports[live.primitive.engine]
+        if isinstance(port, DirectPort):
+            port.enqueue(new)
+            return
+        event, query = self._enqueue_event(run, p, live.depth), self._driver.query(run)
         for entry in new:
             entry.queued_gang = event.gang
-        port, query = self._driver.ports[p.engine], self._driver.query(run)
         if query is not None:
             self.prescheduling.leave(query, p, new)
         follower = run.sent_ahead.pop(p.id, None)

@@ -34,7 +34,10 @@ class Callers:
 
     def refused(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         """`ended` for a request that the port does not hold."""
-        error = own(error) if error is not None else None
+        self.end(entry, value, None if error is None else own(error))
+
+    def end(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
+        """`refused` with an error that nobody changes, so that no caller needs a copy."""
         if not self._call("end", self._listener.ended, entry, value, error):
             entry.resolve(value, error)  # whoever waits for it does not wait for ever
 

@@ -63,6 +63,17 @@ class Port(Protocol):
         ...
 
 
+class DirectPort(Port, ABC):
+    """A `Port` without a queue: requests start as they come, so it needs no event that says how urgent they are.
+
+    No other caller claims its requests.
+    """
+
+    @abstractmethod
+    def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue | None = None) -> None:
+        """Start the requests of one primitive."""
+
+
 @dataclass(frozen=True, slots=True)
 class Follow:
     """A primitive to be queued as soon as another has ended well. For its requests' names see `follower_request`."""
