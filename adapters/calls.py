@@ -38,12 +38,14 @@ def carries_openai(engine: Any) -> bool:
 
 def joined(run: Any, terms: Terms | None = None) -> AbstractContextManager[None]:
     """Return a context whose calls belong to `run`, or to no query and are made under `terms`; None changes nothing."""
-    return nullcontext() if run is None and terms is None else _joined(run, terms)
+    if terms is not None:
+        return _joined(run, terms)
+    return nullcontext() if run is None else during(current_run, run)
 
 
 @contextmanager
-def _joined(run: Any, terms: Terms | None) -> Iterator[None]:
-    with during(current_run, run), nullcontext() if terms is None else during(current_terms, terms):
+def _joined(run: Any, terms: Terms) -> Iterator[None]:
+    with during(current_run, run), during(current_terms, terms):
         yield
 
 

@@ -280,7 +280,8 @@ class QueryCalls:
             self._reached.add(key)
             is_prefetched = key in self._prefetched and key not in self._passed
         may_make = is_prefetched and not site.keeps_its_place.is_set()
-        prefetch = self._make_prefetch(site, request_id, part, may_make) if may_make or is_read else None
+        scope = CallScope(self.table, Caller.PLANNER, copied, may_make, request_id=request_id, is_read=is_read)
+        prefetch = self._make_prefetch(site, scope, part) if may_make or is_read else None
         if prefetch is not None and not prefetch.scope.is_dropped:
             try:
                 prefetch.input = snapshot(input)
@@ -292,8 +293,7 @@ class QueryCalls:
         self._start_ready()
         return prefetch.result if prefetch is not None and is_read else None
 
-    def _make_prefetch(self, site: CallSite, request_id: str, part: str, may_make: bool) -> Prefetch:
-        scope = CallScope(self.table, Caller.PLANNER, copied, may_make=may_make, request_id=request_id)
+    def _make_prefetch(self, site: CallSite, scope: CallScope, part: str) -> Prefetch:
         scope.on_change = site.keeps_its_place.set
         prefetch = Prefetch(site, None, scope)
         scope.stop = lambda: prefetch.cancel()
@@ -374,8 +374,8 @@ class QueryCalls:
             prefetch.end(Outcome(value))
 
     def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
-        if not isinstance(error, Parked):
-            prefetch.end(Outcome(error=error))
+        if not isinstance(error, Parked):  # an error that nobody reads would keep the frames that it was raised in
+            prefetch.end(Outcome(error=error) if prefetch.scope.is_read else Outcome())
             return
 
         def go_on() -> None:

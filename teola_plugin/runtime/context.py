@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,12 +49,19 @@ current_call: ContextVar[OwnCall | None] = ContextVar("teola_current_call", defa
 """The call of one of the user's own objects that runs, for traces: an engine may do its work."""
 
 
-@contextmanager
-def during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Give a context variable this value in the body."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a generator may be closed in another context than it began in
-            variable.reset(token)
+class during(AbstractContextManager[None]):
+    """Gives a context variable this value in the body. A class, since a generator takes three times as long."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[Any], value: Any) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._variable.reset(self._token)
+        except ValueError:  # a generator may be closed in another context than it began in
+            pass

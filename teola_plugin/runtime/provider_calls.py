@@ -191,6 +191,8 @@ class CallScope:
     """False for a prefetch on a thread that its object may not bear: after a failure the original makes the call."""
     is_user_code: bool = False
     """True for tools: their code calls other objects as any code of the user's does, not as a part of the call."""
+    is_read: bool = True
+    """False for a prefetch whose result only the original reads."""
     is_dropped: bool = False
     """Set once nobody wants the prefetch any more."""
     calls: list[ProviderCall] = field(default_factory=list)
@@ -426,7 +428,7 @@ class CallScope:
             if self.is_offer:
                 raise CallNotShared
             makes = self.may_make = False
-        return self.table.permit(self.caller, invocation.target) if makes else Permit((), is_prefetch=True)
+        return self.table.permit(self.caller, invocation.target) if makes else _NO_LIMITS
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
         is_early = self.caller is Caller.PLANNER
@@ -469,7 +471,7 @@ class CallScope:
         return (lambda event: call.put(Item(event, is_event=True))) if self.caller is Caller.PLANNER else None
 
     def _shared(self, call: ProviderCall, invocation: Invocation, value: Any) -> Any:
-        """Give the other caller the value, or a copy of it, and return this caller's; `_END` if it cannot have one."""
+        """Give the other caller the value, or a copy of it, and return this caller's; `_END` if it gets none."""
         if value is STREAM_OPENED:
             call.put(Item(value, is_event=True))
             return value
@@ -479,11 +481,10 @@ class CallScope:
         if not call.is_claimable:
             return value
         try:
-            copied = self.copy(value)
+            copied = self.copy(value) if self.is_read else _END
         except TypeError:
-            if is_early:
-                call.put(Item(value))
-                return _END
+            copied = _END
+        if copied is _END and not is_early:
             call.withdraw()
             return value
         call.put(Item(value if is_early else copied))
@@ -557,9 +558,9 @@ class _Inside:
 
 
 def _only(values: list[Any]) -> Any:
-    """Return the result among the values of a call. Raises `TypeError` if it could not be copied for this caller."""
+    """Return the result among the values of a call. Raises `TypeError` if this caller gets no copy of it."""
     if not values or values[0] is _END:
-        raise TypeError("the result of a prefetched call cannot be copied")
+        raise TypeError("the result of a prefetched call is not copied")
     return values[0]
 
 
@@ -584,3 +585,4 @@ async def _one(result: Awaitable[Any]) -> AsyncGenerator[Any, None]:
 
 
 _END: Any = object()
+_NO_LIMITS = Permit((), is_prefetch=True)

@@ -246,27 +246,27 @@ class QueryRun:
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
         """The callables that the primitive's names are of."""
-        part = self._part_of(primitive)
+        part = self._part_of(primitive) if self.parts else None
         return self.calls if part is None else part.part.calls
 
     def graph_of(self, primitive: str) -> PlannerGraph:
         """The graph of the query that the primitive is of."""
-        part = self._part_of(primitive)
+        part = self._part_of(primitive) if self.parts else None
         return OWN_GRAPH if part is None else part.graph_of(primitive)
 
     def form_of(self, primitive: str) -> AnswerForm:
         """Return the form in which the plain object will ask for the primitive's answer."""
-        owner = self._part_of(primitive)
+        owner = self._part_of(primitive) if self.parts else None
         return self.form if owner is None else owner.part.form
 
     def step_of(self, primitive: str) -> int:
         """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
-        part = self._part_of(primitive)
+        part = self._part_of(primitive) if self.parts else None
         return 0 if part is None else part.step_of(primitive)
 
     def first_call_by(self, primitive: str) -> float:
         """Return the time by which the code that a lookahead part began with will have made its first call."""
-        part = self._part_of(primitive)
+        part = self._part_of(primitive) if self.parts else None
         return part.began + FIRST_CALL if part is not None and part.part.lookahead else 0.0
 
     @property
@@ -275,7 +275,7 @@ class QueryRun:
         return any(live.part.lookahead for live in self.parts.values())
 
     def _part_of(self, primitive: str) -> AskingPart | None:
-        return self.parts.get(InstancePath(primitive).outermost) if self.parts else None
+        return self.parts.get(InstancePath(primitive).outermost)
 
     def part(
         self,
