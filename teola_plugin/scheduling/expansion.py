@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from teola_plugin.graph import INPUT, Fragment, InstancePath, PrimitiveKind, Ref
+from teola_plugin.graph import INPUT, Fragment, Graph, InstancePath, Primitive, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
 from teola_plugin.scheduling.events import Instruction
 from teola_plugin.scheduling.graph_events import (
@@ -53,9 +54,7 @@ class Expansion:
     def part_begun(self, query: LiveQuery, event: PartBegun) -> None:
         """Join the part's e-graph to the query's."""
         graph, left_out = event.graph, frozenset[str]() if event.reports_results else event.graph.behind_code
-        primitives, _ = Fragment(graph, graph.output).instantiate(
-            event.name, {INPUT: Ref(event.value)}, without=left_out
-        )
+        primitives = _primitives_of_part(graph, event.name, event.value, left_out)
         spliced = query.splice(primitives, graph, event.name, AWAITED, event.depth)
         if left_out:  # as deep as if what they lead to had not been left out
             for live in spliced:
@@ -275,6 +274,12 @@ def _early_arm(query: LiveQuery, live: LivePrimitive, name: str) -> Ref | None:
     output = next((ref for ref in live.early_outputs if InstancePath(ref.producer).inside(name) is not None), None)
     producer = None if output is None else query.get(output.producer)
     return None if producer is None or producer.status in (Status.DROPPED, Status.FAILED) else output
+
+
+@lru_cache(maxsize=256)
+def _primitives_of_part(graph: Graph, name: str, value: str, without: frozenset[str]) -> tuple[Primitive, ...]:
+    """Return the primitives of a part. Kept, since the first part of each query has the same name, as has the next."""
+    return tuple(Fragment(graph, graph.output).instantiate(name, {INPUT: Ref(value)}, without=without)[0])
 
 
 def _join_gang(spliced: list[LivePrimitive], event: PartBegun) -> None:
