@@ -1,8 +1,9 @@
-"""Which queries are taken: those that will probably meet their goal, as far as the queue has room. Pure: time is told.
+"""Admission: accept the queries that will probably meet their goals, as far as the queue has room.
 
-How long a query takes depends on how many are under way when it begins. That is learnt, for each app, from the queries
+How long a query takes depends on how many are under way when it begins. That is learned, for each app, from the queries
 that end: a mean and a deviation for each number under way, in steps. A query whose predicted time is over its goal is
-refused at once, before it costs anything, with the time after which enough of the others will have ended.
+refused at once, before it costs anything, with the time after which enough of the others will have ended. The clock is
+passed in, so nothing here depends on real time.
 """
 
 from __future__ import annotations
@@ -10,38 +11,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 STEPS = 4
-"""Of numbers under way, per doubling."""
-OLD = 60.0
-"""Seconds after which what was learnt is not believed any more: engines may have been added."""
+"""Steps per doubling of the number of queries under way."""
+MAX_AGE_S = 60.0
+"""Age after which measured times no longer count: engines may have been added."""
 FIRST = 8
-"""Queries of an app that are taken at a time before anything is known of it."""
+"""Queries of an app that are accepted at a time before any of its times is known."""
 MARGIN = 2.0
 """Deviations that are added to the mean."""
-NEW = 0.2
-"""Share of a new time in what is kept."""
+SMOOTHING = 0.2
+"""Weight of a new time in the mean and the deviation."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """Times of queries that began beside about as many others."""
+class LatencyStep:
+    """Times of queries that began while about the same number of others were under way."""
 
     running: float
-    """How many others, on average."""
+    """Average number of the others."""
     mean: float
     deviation: float
     at: float
+    """When the last time was added."""
 
     def add(self, running: int, seconds: float, at: float) -> None:
-        self.running += NEW * (running - self.running)
-        off = seconds - self.mean
-        self.mean += NEW * off
-        self.deviation += NEW * (abs(off) - self.deviation)
+        self.running += SMOOTHING * (running - self.running)
+        error = seconds - self.mean
+        self.mean += SMOOTHING * error
+        self.deviation += SMOOTHING * (abs(error) - self.deviation)
         self.at = at
 
     @property
-    def cautious(self) -> float:
+    def cautious_seconds(self) -> float:
         return self.mean + MARGIN * self.deviation
 
 
@@ -49,25 +52,28 @@ class LatencyCurve:
     """Seconds of one app's queries, by the number under way when they begin."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Seen] = {}
+        self._steps: dict[int, LatencyStep] = {}
 
     def learn(self, running: int, seconds: float, now: float) -> None:
         step = _step(running)
-        if step in self._seen and now - self._seen[step].at < OLD:
-            self._seen[step].add(running, seconds, now)
+        if step in self._steps and now - self._steps[step].at < MAX_AGE_S:
+            self._steps[step].add(running, seconds, now)
         else:
-            self._seen[step] = Seen(running, seconds, seconds / 4, now)
+            self._steps[step] = LatencyStep(running, seconds, seconds / 4, now)
 
     def predicted(self, running: int, now: float) -> float | None:
-        """None where nothing is known. Beyond what was seen, time grows with the number: a queue is served in turn."""
-        known = {step: seen for step, seen in self._seen.items() if now - seen.at < OLD}
+        """Return the seconds that a query would take beside `running` others; None if no recent time tells.
+
+        Beyond the largest measured number, time grows in proportion to it: a queue is served in turn.
+        """
+        recent = {step: times for step, times in self._steps.items() if now - times.at < MAX_AGE_S}
         step = _step(running)
-        if not known or (running < FIRST and max(known) < step):
+        if not recent or (running < FIRST and max(recent) < step):
             return None
-        below = max((one for one in known if one <= step), default=None)
+        below = max((other for other in recent if other <= step), default=None)
         if below is None:
-            return known[min(known)].cautious
-        return known[below].cautious * max(1.0, (running + 1) / (known[below].running + 1))
+            return recent[min(recent)].cautious_seconds
+        return recent[below].cautious_seconds * max(1.0, (running + 1) / (recent[below].running + 1))
 
 
 def _step(running: int) -> int:
@@ -75,13 +81,14 @@ def _step(running: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a query is not taken: `full` or `goal`."""
+class AdmissionRefusal:
+    """The refusal of a query: because the queue is `full`, or because it would miss its `goal`."""
 
-    why: str
+    reason: Literal["full", "goal"]
     seconds: float
-    """After which it is worth asking again."""
+    """Time after which the query may be sent again."""
     predicted: float = 0.0
+    """Seconds that the query would take from now."""
 
     @property
     def retry_after(self) -> int:
@@ -90,7 +97,7 @@ class Refused:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A query that was taken; `end` gives its place back."""
+    """A query that was accepted and has a place in the queue until `end`."""
 
     owner: Admission
     app: str
@@ -98,20 +105,20 @@ class Ticket:
     running: int
     began: float
     since: float
-    """When the first byte of its request came: what its goal counts from."""
+    """When the first byte of its request arrived; its goal counts from there."""
     goal: float | None
-    ended: bool = False
+    has_ended: bool = False
 
-    def end(self, *, whole: bool) -> None:
-        """`whole`: it was answered, so that its time tells something. Idempotent."""
-        if not self.ended:
-            self.ended = True
-            self.owner.left(self, whole=whole)
+    def end(self, *, answered: bool) -> None:
+        """Give the place back. Learn the query's time if it was `answered`. Idempotent."""
+        if not self.has_ended:
+            self.has_ended = True
+            self.owner.release(self, answered=answered)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of one app, since the start."""
+    """Numbers of one app's queries since the server started."""
 
     accepted: int = 0
     refused: int = 0
@@ -121,54 +128,57 @@ class Counts:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """The queue's bounds and the goals. One owner: the server's loop."""
+    """The bounds of the queue, and the goals of queries. Used on the server's loop alone."""
 
-    most_requests: int
-    most_tokens: int
+    max_requests: int
+    max_tokens: int
     clock: Callable[[], float]
     running: int = 0
     tokens: int = 0
     counts: dict[str, Counts] = field(default_factory=dict)
     _curves: dict[str, LatencyCurve] = field(default_factory=dict)
 
-    def ask(self, app: str, tokens: int, goal: float | None, since: float | None = None) -> Ticket | Refused:
-        """A query of so many tokens, to be answered within `goal` seconds (None: whenever). `since`: when its request
-        began to come, if that was earlier: reading it is a part of the time."""
+    def admit(self, app: str, tokens: int, goal: float | None, since: float | None = None) -> Ticket | AdmissionRefusal:
+        """Accept a query of `tokens` tokens, to be answered within `goal` seconds (None: no goal), or refuse it.
+
+        `since`: when its request began to arrive, if that was earlier. Reading the request is part of the time.
+        """
         counts, now = self.counts.setdefault(app, Counts()), self.clock()
         since = now if since is None else since
-        refused = self._refusal(app, tokens, goal, now - since)
-        if refused is not None:
+        refusal = self._refusal_for(app, tokens, goal, now - since)
+        if refusal is not None:
             counts.refused += 1
-            return refused
+            return refusal
         counts.accepted += 1
         ticket = Ticket(self, app, tokens, self.running, now, since, goal)
         self.running += 1
         self.tokens += tokens
         return ticket
 
-    def _refusal(self, app: str, tokens: int, goal: float | None, gone: float) -> Refused | None:
+    def _refusal_for(self, app: str, tokens: int, goal: float | None, elapsed: float) -> AdmissionRefusal | None:
         predicted = self.predicted(app)
-        full = self.running >= self.most_requests or (self.running and self.tokens + tokens > self.most_tokens)
+        full = self.running >= self.max_requests or (self.running and self.tokens + tokens > self.max_tokens)
         if full:
-            return Refused("full", (predicted or 1.0) / 2)
+            return AdmissionRefusal("full", (predicted or 1.0) / 2)
         if goal is None:
             return None
         if predicted is None:
-            return None if self.running < FIRST else Refused("goal", 1.0)
-        whole = gone + predicted
-        if whole <= goal or not self.running:  # an idle pool is asked again: how else would it be known
+            return None if self.running < FIRST else AdmissionRefusal("goal", 1.0)
+        total = elapsed + predicted
+        if total <= goal or not self.running:  # an idle pool accepts, so that new times are measured
             return None
-        return Refused("goal", whole - goal, whole)
+        return AdmissionRefusal("goal", total - goal, total)
 
     def predicted(self, app: str) -> float | None:
-        """Seconds that a query of this app would take from now."""
+        """Return the seconds that a query of this app would take from now; None if unknown."""
         curve = self._curves.get(app)
         return None if curve is None else curve.predicted(self.running, self.clock())
 
-    def left(self, ticket: Ticket, *, whole: bool) -> None:
+    def release(self, ticket: Ticket, *, answered: bool) -> None:
+        """Give back the place of a query that has ended. Learn its time if it was answered."""
         self.running -= 1
         self.tokens -= ticket.tokens
-        if not whole:
+        if not answered:
             return
         now = self.clock()
         self._curves.setdefault(ticket.app, LatencyCurve()).learn(ticket.running, now - ticket.began, now)

@@ -21,18 +21,18 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.files import files_of
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, bad_request, http_error, invalid, unexpected
-from teola_plugin.server.logs import log, named, request_line
+from teola_plugin.server.logs import describe_error, log, request_line
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.queries.store import Store
 from teola_plugin.server.routes import files, openai, operations, pages
 from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
-from teola_plugin.server.settings import LOOPBACK, ServerSettings, name_of
-from teola_plugin.server.tracing import tell
+from teola_plugin.server.settings import LOOPBACK, ServerSettings, host_without_port
+from teola_plugin.server.tracing import set_span_attributes
 from teola_plugin.server.wire.answers import JSONAnswer
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_READING = ("GET", "HEAD", "OPTIONS")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -45,7 +45,7 @@ _SECURITY = {
 
 
 class Envelope:
-    """ASGI middleware; the outermost of ours."""
+    """The outermost middleware: ids, limits and security headers of requests, and their lines in log and metrics."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -56,112 +56,114 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        scope["teola.request_id"] = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-        sent = _Sent(send, scope["teola.request_id"], tls=scope.get("scheme") == "https")
+        client_id = headers.get("x-request-id", "")
+        scope["teola.request_id"] = client_id if _ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
+        sender = _Sender(send, scope["teola.request_id"], tls=scope.get("scheme") == "https")
         began = scope.setdefault("teola.began", self._service.clock())
         with self._service.spans.around(scope, headers) as span:
             try:
-                await self._answer(scope, headers, _Limited(receive, self._most(headers)), sent)
+                await self._answer(scope, headers, _LimitedReceiver(receive, self._max_bytes(headers)), sender)
             finally:
-                self._told(scope, sent, self._service.clock() - began, span)
+                self._record(scope, sender, self._service.clock() - began, span)
 
-    async def _answer(self, scope: Scope, headers: Headers, body: _Limited, sent: _Sent) -> None:
+    async def _answer(self, scope: Scope, headers: Headers, body: _LimitedReceiver, sender: _Sender) -> None:
         refusal = self._refusal(scope["method"], headers)
         try:
             if refusal is None:
-                await self._app(scope, body, sent)
+                await self._app(scope, body, sender)
                 return
         except Exception as error:
             log.error("request %s failed", scope["teola.request_id"], exc_info=error)
             refusal = unexpected(scope["teola.request_id"])
-        if not sent.begun:
-            await respond(refusal)(scope, body, sent)
+        if not sender.has_begun:
+            await respond(refusal)(scope, body, sender)
 
     def _refusal(self, method: str, headers: Headers) -> HttpError | None:
-        if self._hosts and name_of(headers.get("host", "")) not in self._hosts:
+        if self._hosts and host_without_port(headers.get("host", "")) not in self._hosts:
             return bad_request("the Host header names no host of this server.", "see `hosts` in its settings")
-        if not self._service.settings.keys and method not in _READING and _elsewhere(headers):
-            what = "a page of another site asks, and without keys this server answers its own pages alone."
-            return HttpError(403, what, hint="give the server keys", kind="permission_error", code="cross_origin")
+        if not self._service.settings.keys and method not in _SAFE_METHODS and _is_cross_site(headers):
+            message = "a page of another site asks, and without keys this server answers its own pages alone."
+            return HttpError(403, message, hint="give the server keys", kind="permission_error", code="cross_origin")
         length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._most(headers):
-            return HttpError(413, f"{told_of_size(self._most(headers))}.", hint="send less")
+        if length.isdigit() and int(length) > self._max_bytes(headers):
+            return HttpError(413, f"{size_message(self._max_bytes(headers))}.", hint="send less")
         return None
 
-    def _most(self, headers: Headers) -> int:
-        """Bytes of a body; of a form, with documents."""
+    def _max_bytes(self, headers: Headers) -> int:
+        """Return the largest body that is read; a form may also hold documents."""
         settings = self._service.settings
         form = headers.get("content-type", "").lower().startswith("multipart/form-data")
         return settings.max_body + (settings.documents.max_bytes if form else 0)
 
-    def _told(self, scope: Scope, sent: _Sent, seconds: float, span: Any) -> None:
+    def _record(self, scope: Scope, sender: _Sender, seconds: float, span: Any) -> None:
         route = scope.get("route")
-        where = getattr(route, "path", "") or "unknown"
-        status = sent.status or CLIENT_GONE
-        self._service.metrics.request(where, status, seconds)
-        visit = scope.get("teola.visit")
-        about = {
+        path = getattr(route, "path", "") or "unknown"
+        status = sender.status or CLIENT_GONE
+        self._service.metrics.request(path, status, seconds)
+        session = scope.get("teola.session")
+        fields = {
             "request": scope["teola.request_id"],
             "method": scope["method"],
-            "route": where,
+            "route": path,
             "status": status,
             "seconds": round(seconds, 4),
-            **({} if visit is None else visit.about()),
+            **({} if session is None else session.log_fields()),
         }
-        tell(span, about)
+        set_span_attributes(span, fields)
         if self._service.settings.log != "off":
-            request_line(about)
+            request_line(fields)
 
 
 def respond(error: HttpError) -> JSONAnswer:
     return JSONAnswer(error.body(), error.status, headers=error.headers)
 
 
-def told_of_size(most: int) -> str:
-    return f"the request is larger than {most} bytes"
+def size_message(max_bytes: int) -> str:
+    return f"the request is larger than {max_bytes} bytes"
 
 
 def hosts_of(settings: ServerSettings) -> frozenset[str]:
-    """Names by which it may be addressed; none for any. Where no key is asked for, a page of somebody else's must not
-    reach it under a name of its own."""
+    """Return the names by which the server may be addressed; none for any.
+
+    Without keys only loopback names count, so that a page of another site cannot reach it under a name of its own.
+    """
     if settings.hosts:
         return frozenset(name.lower() for name in settings.hosts)
     return frozenset() if settings.keys else frozenset((*LOOPBACK, settings.host.strip("[]").lower()))
 
 
-def _elsewhere(headers: Headers) -> bool:
-    """Whether a browser says that the request is of a page of another site: forms of any site may be sent here."""
+def _is_cross_site(headers: Headers) -> bool:
+    """Return True if a browser says that a page of another site sends the request."""
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
 
 
-class _Limited:
-    """Receives no more than so many bytes of a body."""
+class _LimitedReceiver:
+    """An ASGI receiver that raises an error for a body that is too large."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._most, self._left = receive, most, most
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._max_bytes, self._remaining = receive, max_bytes, max_bytes
 
     async def __call__(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise HTTPException(413, told_of_size(self._most))
+            self._remaining -= len(message.get("body", b""))
+            if self._remaining < 0:
+                raise HTTPException(413, size_message(self._max_bytes))
         return message
 
 
-class _Sent:
-    """Sends, with the headers that every answer has."""
+class _Sender:
+    """An ASGI sender that adds the headers that every answer has."""
 
     def __init__(self, send: Send, request_id: str, *, tls: bool) -> None:
         self._send, self._id, self._tls = send, request_id, tls
-        self.begun = False
+        self.has_begun = False
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.begun, self.status = True, message["status"]
+            self.has_begun, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self._id
             for name, value in _SECURITY.items():
@@ -171,13 +173,13 @@ class _Sent:
         await self._send(message)
 
 
-_SWEEP = 1.0
-_LOOKING = 0.1
-"""Seconds between looks at how late the loop is."""
+_SWEEP_S = 1.0
+_LAG_INTERVAL_S = 0.1
+"""Seconds between measurements of how late the loop is."""
 
 
 def create_app(service: Service, store: Store) -> FastAPI:
-    """The addresses of a service whose pool is running."""
+    """Return the ASGI app of a service whose pool is running."""
 
     documents = Documents(service.settings.documents, files_of(store), service.clock)
     queries = Queries(service, store, service.settings.keep, documents)
@@ -185,10 +187,10 @@ def create_app(service: Service, store: Store) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await documents.store.open()
-        await service.names.open(store)  # before queries that were left go on under them
+        await service.names.open(store)  # before unfinished queries go on under these names
         await queries.open()
         sweeping = asyncio.create_task(_sweep(service, queries))
-        lagging = asyncio.create_task(_lag(service))
+        lagging = asyncio.create_task(_observe_lag(service))
         try:
             yield
         finally:
@@ -198,7 +200,7 @@ def create_app(service: Service, store: Store) -> FastAPI:
                     await task
             await queries.close()
 
-    made = FastAPI(
+    app = FastAPI(
         title="teola",
         version=__version__,
         lifespan=lifespan,
@@ -206,22 +208,22 @@ def create_app(service: Service, store: Store) -> FastAPI:
         redoc_url=None,
         default_response_class=JSONAnswer,
     )
-    made.state.service = service
-    made.state.queries = queries
-    made.state.documents = documents
-    made.state.tickets = pages.Tickets()
-    for rooms in (operations, openai, queries_routes, files, pages):
-        made.include_router(rooms.router)
-    made.add_exception_handler(TeolaError, _failed)
-    made.add_exception_handler(RequestValidationError, _invalid)
-    made.add_exception_handler(HTTPException, _refused)
-    made.add_middleware(Envelope, service=service)
-    return made
+    app.state.service = service
+    app.state.queries = queries
+    app.state.documents = documents
+    app.state.tickets = pages.Tickets()
+    for routes in (operations, openai, queries_routes, files, pages):
+        app.include_router(routes.router)
+    app.add_exception_handler(TeolaError, _on_teola_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(Envelope, service=service)
+    return app
 
 
 async def _sweep(service: Service, queries: Queries) -> None:
     while True:
-        await asyncio.sleep(min(_SWEEP, service.settings.joined_idle / 2, service.settings.keep / 2))
+        await asyncio.sleep(min(_SWEEP_S, service.settings.joined_idle / 2, service.settings.keep / 2))
         service.live.sweep()
         try:
             await queries.expire()
@@ -229,35 +231,39 @@ async def _sweep(service: Service, queries: Queries) -> None:
             log.warning("results cannot be expired: %s", type(error).__name__)
 
 
-async def _lag(service: Service) -> None:
-    """How late the loop comes to what is due: whoever asks waits so much longer."""
+async def _observe_lag(service: Service) -> None:
+    """Measure how late the loop runs what is due, by which every request is delayed."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + _LOOKING
-        await asyncio.sleep(_LOOKING)
-        service.metrics.lagged(max(0.0, loop.time() - due))
+        due = loop.time() + _LAG_INTERVAL_S
+        await asyncio.sleep(_LAG_INTERVAL_S)
+        service.metrics.observe_lag(max(0.0, loop.time() - due))
 
 
-def _failed(request: Request, error: Any) -> Response:
-    found = http_error(error)
-    if found.status >= 500:
+def _on_teola_error(request: Request, error: Any) -> Response:
+    failure = http_error(error)
+    if failure.status >= 500:
         settings = request.app.state.service.settings
-        log.warning("request %s failed (%s): %s", request.scope["teola.request_id"], found.code, named(error, settings))
-    return respond(found)
+        log.warning(
+            "request %s failed (%s): %s",
+            request.scope["teola.request_id"],
+            failure.code,
+            describe_error(error, settings),
+        )
+    return respond(failure)
 
 
-_OUR_OWN = ("/v1/activity", "/v1/queries", "/v1/rerank")
-"""Addresses that OpenAI's protocol has not."""
+_OWN_ADDRESSES = ("/v1/activity", "/v1/queries", "/v1/rerank")
+"""Addresses that OpenAI's protocol does not have."""
 
 
-def _invalid(request: Request, error: Any) -> Response:
-    of_openai = not request.url.path.startswith(_OUR_OWN)
+def _on_invalid_body(request: Request, error: Any) -> Response:
+    of_openai = not request.url.path.startswith(_OWN_ADDRESSES)
     reference = "OpenAI's reference for the parameter" if of_openai else "/openapi.json for what this address takes"
     return respond(invalid(error.errors()[0], f"see {reference}"))
 
 
-def _refused(request: Request, error: Any) -> Response:
-    """What the framework says itself: no such address, no such method."""
+def _on_http_exception(request: Request, error: Any) -> Response:
+    """Answer the framework's own errors: no such address, no such method."""
     hint = "see /openapi.json for the addresses" if error.status_code in (404, 405) else ""
-    made = HttpError(error.status_code, f"{error.detail}.", hint=hint, headers=error.headers)
-    return respond(made)
+    return respond(HttpError(error.status_code, f"{error.detail}.", hint=hint, headers=error.headers))

@@ -15,7 +15,10 @@ from teola_plugin.server.settings import KeySettings
 
 @dataclass(slots=True)
 class Bucket:
-    """Fills by `rate` a minute, up to a minute's worth; may be overdrawn by what is known only afterwards."""
+    """A token bucket that fills by `rate` a minute, up to one minute's worth.
+
+    It may be overdrawn by amounts that are known only afterwards.
+    """
 
     rate: float
     level: float
@@ -26,7 +29,7 @@ class Bucket:
         return cls(rate, max(1.0, rate), now)
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until it holds so much; 0 for now."""
+        """Return the seconds until the bucket holds `amount`; 0 if it does now."""
         self.level = min(max(1.0, self.rate), self.level + (now - self.at) * self.rate / 60)
         self.at = now
         return max(0.0, (amount - self.level) * 60 / self.rate)
@@ -36,13 +39,13 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not taken now."""
+class LimitRefusal:
+    """The refusal of a request because its key has reached a limit."""
 
-    what: str
-    """What there is too much of: `rate`, `concurrency`, `tokens`, `uploads`."""
+    limit: str
+    """`rate`, `concurrency`, `tokens` or `uploads`."""
     seconds: float
-    """After which it may be taken."""
+    """Time after which the request may be sent again."""
 
     @property
     def retry_after(self) -> int:
@@ -51,46 +54,49 @@ class Refusal:
 
 
 class KeyLimits:
-    """Of one key. One owner: the server's loop."""
+    """The limits of one key. The clock is passed in. Used on the server's loop alone."""
 
     def __init__(self, key: KeySettings, now: float) -> None:
-        self._most = key.concurrent
+        self._max_running = key.concurrent
         self._requests = None if key.requests_per_minute is None else Bucket.full(key.requests_per_minute, now)
         self._tokens = None if key.tokens_per_minute is None else Bucket.full(key.tokens_per_minute, now)
         self._uploads = None if key.uploads_per_minute is None else Bucket.full(key.uploads_per_minute, now)
         self.running = 0
 
-    def upload(self, now: float) -> Refusal | None:
-        """A document is read, unless a reason not to is given."""
+    def begin_upload(self, now: float) -> LimitRefusal | None:
+        """Count the reading of a document, or return why it is refused."""
         if self._uploads is not None:
             if (seconds := self._uploads.wait(1.0, now)) > 0:
-                return Refusal("uploads", seconds)
+                return LimitRefusal("uploads", seconds)
             self._uploads.take(1.0)
         return None
 
-    def begin(self, now: float, *, always: bool = False) -> Refusal | None:
-        """A request begins, unless a reason not to is given. `end` is to be called for one that has begun."""
+    def begin(self, now: float, *, always: bool = False) -> LimitRefusal | None:
+        """Count the begin of a request, or return why it is refused. Call `end` for each that has begun.
+
+        `always`: begin it whatever the limits.
+        """
         if always:
             self.running += 1
             return None
-        if self._most is not None and self.running >= self._most:
-            return Refusal("concurrency", 1.0)
+        if self._max_running is not None and self.running >= self._max_running:
+            return LimitRefusal("concurrency", 1.0)
         if self._tokens is not None and (seconds := self._tokens.wait(1.0, now)) > 0:
-            return Refusal("tokens", seconds)
+            return LimitRefusal("tokens", seconds)
         if self._requests is not None:
             if (seconds := self._requests.wait(1.0, now)) > 0:
-                return Refusal("rate", seconds)
+                return LimitRefusal("rate", seconds)
             self._requests.take(1.0)
         self.running += 1
         return None
 
     def end(self, tokens: int) -> None:
-        """It has ended, and has cost so many tokens."""
+        """Count the end of a request that has cost `tokens`."""
         self.running -= 1
         self.charge(tokens)
 
     def charge(self, tokens: int) -> None:
-        """A request that has ended has cost so many tokens."""
+        """Take `tokens` that an ended request has cost from the limit."""
         if self._tokens is not None:
             self._tokens.take(tokens)
 
@@ -102,7 +108,7 @@ _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Caller:
-    """Who asks. Without keys there is one, `anonymous`."""
+    """The key that a request came with, and its limits. Without keys all requests have one, `anonymous`."""
 
     key: KeySettings
     limits: KeyLimits
@@ -114,15 +120,15 @@ class Caller:
     def may_ask(self, model: str) -> bool:
         return not self.key.models or model in self.key.models
 
-    def tokens(self, asked: int) -> int:
-        """Of an answer that may be so long."""
-        most = self.key.max_output_tokens
-        return asked if most is None else min(asked, most)
+    def max_tokens(self, requested: int) -> int:
+        """Return the tokens that an answer may have if the request allows `requested`."""
+        limit = self.key.max_output_tokens
+        return requested if limit is None else min(requested, limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the headers say; None and empty for nothing. Seconds count from `since`."""
+class RequestHeaders:
+    """The values of a request's X-Teola headers; None and empty for absent ones. Seconds count from `since`."""
 
     query: str = ""
     """The query that the request joins."""
@@ -130,14 +136,14 @@ class Told:
     deadline: float | None = None
     goal: float | None = None
     depth: int = 0
-    """Requests of the query that are to come behind it, one after the other."""
+    """Number of requests of the query that follow this one, one after the other."""
     gang: str = ""
     since: float | None = None
-    """When the first byte of the request came, on the server's clock: what its seconds count from. None: now."""
+    """When the first byte of the request arrived, on the server's clock. None: now."""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], since: float | None = None) -> Told:
-        """Raises `HttpError` for what makes no sense."""
+    def parse(cls, headers: Mapping[str, str], since: float | None = None) -> RequestHeaders:
+        """Read the headers. Raise `HttpError` for malformed ones."""
         return cls(
             _name(headers, QUERY),
             _name(headers, APP),
@@ -148,15 +154,11 @@ class Told:
             since,
         )
 
-    def deadline_within(self, key: KeySettings) -> float | None:
-        """Seconds: of the caller's and the key's the earlier."""
-        return min((at for at in (self.deadline, key.max_seconds) if at is not None), default=None)
-
 
 def _name(headers: Mapping[str, str], name: str) -> str:
     value = headers.get(name, "")
     if value and not _ID.fullmatch(value):
-        raise _wrong(name, value, "up to 128 letters, digits and the signs _ . : -")
+        raise _malformed(name, value, "up to 128 letters, digits and the signs _ . : -")
     return value
 
 
@@ -169,23 +171,23 @@ def _seconds(headers: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise _wrong(name, value, "a positive number of seconds, e.g. 2.5")
+        raise _malformed(name, value, "a positive number of seconds, e.g. 2.5")
     return seconds
 
 
 def _depth(headers: Mapping[str, str]) -> int:
     value = headers.get(DEPTH, "0")
     if not (value.isascii() and value.isdigit() and len(value) <= 4):
-        raise _wrong(DEPTH, value, "a whole number from 0 to 9999")
+        raise _malformed(DEPTH, value, "a whole number from 0 to 9999")
     return int(value)
 
 
-def _wrong(name: str, value: str, wanted: str) -> HttpError:
-    return bad_request(f"the header {name} is {value!r:.80}.", f"give {wanted}, or leave it out", param=name)
+def _malformed(name: str, value: str, expected: str) -> HttpError:
+    return bad_request(f"the header {name} is {value!r:.80}.", f"give {expected}, or leave it out", param=name)
 
 
-class KeptNames(Protocol):
-    """Where names outlive the server: those of tenants that were forgotten."""
+class NameStore(Protocol):
+    """A store of the names of deleted tenants that outlives the server."""
 
     async def names(self) -> dict[str, str]: ...
 
@@ -193,26 +195,29 @@ class KeptNames(Protocol):
 
 
 class PoolNames:
-    """A tenant that is forgotten has another name from then on: what caches still hold under the old one is reached by
-    nobody, until its place is needed. One owner: the server's loop."""
+    """The names of tenants in the pool, which keep their caches, drafts and traces apart.
+
+    A deleted tenant gets a new name: what caches still hold under the old one is unreachable, and evicted in time. Used
+    on the server's loop alone.
+    """
 
     def __init__(self) -> None:
-        self._renewed: dict[str, str] = {}
-        self._kept: KeptNames | None = None
+        self._new_names: dict[str, str] = {}
+        self._store: NameStore | None = None
 
-    async def open(self, kept: KeptNames) -> None:
-        """Goes on with the names that a server before had: the engines of a shared pool outlive it. Raises what the
-        store raises."""
-        self._renewed, self._kept = await kept.names(), kept
+    async def open(self, store: NameStore) -> None:
+        """Load the names that an earlier server stored, since engines of a pool outlive it. Raise what the store
+        raises."""
+        self._new_names, self._store = await store.names(), store
 
-    def of(self, tenant: str) -> str:
-        return self._renewed.get(tenant, tenant)
+    def name_of(self, tenant: str) -> str:
+        return self._new_names.get(tenant, tenant)
 
-    async def renewed(self, tenant: str) -> str:
-        """The name that the tenant had. The new one is kept before it counts. Raises what the store raises."""
+    async def renew(self, tenant: str) -> str:
+        """Give the tenant a new name, which is stored first; return the old one. Raise what the store raises."""
         name = f"{tenant}#{secrets.token_hex(8)}"
-        if self._kept is not None:
-            await self._kept.put_name(tenant, name)
-        old = self.of(tenant)
-        self._renewed[tenant] = name
+        if self._store is not None:
+            await self._store.put_name(tenant, name)
+        old = self.name_of(tenant)
+        self._new_names[tenant] = name
         return old

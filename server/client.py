@@ -1,4 +1,19 @@
-"""A typed client of what this server has beyond OpenAI's protocol."""
+"""A typed client, sync and async, of what a server of `teola serve` has beyond OpenAI's protocol.
+
+It submits queries, and lets requests of other clients join one query: all that an app sends within `joining()`.
+
+::
+
+    from openai import AsyncOpenAI, OpenAI
+    from teola_plugin.server.client import AsyncQueryClient, QueryClient, joining
+
+    client = OpenAI(base_url=url, http_client=QueryClient())  # or AsyncOpenAI(..., http_client=AsyncQueryClient())
+    with joining(app="support", goal=3.0):
+        client.chat.completions.create(model="llm", messages=messages)
+
+Without these clients, `joining().headers` are the headers to send (`default_headers=`, `extra_headers=`). Needs httpx,
+and nothing of the server's.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +34,27 @@ import httpx
 from teola_plugin.errors import EngineUnavailable, QueryError
 from teola_plugin.event_streams import ServerSentEvent, aread_events, read_events
 
-GivenFile = str | Path | Mapping[str, Any]
+ClientFile = str | Path | Mapping[str, Any]
 """The path of a file, or an object as the server takes it: `{"file_id": ...}`, `{"text": ...}`, `{"url": ...}`."""
 
 
-def document(given: GivenFile) -> dict[str, Any]:
-    """As JSON. Raises `QueryError` for a file that cannot be read."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    path = Path(given)
+def document_to_json(file: ClientFile) -> dict[str, Any]:
+    """Return a document as JSON. Raise `QueryError` for a file that cannot be read."""
+    if isinstance(file, Mapping):
+        return dict(file)
+    path = Path(file)
     try:
         data = path.read_bytes()
     except OSError as error:
-        what = f"the document {str(path)!r:.200} cannot be read: {error.strerror or error}."
-        raise QueryError(what, hint='give the path of a file, or {"text": "..."}') from error
+        message = f"the document {str(path)!r:.200} cannot be read: {error.strerror or error}."
+        raise QueryError(message, hint='give the path of a file, or {"text": "..."}') from error
     type = mimetypes.guess_type(path.name)[0] or ""
     return {"filename": path.name, "file_data": f"data:{type};base64,{base64.b64encode(data).decode()}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A query that requests join."""
+    """A query that requests join by its name."""
 
     query: str
     app: str = ""
@@ -48,13 +63,10 @@ class Joined:
 
     @property
     def headers(self) -> dict[str, str]:
-        told = {"X-Teola-Query": self.query, "X-Teola-App": self.app}
-        told |= {"X-Teola-Deadline": _text(self.deadline), "X-Teola-Goal": _text(self.goal)}
-        return {name: value for name, value in told.items() if value}
-
-
-def _text(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:g}"
+        texts = {"X-Teola-Query": self.query, "X-Teola-App": self.app}
+        seconds = {"X-Teola-Deadline": self.deadline, "X-Teola-Goal": self.goal}
+        texts |= {name: f"{value:g}" for name, value in seconds.items() if value is not None}
+        return {name: text for name, text in texts.items() if text}
 
 
 _current: ContextVar[Joined | None] = ContextVar("teola_joined_query", default=None)
@@ -64,14 +76,14 @@ _current: ContextVar[Joined | None] = ContextVar("teola_joined_query", default=N
 def joining(
     query: str | None = None, *, app: str = "", deadline: float | None = None, goal: float | None = None
 ) -> Iterator[Joined]:
-    """Requests that are made in the body, by clients of this module, are one query. A name is made where none is given.
+    """Make all requests in the body, by the clients of this module, one query. Draw a name if none is given.
 
-    `deadline`, `goal`: seconds from its first request, after which it fails; in which it should be done.
+    `deadline`, `goal`: seconds from its first request, after which it fails, and within which it should end.
     """
-    made = Joined(query or f"query_{secrets.token_hex(12)}", app, deadline, goal)
-    token = _current.set(made)
+    joined = Joined(query or f"query_{secrets.token_hex(12)}", app, deadline, goal)
+    token = _current.set(joined)
     try:
-        yield made
+        yield joined
     finally:
         _current.reset(token)
 
@@ -83,7 +95,7 @@ def _mark(request: httpx.Request) -> None:
 
 
 class QueryClient(httpx.Client):
-    """An `httpx.Client` whose requests say which query they belong to."""
+    """An `httpx.Client` that sends the headers of the query which `joining` has begun."""
 
     def send(self, request: httpx.Request, **more: Any) -> httpx.Response:
         _mark(request)
@@ -91,7 +103,7 @@ class QueryClient(httpx.Client):
 
 
 class AsyncQueryClient(httpx.AsyncClient):
-    """The same for a loop."""
+    """An `httpx.AsyncClient` that sends the headers of the query which `joining` has begun."""
 
     async def send(self, request: httpx.Request, **more: Any) -> httpx.Response:
         _mark(request)
@@ -99,12 +111,12 @@ class AsyncQueryClient(httpx.AsyncClient):
 
 
 ENDED = ("done", "failed", "cancelled", "interrupted")
-_RESTS = (*ENDED, "waiting")
+_AT_REST = (*ENDED, "waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedQuery:
-    """As the server tells it. Times are Unix times, in seconds."""
+    """A submitted query as the server describes it. Times are Unix times, in seconds."""
 
     id: str
     model: str
@@ -119,10 +131,10 @@ class SubmittedQuery:
     within_goal: bool | None = None
     query: str = ""
     answer: Mapping[str, Any] | None = None
-    """`text`, `finish_reason`, `usage`, and what an app tells beside them."""
+    """`text`, `finish_reason`, `usage`, and what an app adds to them."""
     error: Mapping[str, Any] | None = None
     waiting: Mapping[str, Any] | None = None
-    """Of a graph that has stopped to ask: `interrupts`, each an `id` and a `value`; `next`, the nodes to come."""
+    """The stop of a graph that asks somebody: `interrupts`, each an `id` and a `value`; `next`, the nodes to come."""
 
     @property
     def over(self) -> bool:
@@ -130,23 +142,23 @@ class SubmittedQuery:
 
     @property
     def rests(self) -> bool:
-        """Whether it is over, or waits for somebody: see `resume`."""
-        return self.status in _RESTS
+        """True if it has ended, or waits for somebody: see `resume`."""
+        return self.status in _AT_REST
 
     @property
     def text(self) -> str:
-        """Of the answer. Raises `QueryError` where there is none."""
+        """The answer's text. Raise `QueryError` if there is no answer."""
         if self.answer is None:
-            why = str((self.error or {}).get("message", f"it is {self.status}"))
+            reason = str((self.error or {}).get("message", f"it is {self.status}"))
             raise QueryError(
-                f"query {self.id} has no answer: {why}", query_id=self.id, hint="wait for it, or see its error"
+                f"query {self.id} has no answer: {reason}", query_id=self.id, hint="wait for it, or see its error"
             )
         return str(self.answer.get("text", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class QueryEvent:
-    """One event of a query. After a `reset`, what came before is void."""
+    """One event of a query. After a `reset`, earlier events are void."""
 
     id: str
     kind: str
@@ -154,7 +166,7 @@ class QueryEvent:
 
     @property
     def text(self) -> str:
-        """That it adds to the answer."""
+        """The text that it adds to the answer."""
         return str(self.data.get("text", "")) if self.kind == "delta" else ""
 
 
@@ -198,8 +210,8 @@ def _checked(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _unreachable(url: str, error: httpx.TransportError) -> EngineUnavailable:
-    what = f"no server of teola serve answers at {url} ({type(error).__name__})."
-    return EngineUnavailable(what, retryable=True, hint="start it, or correct the address")
+    message = f"no server of teola serve answers at {url} ({type(error).__name__})."
+    return EngineUnavailable(message, retryable=True, hint="start it, or correct the address")
 
 
 def _submission(
@@ -208,18 +220,18 @@ def _submission(
     inputs: Any,
     parameters: Mapping[str, Any],
     variables: Mapping[str, Any],
-    documents: Sequence[GivenFile],
+    documents: Sequence[ClientFile],
     settings: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    sent = [document(one) for one in documents] or None
-    given = {"input": input, "inputs": inputs, "documents": sent, "settings": settings}
+    files = [document_to_json(file) for file in documents] or None
+    optional = {"input": input, "inputs": inputs, "documents": files, "settings": settings}
     values = {name: {"query": one.id} if isinstance(one, SubmittedQuery) else one for name, one in variables.items()}
-    asked = {"model": model, "parameters": dict(parameters), "variables": values}
-    return asked | {key: value for key, value in given.items() if value is not None}
+    required = {"model": model, "parameters": dict(parameters), "variables": values}
+    return required | {key: value for key, value in optional.items() if value is not None}
 
 
 def _to_query_event(event: ServerSentEvent) -> QueryEvent:
-    """Raise QueryError for an event whose data is no JSON object."""
+    """Return the event of a query. Raise QueryError for an event whose data is no JSON object."""
     return QueryEvent(event.last_event_id, event.type, _parse_object(event.data, "an event"))
 
 
@@ -231,22 +243,22 @@ def _parse_object(text: str | bytes, name: str) -> dict[str, Any]:
         value = None
     if isinstance(value, dict):
         return value
-    shown = text if isinstance(text, str) else text.decode(errors="replace")
-    raise QueryError(f"{name} of the server is no JSON object: {shown[:200]!r}", hint=_WRONG_SERVER)
+    content = text if isinstance(text, str) else text.decode(errors="replace")
+    raise QueryError(f"{name} of the server is no JSON object: {content[:200]!r}", hint=_WRONG_SERVER)
 
 
 def _headers(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-_TRIES = 5
-"""Connections of one stream of events that may break without news in between."""
+_MAX_BROKEN = 5
+"""Connections that may break one after the other without an event between them."""
 
 
 class TeolaClient:
-    """Of a server at `url`, e.g. `http://127.0.0.1:8000`. A context manager; requests join `joining()`.
+    """A client of the server at `url`, e.g. `http://127.0.0.1:8000`. A context manager; its requests join `joining()`.
 
-    Raises `QueryError` for what the server refuses, `EngineUnavailable` where there is none.
+    Its methods raise `QueryError` for what the server refuses, and `EngineUnavailable` if there is no server.
     """
 
     def __init__(self, url: str, api_key: str = "", *, timeout: float = 630.0, **more: Any) -> None:
@@ -260,33 +272,35 @@ class TeolaClient:
         inputs: Any = None,
         parameters: Mapping[str, Any] | None = None,
         variables: Mapping[str, str | SubmittedQuery] | None = None,
-        documents: Sequence[GivenFile] = (),
+        documents: Sequence[ClientFile] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
-        """A query: text or messages, or an app's whole `inputs`. A variable may be another query, done or not.
+        """Submit a query: text or messages, or an app's whole `inputs`. A variable may be another query, ended or not.
 
         `documents`: paths of files, or objects as the server takes them. `settings`: of a workflow, for this query.
         """
         body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
-        return _query(self._ask("POST", "/v1/queries", json=body))
+        return _query(self._send("POST", "/v1/queries", json=body))
 
     def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:
-        """How it is, after at most so many seconds."""
-        return _query(self._ask("GET", f"/v1/queries/{id}", params={"wait": wait}))
+        """Return the query, after at most `wait` seconds if it is not at rest before."""
+        return _query(self._send("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     def wait(self, id: str) -> SubmittedQuery:
-        """The query once it is over, or waits for somebody."""
-        while not (found := self.get(id, wait=60)).rests:
+        """Return the query once it has ended, or waits for somebody."""
+        while not (query := self.get(id, wait=60)).rests:
             pass
-        return found
+        return query
 
     def events(self, id: str, last: str = "") -> Iterator[QueryEvent]:
-        """What happens to it, until it is over or waits for somebody; connections that break are made again. `last`:
-        the id of an event, from behind which to go on."""
+        """Yield the query's events until it ends or waits for somebody. Connections that break are made again.
+
+        `last`: the id of an event, after which to begin.
+        """
         kind, broken = "", 0
         while True:
             try:
-                with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_from(last)) as answer:
+                with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_resume_headers(last)) as answer:
                     if not answer.is_success:
                         answer.read()
                         _checked(answer)
@@ -295,32 +309,32 @@ class TeolaClient:
                         yield event
                         if kind in ENDED:
                             return
-                if kind in _RESTS:
+                if kind in _AT_REST:
                     return
                 broken += 1
             except httpx.TransportError as error:
                 broken += 1
-                if broken >= _TRIES:
+                if broken >= _MAX_BROKEN:
                     raise _unreachable(str(self._http.base_url), error) from error
-            if broken >= _TRIES:
+            if broken >= _MAX_BROKEN:
                 raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
 
     def resume(self, id: str, value: Any = None) -> SubmittedQuery:
-        """Tells a graph what it has stopped to ask for; several questions: values by the ids of the interrupts."""
-        return _query(self._ask("POST", f"/v1/queries/{id}/resume", json={"value": value}))
+        """Answer the question that a graph has stopped to ask; several: values by the ids of the interrupts."""
+        return _query(self._send("POST", f"/v1/queries/{id}/resume", json={"value": value}))
 
     def cancel(self, id: str) -> SubmittedQuery:
-        return _query(self._ask("POST", f"/v1/queries/{id}/cancel"))
+        return _query(self._send("POST", f"/v1/queries/{id}/cancel"))
 
     def forget(self, id: str) -> None:
-        """Ends it, and nothing of it is kept."""
-        self._ask("DELETE", f"/v1/queries/{id}")
+        """End the query, and delete what is stored of it."""
+        self._send("DELETE", f"/v1/queries/{id}")
 
     def latest(self, limit: int = 50, status: str = "") -> list[SubmittedQuery]:
-        """`status`: only those that are so, e.g. `waiting`."""
-        return _queries(self._ask("GET", "/v1/queries", params=_asked(limit, status)))
+        """Return the latest queries. `status`: only those of this status, e.g. `waiting`."""
+        return _queries(self._send("GET", "/v1/queries", params=_list_parameters(limit, status)))
 
-    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    def _send(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         try:
             return _checked(self._http.request(method, path, **more))
         except httpx.TransportError as error:
@@ -337,7 +351,7 @@ class TeolaClient:
 
 
 class AsyncTeolaClient:
-    """`TeolaClient` for a loop: the same methods, awaited."""
+    """The same as `TeolaClient`, with methods to await."""
 
     def __init__(self, url: str, api_key: str = "", *, timeout: float = 630.0, **more: Any) -> None:
         self._http = AsyncQueryClient(base_url=url, headers=_headers(api_key), timeout=timeout, **more)
@@ -350,25 +364,27 @@ class AsyncTeolaClient:
         inputs: Any = None,
         parameters: Mapping[str, Any] | None = None,
         variables: Mapping[str, str | SubmittedQuery] | None = None,
-        documents: Sequence[GivenFile] = (),
+        documents: Sequence[ClientFile] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
         body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
-        return _query(await self._ask("POST", "/v1/queries", json=body))
+        return _query(await self._send("POST", "/v1/queries", json=body))
 
     async def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:
-        return _query(await self._ask("GET", f"/v1/queries/{id}", params={"wait": wait}))
+        return _query(await self._send("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     async def wait(self, id: str) -> SubmittedQuery:
-        while not (found := await self.get(id, wait=60)).rests:
+        while not (query := await self.get(id, wait=60)).rests:
             pass
-        return found
+        return query
 
     async def events(self, id: str, last: str = "") -> AsyncIterator[QueryEvent]:
         kind, broken = "", 0
         while True:
             try:
-                async with self._http.stream("GET", f"/v1/queries/{id}/events", headers=_from(last)) as answer:
+                async with self._http.stream(
+                    "GET", f"/v1/queries/{id}/events", headers=_resume_headers(last)
+                ) as answer:
                     if not answer.is_success:
                         await answer.aread()
                         _checked(answer)
@@ -379,30 +395,30 @@ class AsyncTeolaClient:
                             yield news
                             if kind in ENDED:
                                 return
-                if kind in _RESTS:
+                if kind in _AT_REST:
                     return
                 broken += 1
             except httpx.TransportError as error:
                 broken += 1
-                if broken >= _TRIES:
+                if broken >= _MAX_BROKEN:
                     raise _unreachable(str(self._http.base_url), error) from error
-            if broken >= _TRIES:
+            if broken >= _MAX_BROKEN:
                 raise QueryError(f"the events of query {id} broke off.", query_id=id, hint="ask for it by its id")
 
     async def resume(self, id: str, value: Any = None) -> SubmittedQuery:
-        return _query(await self._ask("POST", f"/v1/queries/{id}/resume", json={"value": value}))
+        return _query(await self._send("POST", f"/v1/queries/{id}/resume", json={"value": value}))
 
     async def cancel(self, id: str) -> SubmittedQuery:
-        return _query(await self._ask("POST", f"/v1/queries/{id}/cancel"))
+        return _query(await self._send("POST", f"/v1/queries/{id}/cancel"))
 
     async def forget(self, id: str) -> None:
-        await self._ask("DELETE", f"/v1/queries/{id}")
+        await self._send("DELETE", f"/v1/queries/{id}")
 
     async def latest(self, limit: int = 50, status: str = "") -> list[SubmittedQuery]:
-        """`status`: only those that are so, e.g. `waiting`."""
-        return _queries(await self._ask("GET", "/v1/queries", params=_asked(limit, status)))
+        """Return the latest queries. `status`: only those of this status, e.g. `waiting`."""
+        return _queries(await self._send("GET", "/v1/queries", params=_list_parameters(limit, status)))
 
-    async def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    async def _send(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         try:
             return _checked(await self._http.request(method, path, **more))
         except httpx.TransportError as error:
@@ -418,9 +434,9 @@ class AsyncTeolaClient:
         await self.close()
 
 
-def _asked(limit: int, status: str) -> dict[str, Any]:
+def _list_parameters(limit: int, status: str) -> dict[str, Any]:
     return {"limit": limit, **({"status": status} if status else {})}
 
 
-def _from(last: str) -> dict[str, str]:
+def _resume_headers(last: str) -> dict[str, str]:
     return {"Last-Event-ID": last} if last else {}

@@ -18,11 +18,11 @@ from teola_plugin.errors import (
 )
 
 CLIENT_GONE = 499
-"""Nobody reads it: for the log."""
+"""Status, for the log alone, of a request whose client has left."""
 
 
 class HttpError(TeolaError):
-    """What a client is told instead of an answer."""
+    """An error that a client gets instead of an answer."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ def not_found(message: str, hint: str = "", *, code: str = "not_found") -> HttpE
 
 
 def too_many(message: str, seconds: int, *, code: str, hint: str = "") -> HttpError:
-    """429, with the seconds after which it may be asked again."""
+    """Return a 429 that names the seconds after which the request may be sent again."""
     headers = {"Retry-After": str(seconds)}
     return HttpError(429, message, hint=hint, kind="rate_limit_error", code=code, headers=headers)
 
 
 def unexpected(request_id: str) -> HttpError:
-    """A fault of the server's, or of an app's own code: what it was stands in the log alone."""
+    """Return the error for a fault of the server, or of an app's own code. Its details stand in the log alone."""
     hint = f"see the server's log for request {request_id}"
     return HttpError(500, "the server could not do that.", hint=hint, kind="server_error", code="internal_error")
 
@@ -83,10 +83,10 @@ def http_error(error: TeolaError) -> HttpError:
         return HttpError(refusal.status, error.message, hint=error.hint, code="refused_by_server")
     if type(error) is EngineError and refusal is None and not error.retryable and not broken_in(error):
         return bad_request(error.message, error.hint, code="refused_by_engine")
-    for kind, status, what, code in _TABLE:
-        if isinstance(error, kind):
+    for error_class, status, kind, code in _TABLE:
+        if isinstance(error, error_class):
             headers = {"Retry-After": "1"} if status in (429, 503) else None
-            return HttpError(status, error.message, hint=error.hint, kind=what, code=code, headers=headers)
+            return HttpError(status, error.message, hint=error.hint, kind=kind, code=code, headers=headers)
     return HttpError(500, error.message, hint=error.hint, kind="server_error", code="internal_error")
 
 

@@ -19,38 +19,38 @@ from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.admission import Ticket
 from teola_plugin.server.callers import Caller
 
-_ENDING = 10.0
-"""Seconds that queries have to end which are forgotten."""
-KEPT = 1000
-"""Queries that have ended and are still told of."""
+_FORGET_GRACE_S = 10.0
+"""Grace period, in seconds, for running queries of a deleted tenant."""
+MAX_ENDED = 1000
+"""Number of ended queries that are still listed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What ran as part of a query."""
+class QueryPart:
+    """A submitted query, or a query that an app began in the pool, that ran as part of a live query."""
 
     id: str
     submitted: bool = False
-    """Whether it is a submitted query, whose answer is kept; else one that an app has begun in the pool, which has a
-    trace."""
+    """True for a submitted query, whose answer is stored; False for an app's query in the pool, which has a trace."""
 
 
 @dataclass(slots=True, eq=False)
 class LiveQuery:
-    """One query: what happens to it, for everybody who may know."""
+    """One query of the server: its state while it runs, and its figures afterwards."""
 
     id: str
     tenant: str
     app: str
     run: QueryRun | None
-    """None once it is over."""
+    """Its run in the pool; None once it has ended."""
     trace: str
-    """Its id in the pool."""
+    """Id of its trace in the pool."""
     ticket: Ticket
     began: float
-    wall: float
+    """On the server's clock."""
+    began_unix: float
     joined: bool
-    """Whether requests name it; else it is over with its only one."""
+    """True if requests join it by name; otherwise it ends with its only request."""
     goal: float | None = None
     users: int = 0
     """Requests of it that are under way."""
@@ -62,16 +62,16 @@ class LiveQuery:
     seconds: float | None = None
     models: dict[str, int] = field(default_factory=dict)
     """Requests by model."""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[QueryPart] = field(default_factory=list)
     """In the order in which they began."""
 
-    def ran(self, id: str, *, submitted: bool = False) -> None:
-        """Something begins as part of it."""
-        self.parts.append(Part(id, submitted))
+    def add_part(self, id: str, *, submitted: bool = False) -> None:
+        """Record a query that begins as part of this one."""
+        self.parts.append(QueryPart(id, submitted))
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """Ids in the pool of queries that its apps have begun, beside its own."""
+        """Ids in the pool of the queries that its apps began, without its own."""
         return tuple(part.id for part in self.parts if not part.submitted)
 
     @property
@@ -81,26 +81,29 @@ class LiveQuery:
 
 
 class LiveQueries:
-    """One owner: the server's loop. `idle`: seconds without a request after which a joined query is over."""
+    """The queries of a server. `idle`: seconds without a request after which a joined query ends. One loop uses it."""
 
     def __init__(self, pool: EnginePool, idle: float, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._pool, self._idle, self._clock, self._wall = pool, idle, clock, wall
         self._joined: dict[tuple[str, str], LiveQuery] = {}
         self.running: set[LiveQuery] = set()
-        self.ended: deque[LiveQuery] = deque(maxlen=KEPT)
+        self.ended_queries: deque[LiveQuery] = deque(maxlen=MAX_ENDED)
         self.on_end: Callable[[LiveQuery], object] = lambda _: None
-        """Told of every query that is over."""
+        """Called with every query that has ended."""
 
     def joined(self, tenant: str, id: str) -> LiveQuery | None:
-        """The query of this name that is under way; each tenant has names of its own."""
+        """Return the running query that requests join by this name; each tenant has names of its own."""
         return self._joined.get((tenant, id)) if id else None
 
     def begin(self, query: Query, ticket: Ticket, *, tenant: str, id: str, goal: float | None) -> LiveQuery:
-        """`tenant`: whose it is, by whatever name the pool knows it. `id`: that of requests which join it; empty for a
-        query of one request. It has begun when its request began to come."""
+        """Begin a query. It counts as begun when its request began to arrive.
+
+        `tenant`: its owner, by whatever name the pool knows it. `id`: the name by which requests join it; empty for a
+        query of one request.
+        """
         run = self._pool.runtime.watch(query, joins=True)
         now = self._clock()
-        made = LiveQuery(
+        live = LiveQuery(
             id or f"query_{secrets.token_hex(12)}",
             tenant,
             query.app,
@@ -113,13 +116,13 @@ class LiveQueries:
             goal,
             last=now,
         )
-        self.running.add(made)
+        self.running.add(live)
         if id:
-            self._joined[tenant, id] = made
-        return made
+            self._joined[tenant, id] = live
+        return live
 
     def leave(self, query: LiveQuery, outcome: str) -> None:
-        """A request of it has ended so: done, failed or cancelled."""
+        """Record that a request of the query ended with this outcome: done, failed or cancelled."""
         query.users -= 1
         query.last = self._clock()
         if not query.joined:
@@ -128,10 +131,10 @@ class LiveQueries:
             query.status = outcome
 
     def close(self, query: LiveQuery, outcome: str, at: float) -> None:
-        """It is over, and was at that time. Idempotent."""
+        """End the query, which was over at the time `at`. Idempotent."""
         if query not in self.running:
             return
-        self.ended.append(query)  # first: whoever looks from another thread finds it in either
+        self.ended_queries.append(query)  # first, so that other threads find it in one of both
         self.running.discard(query)
         if query.joined:
             self._joined.pop((query.tenant, query.id), None)
@@ -140,104 +143,104 @@ class LiveQueries:
         run, query.run = query.run, None
         if run is not None:
             (run.cancel if outcome == "cancelled" else run.close)()
-        query.ticket.end(whole=query.status == "done")
+        query.ticket.end(answered=query.status == "done")
         self.on_end(query)
 
     def sweep(self) -> None:
-        """Queries that nobody has joined for a while are over since then."""
+        """End the joined queries that no request has joined for a while, as of their last request."""
         now = self._clock()
-        for one in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
-            self.close(one, "done", one.last)
+        for query in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
+            self.close(query, "done", query.last)
 
     def by_trace(self, tenant: str) -> dict[str, LiveQuery]:
-        """This tenant's queries by the ids of their traces, those that their apps have begun included."""
-        known = [query for query in (*self.ended, *self.running) if query.tenant == tenant]
-        return {trace: query for query in known for trace in (query.trace, *query.traces)}
+        """Return this tenant's queries by the ids of their traces, those that their apps began included."""
+        queries = [query for query in (*self.ended_queries, *self.running) if query.tenant == tenant]
+        return {trace: query for query in queries for trace in (query.trace, *query.traces)}
 
     def find(self, tenant: str, id: str) -> LiveQuery | None:
-        """Under way or ended, of this tenant."""
-        known = [*self.running, *reversed(self.ended)]
-        return next((q for q in known if q.id == id and q.tenant == tenant), None)
+        """Return this tenant's query of that id, running or ended; None if there is none."""
+        queries = [*self.running, *reversed(self.ended_queries)]
+        return next((q for q in queries if q.id == id and q.tenant == tenant), None)
 
     async def forget(self, tenant: str) -> set[str]:
-        """Ends its queries, and forgets what happened to them; the ids of their traces."""
+        """End the tenant's queries and forget them. Return the ids of their traces."""
         under_way = [(one, one.run) for one in self.running if one.tenant == tenant]
         for one, _ in under_way:
             self.close(one, "cancelled", self._clock())
-        traces = [asyncio.wrap_future(run.trace) for _, run in under_way if run is not None]
-        if traces:
-            await asyncio.wait(traces, timeout=_ENDING)
-        gone = {id for one in self.ended if one.tenant == tenant for id in (one.trace, *one.traces)}
-        kept = [one for one in self.ended if one.tenant != tenant]
-        self.ended.clear()
-        self.ended.extend(kept)
-        return gone
+        ends = [asyncio.wrap_future(run.trace) for _, run in under_way if run is not None]
+        if ends:
+            await asyncio.wait(ends, timeout=_FORGET_GRACE_S)
+        traces = {id for one in self.ended_queries if one.tenant == tenant for id in (one.trace, *one.traces)}
+        kept_queries = [one for one in self.ended_queries if one.tenant != tenant]
+        self.ended_queries.clear()
+        self.ended_queries.extend(kept_queries)
+        return traces
 
-    def of(self, tenant: str) -> list[LiveQuery]:
-        """Of this tenant, latest first."""
-        known = [q for q in (*self.ended, *self.running) if q.tenant == tenant]
-        return sorted(known, key=lambda q: -q.wall)
+    def of_tenant(self, tenant: str) -> list[LiveQuery]:
+        """Return this tenant's queries, latest first."""
+        queries = [q for q in (*self.ended_queries, *self.running) if q.tenant == tenant]
+        return sorted(queries, key=lambda q: -q.began_unix)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A submitted query: what of it outlives the process."""
+class SubmittedQueryRef:
+    """A submitted query that a request session runs, as its model sees it."""
 
     id: str
     """Also the name of its thread, in graphs with checkpoints."""
-    goes_on: Literal["", "checkpoint", "told"] = ""
-    """Empty: it begins. From its last `checkpoint`; or from there, `told` what it has asked somebody for."""
+    resumes_from: Literal["", "checkpoint", "answer"] = ""
+    """Empty: it begins. `checkpoint`: it continues from its last one. `answer`: so, with the answer in `value`."""
     value: Any = None
-    """What it is told."""
+    """The answer to the question that its graph has stopped to ask."""
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
-    """Has a place in the queue until `end`. Handed to models, which work within it."""
+class RequestSession:
+    """One request of a client, with its query, its caller and its cost. It has a place in the queue until `end`."""
 
     request_id: str
     caller: Caller
     query: LiveQuery
-    place: CallPlace
-    on_end: Callable[[Visit, str], None]
+    call_place: CallPlace
+    on_end: Callable[[RequestSession, str], None]
     tokens: int = 0
-    """That it has cost so far."""
-    elsewhere: int = 0
-    """Those of them that models outside the pool have taken: no trace tells of these."""
-    ended: bool = False
-    kept: Kept | None = None
-    """None for a request that waits for its answer."""
+    """Tokens that it has cost so far."""
+    outside_tokens: int = 0
+    """Those of `tokens` that models outside the pool computed: no trace counts these."""
+    has_ended: bool = False
+    submitted: SubmittedQueryRef | None = None
+    """The submitted query that it runs; None for a request that waits for its answer."""
 
     @property
     def run(self) -> QueryRun:
-        """Raises `QueryCancelled` where the query was ended meanwhile, by a request of its own."""
+        """The query's run in the pool. Raise `QueryCancelled` if another of its requests has ended the query."""
         if self.query.run is None:
             raise QueryCancelled("the query is over.", query_id=self.query.id, hint="begin another one")
         return self.query.run
 
     @contextmanager
-    def placed(self) -> Iterator[QueryRun]:
-        """Calls in the body are made where the request says that it stands in its query."""
-        with during(current_place, self.place):
+    def at_call_place(self) -> Iterator[QueryRun]:
+        """Make the calls in the body at the depth and in the gang that the request's headers name."""
+        with during(current_place, self.call_place):
             yield self.run
 
     @contextmanager
-    def inside(self) -> Iterator[QueryRun]:
-        """Code in the body belongs to the query: whatever it calls of the pool joins it."""
-        with self.placed() as run, joined(run):
+    def inside_query(self) -> Iterator[QueryRun]:
+        """Let all calls of the pool in the body join the query."""
+        with self.at_call_place() as run, joined(run):
             yield run
 
-    def cost(self, tokens: int, *, elsewhere: int = 0) -> None:
-        """`elsewhere`: those of `tokens` that models outside the pool have taken."""
+    def add_cost(self, tokens: int, *, outside_tokens: int = 0) -> None:
+        """Add tokens to its cost. `outside_tokens`: those of them that models outside the pool computed."""
         self.tokens += tokens
-        self.elsewhere += elsewhere
+        self.outside_tokens += outside_tokens
 
     def end(self, outcome: str) -> None:
-        """done, failed or cancelled. Idempotent."""
-        if not self.ended:
-            self.ended = True
+        """End the request with this outcome: done, failed or cancelled. Idempotent."""
+        if not self.has_ended:
+            self.has_ended = True
             self.on_end(self, outcome)
 
-    def about(self) -> dict[str, Any]:
-        """For the log: ids and figures, no content."""
+    def log_fields(self) -> dict[str, Any]:
+        """Return ids and figures for the log, no content."""
         return {"query": self.query.id, "app": self.query.app, "key": self.caller.key.name, "tokens": self.tokens}

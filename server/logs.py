@@ -1,7 +1,7 @@
-"""What is logged: ids and figures, as text or JSON. What was asked, answered or used as a key stands in no line.
+"""The server's log: ids and figures, as text or JSON. No line holds a prompt, an answer or a key.
 
-An exception's message may repeat a prompt, so a line has its type and where it was raised; with `log_details: true` its
-message, too.
+The message of an exception may repeat a prompt, so a line has only its type and where it was raised; with `log_details:
+true` also its message.
 """
 
 from __future__ import annotations
@@ -18,65 +18,66 @@ from typing import Any
 from teola_plugin.server.settings import ServerSettings
 
 log = logging.getLogger("teola_plugin.server")
-_OURS = ("teola_plugin", "uvicorn.error")
+_LOGGERS = ("teola_plugin", "uvicorn.error")
 _Info = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def request_line(about: Mapping[str, Any]) -> None:
-    """One request has ended."""
-    log.info("%s", " ".join(f"{key}={value}" for key, value in about.items() if value != ""), extra={"about": about})
+def request_line(fields: Mapping[str, Any]) -> None:
+    """Log that one request has ended. `fields`: ids and figures of it."""
+    log.info("%s", " ".join(f"{key}={value}" for key, value in fields.items() if value != ""), extra={"fields": fields})
 
 
-def named(error: BaseException, settings: ServerSettings) -> str:
-    """An exception, for a line."""
+def describe_error(error: BaseException, settings: ServerSettings) -> str:
+    """Return the type of an exception, and its message if the settings allow that, for a line of the log."""
     name = type(error).__name__
     return f"{name}: {error}" if settings.log_details else name
 
 
 class Lines(logging.Formatter):
-    """Lines of text."""
+    """A formatter of lines of text."""
 
     def __init__(self, *, details: bool) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
         self._details = details
 
     def format(self, record: logging.LogRecord) -> str:
-        """Python keeps an exception's text for the handlers that come next, and other handlers tell other things."""
-        kept, record.exc_text = record.exc_text, None
+        """Format a line without the exception's text that Python keeps for other handlers, which show other things."""
+        cached_text, record.exc_text = record.exc_text, None
         try:
             return super().format(record)
         finally:
-            record.exc_text = kept
+            record.exc_text = cached_text
 
     def formatException(self, ei: _Info) -> str:
-        """Where it was raised, and its type; its message and that of its causes only if details are wanted."""
+        """Return where an exception was raised, and its type; messages only if details are wanted."""
         if self._details or ei[1] is None:
             return super().formatException(ei)
-        told = traceback.TracebackException.from_exception(ei[1], lookup_lines=False)
-        frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}\n" for frame in told.stack)
+        summary = traceback.TracebackException.from_exception(ei[1], lookup_lines=False)
+        frames = "".join(f"  {frame.filename}:{frame.lineno} in {frame.name}\n" for frame in summary.stack)
         return f"{frames}{type(ei[1]).__name__} (log_details: true tells its message)"
 
 
 class JsonLines(Lines):
-    """One JSON object a line: `time`, `level`, then what a request line tells, or `logger`, `message` and `error`."""
+    """A formatter of one JSON object a line: `time`, `level`, then the fields of a request line, or `logger`, `message`
+    and `error`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        found: dict[str, Any] = {"time": round(record.created, 6), "level": record.levelname.lower()}
-        about = getattr(record, "about", None)
-        if about is not None:
-            return json.dumps({**found, **about})
-        found |= {"logger": record.name, "message": record.getMessage()}
+        line: dict[str, Any] = {"time": round(record.created, 6), "level": record.levelname.lower()}
+        fields = getattr(record, "fields", None)
+        if fields is not None:
+            return json.dumps({**line, **fields})
+        line |= {"logger": record.name, "message": record.getMessage()}
         if record.exc_info:
-            found["error"] = self.formatException(record.exc_info)
-        return json.dumps(found, ensure_ascii=False)
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
 
 
 @contextmanager
 def logging_to_stderr(settings: ServerSettings) -> Iterator[None]:
-    """In the body: warnings and errors, and one line for each request unless the settings say `off`."""
+    """Log warnings, errors and, unless the settings say `off`, one line for each request, while the body runs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((JsonLines if settings.log == "json" else Lines)(details=settings.log_details))
-    loggers = [logging.getLogger(name) for name in _OURS]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(logger, logger.level, logger.propagate) for logger in (*loggers, log)]
     for logger in loggers:
         logger.addHandler(handler)

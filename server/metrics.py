@@ -1,4 +1,4 @@
-"""Figures for Prometheus: requests and queries of the server, primitives and batches of the pool."""
+"""Metrics for Prometheus: requests and queries of the server, primitives and batches of the pool."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _LAGS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_APPS = 256
-_MOST_OPEN = 4096
-SETTLED = 10.0
+_MAX_APPS = 256
+_MAX_OPEN_BATCHES = 4096
+SETTLE_S = 10.0
+"""Seconds after which a batch counts as complete."""
 
 
 class Metrics:
-    """Of one service. It hears of the pool's traces, beside whoever hears of them already."""
+    """The metrics of one service. It listens to the pool's traces, beside the sink that the pool has already."""
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests by address and status", "route", "status")
         self._seconds = self._histogram("request_seconds", "Until the last byte", _SECONDS, "route")
         self._queries = self._counter("queries_ended", "Queries that are over, by outcome", "app", "outcome")
-        self._took = self._histogram("query_seconds", "From a query's begin to its end", _SECONDS, "app")
+        self._query_seconds = self._histogram("query_seconds", "From a query's begin to its end", _SECONDS, "app")
         self.lag = 0.0
-        """Seconds, when it was last looked at."""
+        """Seconds by which the server's loop was late when last measured."""
         self._lags = self._histogram("loop_lag_seconds", "How late the server's loop comes to what is due", _LAGS)
-        self.registry.register(_State(service))
+        self.registry.register(_CurrentFigures(service))
         ProcessCollector(registry=self.registry)
         self.primitives = _Primitives(self)
-        hear(service.pool, self.primitives)
+        add_sink(service.pool, self.primitives)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"teola_{name}", text, labels, registry=self.registry)
@@ -51,11 +52,11 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(f"teola_{name}", text, labels, buckets=buckets, registry=self.registry)
 
-    def query(self, ended: LiveQuery) -> None:
-        self._queries.labels(ended.app, ended.status).inc()
-        self._took.labels(ended.app).observe(ended.seconds or 0.0)
+    def query(self, query: LiveQuery) -> None:
+        self._queries.labels(query.app, query.status).inc()
+        self._query_seconds.labels(query.app).observe(query.seconds or 0.0)
 
-    def lagged(self, seconds: float) -> None:
+    def observe_lag(self, seconds: float) -> None:
         self.lag = seconds
         self._lags.observe(seconds)
 
@@ -64,18 +65,18 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
-        """In Prometheus' own form."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-def hear(pool: EnginePool, sink: TraceSink) -> None:
-    """The sink is told of the pool's queries, beside whoever is told already."""
+def add_sink(pool: EnginePool, sink: TraceSink) -> None:
+    """Add a sink for the traces of the pool's queries, beside the one that it has."""
     recorder = pool.runtime.recorder
-    recorder.sink = _Both(recorder.sink, sink)
+    recorder.sink = _SinkPair(recorder.sink, sink)
 
 
-class _State:
-    """What is so now, asked for when somebody looks."""
+class _CurrentFigures:
+    """A collector of figures that are read when Prometheus asks: queries, the queue, engines."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -103,60 +104,64 @@ def _engines(service: Service) -> Iterator[Metric]:
     running = GaugeMetricFamily("teola_engine_running", "Requests at the engine", labels=["engine"])
     kv = GaugeMetricFamily("teola_engine_kv_used", "Share of its KV cache that is in use", labels=["engine"])
     text = "Tokens in its KV cache that running generations hold; a prefix that several share counts for each"
-    held = GaugeMetricFamily("teola_engine_kv_tokens", text, labels=["engine", "app"])
+    kv_tokens = GaugeMetricFamily("teola_engine_kv_tokens", text, labels=["engine", "app"])
     for name in service.pool.engine_names:
         load = load_of(service.pool, name)
         if load is not None:
             running.add_metric([name], load.requests)
             kv.add_metric([name], load.kv_used)
             for app, tokens in load.kv_tokens.items():
-                held.add_metric([name, app], tokens)
+                kv_tokens.add_metric([name, app], tokens)
     yield running
     yield kv
-    yield held
+    yield kv_tokens
 
 
 def load_of(pool: EnginePool, name: str) -> EngineLoad | None:
-    """Of all instances of an engine; the share of the cache is their mean. None where it runs elsewhere and does not
-    tell here."""
-    found = []
+    """Return the load of all instances of an engine; the share of its cache is their mean.
+
+    None where the engine runs elsewhere and its load cannot be read here.
+    """
+    loads = []
     for instance in pool.instances(name):
         with suppress(Exception):
-            found.append(instance.load())
-    if not found:
+            loads.append(instance.load())
+    if not loads:
         return None
     tokens: TokensByApp[str] = TokensByApp()
-    for one in found:
-        tokens.update(one.kv_tokens)
-    return EngineLoad(sum(one.requests for one in found), sum(one.kv_used for one in found) / len(found), tokens)
+    for load in loads:
+        tokens.update(load.kv_tokens)
+    return EngineLoad(sum(load.requests for load in loads), sum(load.kv_used for load in loads) / len(loads), tokens)
 
 
 class _Primitives:
-    """A `TraceSink`: counts what queries were made of. On the pool's loop; counters are safe there."""
+    """A `TraceSink` that counts primitives and tokens of queries on the pool's loop. Counters are thread-safe."""
 
     def __init__(self, metrics: Metrics) -> None:
-        made, timed = metrics._counter, metrics._histogram
+        counter, histogram = metrics._counter, metrics._histogram
         self._apps: set[str] = set()
-        self._done = made("primitives", "Primitives by kind, engine and outcome", "app", "kind", "engine", "outcome")
-        self._unused = made("wasted_primitives", "Those that ran, and whose value nobody used", "app", "engine")
-        self._tokens = made("tokens", "Tokens: computed, cached, written, drafted, accepted, wasted", "app", "what")
-        self._queued = timed("queued_seconds", "In the engine's queue", _SECONDS, "app", "engine")
-        self._ran = timed("primitive_seconds", "At the engine", _SECONDS, "app", "engine")
-        self._sizes = timed("primitive_requests", "Requests of one primitive", _SIZES, "app", "engine")
-        self.batches = BatchSizes(timed("batch_requests", "Requests of one batch, of all queries", _SIZES, "engine"))
+        self._done = counter("primitives", "Primitives by kind, engine and outcome", "app", "kind", "engine", "outcome")
+        self._unused = counter("wasted_primitives", "Those that ran, and whose value nobody used", "app", "engine")
+        self._tokens = counter("tokens", "Tokens: computed, cached, written, drafted, accepted, wasted", "app", "what")
+        self._queued = histogram("queued_seconds", "In the engine's queue", _SECONDS, "app", "engine")
+        self._ran = histogram("primitive_seconds", "At the engine", _SECONDS, "app", "engine")
+        self._sizes = histogram("primitive_requests", "Requests of one primitive", _SIZES, "app", "engine")
+        self.batches = BatchSizes(
+            histogram("batch_requests", "Requests of one batch, of all queries", _SIZES, "engine")
+        )
 
     def began(self, query_id: str) -> None: ...
 
     def ended(self, trace: QueryTrace) -> None:
-        app = trace.app if trace.app in self._apps or len(self._apps) < _MOST_APPS else "other"
+        app = trace.app if trace.app in self._apps or len(self._apps) < _MAX_APPS else "other"
         self._apps.add(app)
         for span in trace.spans:
             self._done.labels(app, span.kind, span.engine or "client", span.outcome).inc()
             if span.engine and span.started is not None:
                 self._on_engine(app, span)
-            for what, number in _tokens(span).items():
+            for use, number in _tokens(span).items():
                 if number > 0:
-                    self._tokens.labels(app, what).inc(number)
+                    self._tokens.labels(app, use).inc(number)
         self.batches.settle(trace.ended)
 
     def _on_engine(self, app: str, span: Span) -> None:
@@ -184,11 +189,14 @@ def _tokens(span: Span) -> dict[str, int]:
 
 
 class BatchSizes:
-    """Sizes of batches, put together from the queries that were part of them, which end one after the other: told
-    when `SETTLED` seconds have passed since a batch began, or when there are too many. On the pool's loop."""
+    """Sizes of batches, summed over the queries that were part of them, which end one after the other.
 
-    def __init__(self, told: Histogram) -> None:
-        self._told = told
+    A size is observed `SETTLE_S` seconds after its batch began, or earlier if too many batches are open. Used on the
+    pool's loop.
+    """
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._sizes = histogram
         self._open: dict[Batch, tuple[float, int]] = {}
 
     def add(self, batch: Batch, requests: int, began: float) -> None:
@@ -196,12 +204,12 @@ class BatchSizes:
         self._open[batch] = first, size + requests
 
     def settle(self, now: float) -> None:
-        over = [batch for batch, (began, _) in self._open.items() if now - began > SETTLED]
-        for batch in over or list(self._open)[: max(0, len(self._open) - _MOST_OPEN)]:
-            self._told.labels(batch[0]).observe(self._open.pop(batch)[1])
+        settled = [batch for batch, (began, _) in self._open.items() if now - began > SETTLE_S]
+        for batch in settled or list(self._open)[: max(0, len(self._open) - _MAX_OPEN_BATCHES)]:
+            self._sizes.labels(batch[0]).observe(self._open.pop(batch)[1])
 
 
-class _Both:
+class _SinkPair:
     """Two sinks as one."""
 
     def __init__(self, first: TraceSink | None, second: TraceSink) -> None:

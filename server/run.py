@@ -1,4 +1,8 @@
-"""The process: a pool from its file, the server in front of it, until it is told to stop."""
+"""The process: a pool from its file, the server in front of it, until it is told to stop.
+
+Between the socket and uvicorn, what is written within one turn of the loop is sent in one piece: uvicorn writes the
+head and the body of an answer one after the other, and each would be a system call and a wake-up of the client.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +24,37 @@ if TYPE_CHECKING:
     from teola_plugin.server.service import Service
 
 _HEAD = b"HTTP/"
-"""How the head of an answer begins; no piece of a chunked body does."""
+"""First bytes of the head of an answer; no piece of a chunked body begins with them."""
 
 
-class Together(asyncio.Transport):
-    """A transport that keeps what is written until the loop's next turn; an answer's head until its body comes."""
+class CoalescingTransport(asyncio.Transport):
+    """A transport that buffers writes until the loop's next turn, and the head of an answer until its body."""
 
     def __init__(self, real: asyncio.Transport) -> None:
         super().__init__()
         self._real = real
         self._loop = asyncio.get_running_loop()
-        self._kept: list[bytes] = []
+        self._buffer: list[bytes] = []
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        self._kept.append(bytes(data))
-        if len(self._kept) == 1:
+        self._buffer.append(bytes(data))
+        if len(self._buffer) == 1:
             self._loop.call_soon(self._send)
-        elif len(self._kept) == 2 and self._kept[0].startswith(_HEAD):
-            self._send()  # now: before what the server does when an answer is written
+        elif len(self._buffer) == 2 and self._buffer[0].startswith(_HEAD):
+            self._send()  # at once: before what the server does after an answer
 
     def _send(self) -> None:
-        kept, self._kept = self._kept, []
-        if kept and not self._real.is_closing():
-            self._real.write(b"".join(kept))
+        pieces, self._buffer = self._buffer, []
+        if pieces and not self._real.is_closing():
+            self._real.write(b"".join(pieces))
 
     def close(self) -> None:
-        """What is kept is sent before."""
+        """Send what is buffered, and close."""
         self._send()
         self._real.close()
 
     def abort(self) -> None:
-        self._kept.clear()
+        self._buffer.clear()
         self._real.abort()
 
     def is_closing(self) -> bool:
@@ -75,31 +79,31 @@ class Together(asyncio.Transport):
         return self._real.get_protocol()
 
     def get_write_buffer_size(self) -> int:
-        return sum(map(len, self._kept)) + self._real.get_write_buffer_size()
+        return sum(map(len, self._buffer)) + self._real.get_write_buffer_size()
 
 
-def together(protocol: type[Any], clock: Callable[[], float]) -> type[Any]:
-    """uvicorn's protocol, on such a transport. Requests tell under `teola.began` when their first byte came."""
+def coalescing_protocol(protocol: type[Any], clock: Callable[[], float]) -> type[Any]:
+    """Return uvicorn's protocol on a `CoalescingTransport`. It sets `teola.began` to a request's first byte."""
 
     class Sending(protocol):  # type: ignore[misc]
         def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(Together(transport))
+            super().connection_made(CoalescingTransport(transport))
 
         def data_received(self, data: bytes) -> None:
             now, before = clock(), self.scope
             super().data_received(data)
-            if self.scope is not before:  # a request has begun in it; it is not answered before the loop's next turn
+            if self.scope is not before:  # a request has begun; its answer comes in a later turn of the loop
                 self.scope["teola.began"] = now
 
     return Sending
 
 
-_LOOKING = 0.05
-"""Seconds between looks at what is under way, while the server drains."""
+_POLL_S = 0.05
+"""Seconds between looks at the running requests, while the server drains."""
 
 
 def check_files(settings: ServerSettings) -> None:
-    """Raises `ConfigError` for files of TLS that are not there."""
+    """Raise `ConfigError` for TLS files that do not exist."""
     for name in ("certificate", "private_key"):
         path = getattr(settings, name)
         if path and not Path(path).is_file():
@@ -108,21 +112,21 @@ def check_files(settings: ServerSettings) -> None:
 
 @contextmanager
 def listening(settings: ServerSettings) -> Iterator[socket.socket]:
-    """A socket at the address. Raises `EngineUnavailable` where it is taken."""
+    """Open a socket at the configured address. Raise `EngineUnavailable` if the address is in use."""
     import socket
 
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio sends small pieces at once only for sockets that say they are TCP; else answers wait for the client's ack
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # asyncio sends small pieces at once only on sockets of IPPROTO_TCP; else answers wait for the client's ACK
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((settings.host.strip("[]"), settings.port))
+            listener.bind((settings.host.strip("[]"), settings.port))
         except OSError as error:
             raise EngineUnavailable(
                 f"the server cannot listen at {settings.host}:{settings.port}: {error.strerror or error}.",
                 hint="give another port (--port), or see what listens there",
             ) from error
-        yield made
+        yield listener
 
 
 def address_of(settings: ServerSettings, bound: socket.socket) -> str:
@@ -132,45 +136,50 @@ def address_of(settings: ServerSettings, bound: socket.socket) -> str:
 
 
 def run(service: Service, store: Store, bound: socket.socket, on_ready: Callable[[], object] = lambda: None) -> None:
-    """Answers until SIGTERM or SIGINT; then takes nothing new, and gives what is under way `drain` seconds."""
+    """Serve until SIGTERM or SIGINT; then refuse new requests, and give running ones `drain` seconds to end."""
 
     def ready() -> None:
-        _settle()
+        _freeze_objects()
         on_ready()
 
     server = server_of(service, store, ready)
     try:
-        with ending_well(server):
+        with exiting_after_cleanup(server):
             asyncio.run(serve(server, store, bound))
     finally:
         gc.unfreeze()
 
 
-def _settle() -> None:
-    """What is there once the server is up stays: modules of frameworks, apps, engines. The garbage collector does not
-    look through it any more: each whole look would hold up everybody whose request is under way."""
+def _freeze_objects() -> None:
+    """Keep the garbage collector from scanning what was loaded until now: frameworks, apps, engines.
+
+    Each full scan would delay all running requests.
+    """
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
-def ending_well(server: Any) -> Iterator[None]:
-    """uvicorn sends itself the signal again once it has stopped. By its default SIGTERM would end the process there,
-    and what was started would be left behind; Ray's handler exits with its number."""
+def exiting_after_cleanup(server: Any) -> Iterator[None]:
+    """Handle SIGTERM in the body so that cleanup runs.
 
-    def again(number: int, _: Any) -> None:
-        if not server.should_exit:  # before uvicorn listens for it
+    uvicorn sends itself the signal again once it has stopped. By default SIGTERM would then end the process, and the
+    processes that it started would stay; Ray's handler would exit with the signal's number.
+    """
+
+    def on_sigterm(number: int, _: Any) -> None:
+        if not server.should_exit:  # before uvicorn handles the signal
             raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, again)
+    previous = signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 async def serve(server: Any, store: Store, bound: socket.socket) -> None:
-    """Raises what opening the store raises, before anybody can ask."""
+    """Serve until the server stops. Raise what opening the store raises, before any request is accepted."""
     try:
         await store.open()
         await server.serve(sockets=[bound])
@@ -179,7 +188,7 @@ async def serve(server: Any, store: Store, bound: socket.socket) -> None:
 
 
 def server_of(service: Service, store: Store, on_ready: Callable[[], object] = lambda: None) -> Any:
-    """uvicorn's server, not yet running."""
+    """Return uvicorn's server, not yet running."""
     import uvicorn
 
     from teola_plugin.server.app import create_app
@@ -192,8 +201,8 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
             on_ready()
 
         async def shutdown(self, sockets: Any = None) -> None:
-            left = await drained(service, lambda: self.force_exit)
-            self.config.timeout_graceful_shutdown = max(1, round(left))
+            seconds = await drain(service, lambda: self.force_exit)
+            self.config.timeout_graceful_shutdown = max(1, round(seconds))
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
@@ -206,15 +215,17 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
         ssl_keyfile=settings.private_key or None,
     )
     config.load()
-    config.http_protocol_class = together(config.http_protocol_class, service.clock)
+    config.http_protocol_class = coalescing_protocol(config.http_protocol_class, service.clock)
     return Server(config)
 
 
-async def drained(service: Service, forced: Callable[[], bool]) -> float:
-    """Nothing new is taken, and what is under way ends, in `drain` seconds at most: those that are left. Until then
-    the address answers, with 503 and `Retry-After` to what is new; a second signal ends it at once."""
+async def drain(service: Service, forced: Callable[[], bool]) -> float:
+    """Refuse new requests, and wait at most `drain` seconds until running ones have ended. Return the seconds left.
+
+    Meanwhile new requests get 503 and `Retry-After`. A second signal ends the wait at once.
+    """
     service.draining = True
     until = service.clock() + service.settings.drain
-    while service.busy and service.clock() < until and not forced():
-        await asyncio.sleep(_LOOKING)
+    while service.is_busy and service.clock() < until and not forced():
+        await asyncio.sleep(_POLL_S)
     return max(0.0, until - service.clock())

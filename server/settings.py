@@ -1,4 +1,4 @@
-"""What `teola serve` reads beside the engines of a pool's YAML: the server, its keys, and its apps.
+"""Settings that `teola serve` reads beside the engines of a pool's YAML: the server, its keys, and its apps.
 
 ::
 
@@ -24,7 +24,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach it."""
+    """Return True if only programs of this machine reach the host."""
     name = host.strip("[]").lower()
     if name == "localhost":
         return True
@@ -34,8 +34,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def name_of(header: str) -> str:
-    """The name in a `Host` header, without the port."""
+def host_without_port(header: str) -> str:
+    """Return the host in a `Host` header, without the port."""
     header = header.strip().lower()
     if header.startswith("["):
         return header[1:].partition("]")[0]
@@ -46,7 +46,7 @@ MB = 1 << 20
 
 
 class UrlSettings(BaseModel):
-    """What may be fetched for a client that gives an address instead of a document."""
+    """Addresses that may be fetched for a client that gives one instead of a document."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     hosts: tuple[str, ...] = Field(min_length=1)
@@ -54,34 +54,34 @@ class UrlSettings(BaseModel):
     schemes: tuple[Literal["https", "http"], ...] = Field(("https",), min_length=1)
     ports: tuple[int, ...] = Field((443,), min_length=1)
     redirects: int = Field(3, ge=0, le=20)
-    """That are followed, each checked as the first address."""
+    """Redirects that are followed, each checked like the first address."""
     seconds: float = Field(10.0, gt=0)
-    """For all of it, redirects included."""
+    """Seconds for the whole fetch, redirects included."""
 
     @field_validator("hosts")
     @classmethod
-    def _hosts(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        found = tuple(name.strip().rstrip(".").lower() for name in given)
-        for name in found:
+    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(name.strip().rstrip(".").lower() for name in hosts)
+        for name in names:
             rest = name.removeprefix("*.")
             if name != "*" and (not rest or "*" in rest or "/" in rest or ":" in rest):
                 raise ValueError(f"{name!r:.80} is no name of a host: write docs.example.org, *.example.org or *")
-        return found
+        return names
 
 
 class DocumentSettings(BaseModel):
-    """Of one document, unless something else is said."""
+    """Limits on documents, and how many are read and stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     max_bytes: int = Field(8 * MB, ge=1)
     max_pages: int = Field(500, ge=1)
-    """Of a PDF."""
+    """Pages of a PDF."""
     max_characters: int = Field(4_000_000, ge=1)
-    """Of the text that is read from it."""
+    """Characters of the text that is read from a document."""
     seconds: float = Field(20.0, gt=0)
-    """For reading it."""
+    """Seconds that reading a document may take."""
     memory: int = Field(1024 * MB, ge=128 * MB)
-    """Bytes that reading it may take."""
+    """Bytes of memory that reading a document may take."""
     at_once: int = Field(2, ge=1)
     """Documents that are read at a time, each in a process of its own."""
     waiting: int = Field(32, ge=0)
@@ -89,27 +89,27 @@ class DocumentSettings(BaseModel):
     per_query: int = Field(16, ge=1)
     """Documents of one query."""
     keep: float = Field(86_400.0, gt=0)
-    """Seconds for which uploaded ones are kept."""
+    """Seconds for which uploaded documents are stored."""
     max_kept: int = Field(256 * MB, ge=1)
     """Bytes of uploaded documents that one tenant keeps at a time."""
     urls: UrlSettings | None = None
-    """None: nothing is fetched."""
+    """What may be fetched; None for nothing."""
 
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$"
 
 
 class KeySettings(BaseModel):
-    """One API key: whose it is, and its caps. Only its hash is here: `teola key NAME` makes both."""
+    """One API key: its tenant, and its limits. The settings hold only its hash: `teola key NAME` makes both."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=_NAME)
     """For logs; never the key itself."""
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$", repr=False)
     tenant: str = Field("", max_length=128)
-    """Whose prefixes, outputs and queries its requests may meet; the key's name where none is given."""
+    """The tenant with which its requests share prefixes, outputs and queries; by default the key's name."""
     operator: bool = False
-    """Whether it may see the whole pool: its figures, its versions, its load."""
+    """True if it may see the whole pool: its figures, its versions, its load."""
     weight: float = Field(1.0, gt=0, le=1000)
     """Share of its queries among those of the pool."""
     models: tuple[str, ...] = ()
@@ -120,9 +120,9 @@ class KeySettings(BaseModel):
     concurrent: int | None = Field(None, ge=1)
     """Requests under way at a time."""
     tokens_per_minute: float | None = Field(None, gt=0)
-    """Of prompts and answers together: charged when a request has ended."""
+    """Tokens of prompts and answers together, charged when a request has ended."""
     max_output_tokens: int | None = Field(None, ge=1)
-    """Of one answer; more is not asked of the engine."""
+    """Tokens of one answer; the engine is not asked for more."""
     uploads_per_minute: float | None = Field(None, gt=0)
     """Documents that are read for it."""
     max_upload: int | None = Field(None, ge=1)
@@ -132,25 +132,25 @@ class KeySettings(BaseModel):
 
 
 class AppSettings(BaseModel):
-    """An app that is a model."""
+    """An app that is served as a model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     object: str = Field(pattern=r"^[\w.]+:[\w.]+$")
     """`package.module:object`: a Runnable, a compiled graph, a query or chat engine, a workflow; or a function that
     gives one, with the argument `pool` if it has one of that name."""
     input: str = ""
-    """Of a Runnable: the key under which it takes the text of the last message. Empty: it is found out."""
+    """The key under which a Runnable takes the text of the last message. Empty: detected."""
     output: str = ""
-    """The key of its output that is the answer. Empty: it is found out."""
+    """The key of its output that is the answer. Empty: detected."""
     documents: str = ""
     """The key under which it takes the texts of documents, as a list. Empty: of a workflow, it is found out; others
     take none."""
     stream_node: str = ""
-    """Of a graph: the node whose tokens are the answer. Empty: the answer comes when it is done."""
+    """The node of a graph whose tokens are the answer. Empty: the answer comes when the graph has ended."""
     bind: dict[str, str] = Field(default_factory=dict)
     """`package.module:object` of models of its own, and the engine that serves each."""
     repeatable: bool = False
-    """Whether a query that a crash has interrupted may be begun again: only if the app writes nothing anywhere."""
+    """True if a query that a crash has interrupted may be run again: only if the app writes nothing anywhere."""
     checkpoints: bool = False
     """Of a graph without a checkpointer: its checkpoints are kept in the server's store, so that its queries go on from
     the last one after a crash, and may stop to ask somebody."""
@@ -162,23 +162,23 @@ class AppSettings(BaseModel):
 
 
 class TracingSettings(BaseModel):
-    """Where spans of requests, queries and primitives go: a collector of OpenTelemetry."""
+    """The OpenTelemetry collector that gets the spans of requests, queries and primitives."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     endpoint: str = Field(pattern=r"^https?://[^/@\s]+(/[^?#\s]*)?$")
-    """Of the collector, e.g. `http://127.0.0.1:4317`."""
+    """Address of the collector, e.g. `http://127.0.0.1:4317`."""
     protocol: Literal["grpc", "http/protobuf"] = "grpc"
-    """Of OTLP; each has a package of its own, `opentelemetry-exporter-otlp-proto-grpc` and `-http`."""
+    """Form of OTLP; each has a package of its own, `opentelemetry-exporter-otlp-proto-grpc` and `-http`."""
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Sent along: a collector's key."""
+    """Headers for the collector, e.g. its key."""
     service: str = Field("teola", min_length=1)
     """`service.name` of the spans."""
     share: float = Field(1.0, ge=0, le=1)
-    """Of the requests that no caller has decided for."""
+    """Share of requests that are traced if their callers have not decided."""
 
 
 class ServerSettings(BaseModel):
-    """Addresses, keys and limits."""
+    """Addresses, keys and limits of a server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     host: str = "127.0.0.1"
@@ -194,9 +194,9 @@ class ServerSettings(BaseModel):
     documents: DocumentSettings = DocumentSettings.model_validate({})
     """Limits on documents that clients give."""
     max_requests: int = Field(256, ge=1)
-    """Requests that are taken at a time, waiting ones included; more get 429."""
+    """Requests that are accepted at a time, waiting ones included; more get 429."""
     max_tokens: int = Field(4_000_000, ge=1)
-    """The same in tokens, of prompts and answers as far as is known."""
+    """Tokens of all accepted requests, of prompts and answers as far as known; more get 429."""
     max_batch: int = Field(2048, ge=1)
     """Texts of one request for embeddings or reranking."""
     token_ids: dict[str, str] = Field(default_factory=dict)
@@ -204,19 +204,19 @@ class ServerSettings(BaseModel):
     goal: float | None = Field(None, gt=0)
     """Seconds that a query should take where nobody says otherwise. None: no query is refused for its time."""
     joined_idle: float = Field(30.0, gt=0)
-    """Seconds without a request after which a query that requests join is over."""
+    """Seconds without a request after which a query that requests join ends."""
     store: str = Field("embedded", repr=False)  # a DSN may hold a password
-    """Where submitted queries are kept: `embedded` (a PostgreSQL of the server's own), a DSN, or `memory`."""
+    """Where submitted queries are stored: `embedded` (a PostgreSQL of the server's own), a DSN, or `memory`."""
     data: str = ""
     """The folder of the embedded store; empty for one of the user's own, by the name of the pool."""
     keep: float = Field(86_400.0, gt=0)
-    """Seconds for which the results of submitted queries are kept."""
+    """Seconds for which the results of submitted queries are stored."""
     drain: float = Field(30.0, ge=0)
     """Seconds that requests under way have to end when the server is told to stop."""
     log: Literal["json", "text", "off"] = "text"
     """One line for each request; `off`: warnings and errors alone."""
     log_details: bool = False
-    """Whether messages of exceptions are logged: an app's code may repeat in them what it was asked."""
+    """True to log messages of exceptions, in which an app's code may repeat prompts."""
     tracing: TracingSettings | None = None
 
     @field_validator("log", mode="before")
@@ -225,20 +225,20 @@ class ServerSettings(BaseModel):
         return "off" if value is False else value  # as YAML reads it
 
     @model_validator(mode="after")
-    def _whole(self) -> ServerSettings:
+    def _check_consistency(self) -> ServerSettings:
         if bool(self.certificate) != bool(self.private_key):
             raise ValueError("TLS needs both certificate and private_key")
-        for what in ("name", "hash"):
-            found = [getattr(key, what) for key in self.keys]
-            if len(set(found)) < len(found):
-                raise ValueError(f"two keys have the same {what}")
+        for field in ("name", "hash"):
+            values = [getattr(key, field) for key in self.keys]
+            if len(set(values)) < len(values):
+                raise ValueError(f"two keys have the same {field}")
         if not self.keys and not is_loopback(self.host):
             raise ValueError(f"host {self.host} can be reached from elsewhere: give it keys (teola key NAME)")
         return self
 
 
 class ServiceConfig(PoolConfig):
-    """A pool's file, with what `teola serve` needs of it."""
+    """A pool's file with the settings of `teola serve`."""
 
     server: ServerSettings = ServerSettings.model_validate({})
     apps: dict[str, AppSettings] = Field(default_factory=dict)

@@ -11,31 +11,31 @@ from teola_plugin.observe.recorder import MOST_KEPT
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.server.live_queries import LiveQuery
 
-KEPT = 1000
-"""Traces; fewer if they are large."""
+MAX_TRACES = 1000
+"""Number of traces that are kept; fewer if they are large."""
 Batch = tuple[str, str, int]
 """(engine, instance, number)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """A batch of a query that others were part of, too."""
+class SharedBatch:
+    """A batch of a query that other queries were part of, too."""
 
     engine: str
     instance: str
     batch: int
-    """-1 at an engine whose batches have no begin and no end."""
+    """Its number; -1 at an engine with continuous batching."""
     primitives: tuple[str, ...]
-    """Of the query."""
-    others: tuple[str, ...]
+    """Primitives of the query in it."""
+    other_queries: tuple[str, ...]
     """Ids of the other queries' traces."""
 
 
-class KeptTraces:
-    """A `TraceSink`: told on the pool's loop, read on the server's."""
+class RecentTraces:
+    """A `TraceSink` that keeps the latest traces. It is written on the pool's loop, and read on the server's."""
 
-    def __init__(self, keep: int = KEPT, spans: int = MOST_KEPT) -> None:
-        self._keep, self._most = keep, spans
+    def __init__(self, max_traces: int = MAX_TRACES, max_spans: int = MOST_KEPT) -> None:
+        self._max_traces, self._max_spans = max_traces, max_spans
         self._lock = threading.Lock()
         self._traces: OrderedDict[str, QueryTrace] = OrderedDict()
         self._batches: dict[Batch, dict[str, None]] = {}
@@ -53,7 +53,7 @@ class KeptTraces:
             for span in trace.spans:
                 if (batch := batch_of(span)) is not None:
                     self._batches.setdefault(batch, {})[trace.query_id] = None
-            while len(self._traces) > self._keep or (self._spans > self._most and len(self._traces) > 1):
+            while len(self._traces) > self._max_traces or (self._spans > self._max_spans and len(self._traces) > 1):
                 self._drop(next(iter(self._traces)))
 
     def close(self) -> None: ...
@@ -67,71 +67,83 @@ class KeptTraces:
             for id in ids & self._traces.keys():
                 self._drop(id)
 
-    def shared(self, trace: QueryTrace, continuous: Collection[str] = ()) -> list[Shared]:
-        """Its batches that other queries were part of, in the order in which they began. At `continuous` engines a
-        batch is what runs at an instance at the same time."""
-        found: dict[Batch, list[Span]] = {}
+    def shared_batches(self, trace: QueryTrace, continuous: Collection[str] = ()) -> list[SharedBatch]:
+        """Return the trace's batches that other queries were part of, in the order in which they began.
+
+        At `continuous` engines, what runs at an instance at the same time is one batch.
+        """
+        spans_by_batch: dict[Batch, list[Span]] = {}
         for span in sorted(trace.spans, key=lambda one: one.begin):
             if (batch := batch_of(span)) is not None:
                 key = (span.engine, span.instance, -1) if span.engine in continuous else batch
-                found.setdefault(key, []).append(span)
+                spans_by_batch.setdefault(key, []).append(span)
         with self._lock:
-            others = {b: self._beside(trace, b, spans) for b, spans in found.items()}
+            other_ids = {b: self._queries_in(trace, b, spans) for b, spans in spans_by_batch.items()}
         return [
-            Shared(*batch, tuple(dict.fromkeys(span.primitive for span in spans)), others[batch])
-            for batch, spans in found.items()
-            if others[batch]
+            SharedBatch(*batch, tuple(dict.fromkeys(span.primitive for span in spans)), other_ids[batch])
+            for batch, spans in spans_by_batch.items()
+            if other_ids[batch]
         ]
 
-    def _beside(self, trace: QueryTrace, batch: Batch, spans: Sequence[Span]) -> tuple[str, ...]:
+    def _queries_in(self, trace: QueryTrace, batch: Batch, spans: Sequence[Span]) -> tuple[str, ...]:
         engine, instance, number = batch
         if number >= 0:
             return tuple(id for id in self._batches.get(batch, ()) if id != trace.query_id)
-        met = []
+        overlapping = []
         for id, other in self._traces.items():
-            there = (one for one in other.spans if (one.engine, one.instance) == (engine, instance))
-            if id != trace.query_id and any(_meet(one, span) for one in there for span in spans):
-                met.append(id)
-        return tuple(met)
+            spans_there = (one for one in other.spans if (one.engine, one.instance) == (engine, instance))
+            if id != trace.query_id and any(_overlap(one, span) for one in spans_there for span in spans):
+                overlapping.append(id)
+        return tuple(overlapping)
 
     def _drop(self, id: str) -> None:
         trace = self._traces.pop(id)
         self._spans -= len(trace.spans)
         for batch in {b for span in trace.spans if (b := batch_of(span)) is not None}:
-            left = self._batches.get(batch, {})
-            left.pop(id, None)
-            if not left:
+            queries = self._batches.get(batch, {})
+            queries.pop(id, None)
+            if not queries:
                 self._batches.pop(batch, None)
 
 
-def _meet(one: Span, other: Span) -> bool:
-    """Whether both ran at some time."""
+def _overlap(one: Span, other: Span) -> bool:
+    """Return True if both spans ran at some time."""
     if one.started is None or other.started is None or one.done is None or other.done is None:
         return False
     return one.started < other.done and other.started < one.done
 
 
 def batch_of(span: Span) -> Batch | None:
-    """The batch that it ran in; None where it did not, or where none is known."""
+    """Return the batch that a span ran in; None if it ran in none, or if that is not known."""
     ran = span.engine and span.batch >= 0 and span.started is not None
     return (span.engine, span.instance, span.batch) if ran else None
 
 
 def whole_trace(get: Callable[[str], QueryTrace | None], query: LiveQuery) -> QueryTrace | None:
-    """None for a query that is not over, or whose trace is no longer kept."""
-    own = get(query.trace)
-    inner = [found for id in query.traces if (found := get(id)) is not None]
-    if own is None or not inner:
-        return own
-    if len(inner) == 1 and not own.spans:
+    """Return a query's trace together with those of queries that its apps began.
+
+    None for a query that has not ended, or whose trace is no longer kept.
+    """
+    query_trace = get(query.trace)
+    inner = [trace for id in query.traces if (trace := get(id)) is not None]
+    if query_trace is None or not inner:
+        return query_trace
+    if len(inner) == 1 and not query_trace.spans:
         [only] = inner
-        return replace(only, query_id=own.query_id, app=own.app, started=own.started, ended=own.ended, wall=own.wall)
-    spans = [_within(span, f"{number}/") for number, one in enumerate(inner, start=1) for span in one.spans]
-    return replace(own, spans=(*own.spans, *sorted(spans, key=lambda span: span.queued)), graph=None)
+        return replace(
+            only,
+            query_id=query_trace.query_id,
+            app=query_trace.app,
+            started=query_trace.started,
+            ended=query_trace.ended,
+            wall=query_trace.wall,
+        )
+    spans = [_prefixed(span, f"{number}/") for number, one in enumerate(inner, start=1) for span in one.spans]
+    return replace(query_trace, spans=(*query_trace.spans, *sorted(spans, key=lambda span: span.queued)), graph=None)
 
 
-def _within(span: Span, path: str) -> Span:
-    """With names that no other trace has."""
-    parents, also = (tuple(path + name for name in names) for names in (span.parents, span.also))
+def _prefixed(span: Span, path: str) -> Span:
+    """Return the span with `path` before all names, so that no other trace has the same."""
+    parents, more_parents = (tuple(path + name for name in names) for names in (span.parents, span.also))
     cause = path + span.cause if span.cause else ""
-    return replace(span, primitive=path + span.primitive, parents=parents, also=also, cause=cause)
+    return replace(span, primitive=path + span.primitive, parents=parents, also=more_parents, cause=cause)

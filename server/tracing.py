@@ -1,7 +1,7 @@
 """Requests as OpenTelemetry spans, by its conventions for HTTP; below each are its query and the query's primitives.
 
-A request that comes with a `traceparent` is part of its caller's trace. No span holds a prompt, an answer, a key or a
-query string.
+A request with a `traceparent` header is part of its caller's trace. No span holds a prompt, an answer, a key or a query
+string.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
-_UNTOLD = frozenset({"/health", "/ready", "/metrics"})
-"""Asked for by machines every few seconds."""
+_UNTRACED = frozenset({"/health", "/ready", "/metrics"})
+"""Addresses that machines poll every few seconds."""
 
 
 def provider_of(settings: TracingSettings) -> TracerProvider:
-    """One that exports to the endpoint. Raises `EngineUnavailable` where packages are missing."""
+    """Return a provider that exports to the endpoint. Raise `EngineUnavailable` if packages are missing."""
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -33,9 +33,9 @@ def provider_of(settings: TracingSettings) -> TracerProvider:
     except ImportError as error:
         raise EngineUnavailable("server.tracing needs OpenTelemetry's SDK.", hint=extra("otel")) from error
     resource = Resource.create({"service.name": settings.service, "service.version": __version__})
-    made = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(settings.share)))
-    made.add_span_processor(BatchSpanProcessor(_exporter(settings)))
-    return made
+    provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(settings.share)))
+    provider.add_span_processor(BatchSpanProcessor(_exporter(settings)))
+    return provider
 
 
 def _exporter(settings: TracingSettings) -> SpanExporter:
@@ -50,16 +50,16 @@ def _exporter(settings: TracingSettings) -> SpanExporter:
             hint=f"pip install {package}",
         ) from error
     if kind == "grpc":
-        made: SpanExporter = exporter(
+        span_exporter: SpanExporter = exporter(
             settings.endpoint, insecure=settings.endpoint.startswith("http://"), headers=headers
         )
     else:
-        made = exporter(f"{settings.endpoint.rstrip('/')}/v1/traces", headers=headers)
-    return made
+        span_exporter = exporter(f"{settings.endpoint.rstrip('/')}/v1/traces", headers=headers)
+    return span_exporter
 
 
 class RequestSpans:
-    """Of one server; without a provider there are none."""
+    """The spans of one server's requests; there are none without a provider."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer: Any = None
@@ -71,35 +71,35 @@ class RequestSpans:
             self._tracer = trace.get_tracer("teola_plugin.server", __version__, tracer_provider=provider)
 
     def around(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> AbstractContextManager[Any]:
-        """The span of a request, current in the body; None where none is made."""
-        if self._tracer is None or scope["path"] in _UNTOLD:
+        """Return the span of a request, current in the body; None if the request is not traced."""
+        if self._tracer is None or scope["path"] in _UNTRACED:
             return nullcontext()
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
-        made: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
             scope["method"],
             context=extract(headers),
             kind=SpanKind.SERVER,
             attributes={"http.request.method": scope["method"], "url.scheme": scope.get("scheme", "http")},
-            record_exception=False,  # its message may repeat what was asked
+            record_exception=False,  # its message may repeat the prompt
             set_status_on_exception=False,
         )
-        return made
+        return span
 
 
-def tell(span: Any, about: Mapping[str, Any]) -> None:
-    """What the line in the log tells of a request, on its span."""
+def set_span_attributes(span: Any, fields: Mapping[str, Any]) -> None:
+    """Give the span the fields that the request's line in the log has."""
     if span is None or not span.is_recording():
         return
     from opentelemetry.trace import StatusCode
 
-    span.update_name(f"{about['method']} {about['route']}")
-    span.set_attributes({"http.route": about["route"], "http.response.status_code": about["status"]})
-    span.set_attribute("teola.request.id", about["request"])
+    span.update_name(f"{fields['method']} {fields['route']}")
+    span.set_attributes({"http.route": fields["route"], "http.response.status_code": fields["status"]})
+    span.set_attribute("teola.request.id", fields["request"])
     for key in ("query", "app", "tokens"):
-        if key in about:
-            span.set_attribute(f"teola.{'query.id' if key == 'query' else key}", about[key])
-    if about["status"] >= 500:
-        span.set_attribute("error.type", str(about["status"]))
+        if key in fields:
+            span.set_attribute(f"teola.{'query.id' if key == 'query' else key}", fields[key])
+    if fields["status"] >= 500:
+        span.set_attribute("error.type", str(fields["status"]))
         span.set_status(StatusCode.ERROR)

@@ -1,4 +1,4 @@
-"""What a server does with documents: takes them within limits, reads, keeps and forgets them. Lives on its loop."""
+"""The documents of a server: accept them within limits, read, store and delete them. Used on its loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from teola_plugin.server.documents.fetching import Fetcher
 from teola_plugin.server.documents.files import FileStore, StoredFile
 from teola_plugin.server.documents.parts import (
     FILE,
-    GivenDocument,
+    ClientDocument,
     document_part,
+    file_name,
     file_parts,
-    given_document,
     has_files,
-    name_of,
+    parse_document,
     with_parts,
 )
 from teola_plugin.server.documents.reading import ReadDocument, Reader, too_large
@@ -25,12 +25,12 @@ from teola_plugin.server.errors import HttpError, bad_request, not_found, too_ma
 from teola_plugin.server.settings import DocumentSettings
 from teola_plugin.server.wire.requests import ChatRequest
 
-_MOST_FILES = 10_000
-"""Of one tenant."""
+_MAX_FILES = 10_000
+"""Documents that one tenant may store."""
 
 
 class Documents:
-    """`store` is open. `clock`: that of the keys' limits."""
+    """The documents of a server, in an open `store`. `clock`: that of the keys' limits."""
 
     def __init__(
         self, settings: DocumentSettings, store: FileStore, clock: Callable[[], float], fetcher: Fetcher | None = None
@@ -43,128 +43,134 @@ class Documents:
     # ------------------------------------------------------------ uploads
 
     async def upload(
-        self, caller: Caller, given: GivenDocument, *, purpose: str, seconds: float | None = None, query: str = ""
+        self, caller: Caller, document: ClientDocument, *, purpose: str, seconds: float | None = None, query: str = ""
     ) -> StoredFile:
-        """Reads and keeps it, for `seconds` at most; with a query for as long as that. Raises `HttpError`."""
-        found = await self._read(caller, given)
-        await self._has_room(caller, found.bytes)
+        """Read a document and store it, for `seconds` at most; with a `query` for as long as that query.
+
+        Raise `HttpError`.
+        """
+        content = await self._read(caller, document)
+        await self._check_room(caller, content.bytes)
         now = time.time()
         keep = min(self.settings.keep, seconds or self.settings.keep)
-        made = StoredFile(
+        file = StoredFile(
             id=f"file-{secrets.token_hex(16)}",
             tenant=caller.tenant,
-            name=name_of(found.name) or "file",
+            name=file_name(content.name) or "file",
             purpose=purpose,
-            kind=found.kind,
-            bytes=found.bytes,
+            kind=content.kind,
+            bytes=content.bytes,
             created=now,
             expires=None if query else now + keep,
-            pages=found.pages,
+            pages=content.pages,
             query=query,
-            text=found.text,
+            text=content.text,
         )
-        await self.store.put(made)
-        return made
+        await self.store.put(file)
+        return file
 
-    async def _read(self, caller: Caller, given: GivenDocument) -> ReadDocument:
-        refusal = caller.limits.upload(self._clock())
+    async def _read(self, caller: Caller, document: ClientDocument) -> ReadDocument:
+        refusal = caller.limits.begin_upload(self._clock())
         if refusal is not None:
             message = f"the key {caller.key.name!r} has reached its limit of uploads."
             raise too_many(message, refusal.retry_after, code="uploads_limit", hint="wait as long as Retry-After says")
-        if given.text is not None:
-            return self._plain(given.name, given.text, caller)
-        data, type, name = given.data, given.type, given.name
+        if document.text is not None:
+            return self._from_text(document.name, document.text, caller)
+        data, type, name = document.data, document.type, document.name
         if data is None:
-            fetched = await self._fetcher.fetch(given.url)
-            data, type, name = fetched.data, fetched.type, name or name_of(fetched.name)
-        self._not_too_large(caller, len(data), name)
+            fetched = await self._fetcher.fetch(document.url)
+            data, type, name = fetched.data, fetched.type, name or file_name(fetched.name)
+        self._check_size(caller, len(data), name)
         return await self._reader.read(name, data, type)
 
-    def _plain(self, name: str, text: str, caller: Caller) -> ReadDocument:
-        """A text that came as one."""
+    def _from_text(self, name: str, text: str, caller: Caller) -> ReadDocument:
+        """Return the document that came as text. Raise `HttpError` for an empty one."""
         size = len(text.encode("utf-8", "replace"))
-        self._not_too_large(caller, size, name)
+        self._check_size(caller, size, name)
         if not text.strip():
             raise bad_request(
                 f"the document {name!r:.140} holds no text.", "send one", param="documents", code="no_text"
             )
         return ReadDocument(name, "text", text.replace("\0", "\ufffd"), size)
 
-    def _not_too_large(self, caller: Caller, size: int, name: str) -> None:
-        most = min(caller.key.max_upload or self.settings.max_bytes, self.settings.max_bytes)
-        if size > most:
-            raise too_large(name, most)
+    def _check_size(self, caller: Caller, size: int, name: str) -> None:
+        max_bytes = min(caller.key.max_upload or self.settings.max_bytes, self.settings.max_bytes)
+        if size > max_bytes:
+            raise too_large(name, max_bytes)
 
-    async def _has_room(self, caller: Caller, size: int) -> None:
-        most = min(caller.key.max_kept or self.settings.max_kept, self.settings.max_kept)
-        if await self.store.kept(caller.tenant) + size > most:
+    async def _check_room(self, caller: Caller, size: int) -> None:
+        max_bytes = min(caller.key.max_kept or self.settings.max_kept, self.settings.max_kept)
+        if await self.store.total_bytes(caller.tenant) + size > max_bytes:
             hint = "delete some of GET /v1/files, or let them expire"
             raise HttpError(
-                413, f"there are {most} bytes for all documents.", hint=hint, code="files_full", param="file"
+                413, f"there are {max_bytes} bytes for all documents.", hint=hint, code="files_full", param="file"
             )
-        if len(await self.store.uploaded(caller.tenant)) >= _MOST_FILES:
+        if len(await self.store.uploaded(caller.tenant)) >= _MAX_FILES:
             hint = "delete some of GET /v1/files"
             raise HttpError(
-                413, f"there are {_MOST_FILES} documents already.", hint=hint, code="files_full", param="file"
+                413, f"there are {_MAX_FILES} documents already.", hint=hint, code="files_full", param="file"
             )
 
     async def get(self, tenant: str, id: str) -> StoredFile:
-        """Raises `HttpError` for one that this tenant does not have."""
-        found = await self.store.get(tenant, id)
-        if found is None or (found.expires is not None and found.expires <= time.time()):
+        """Return a stored document. Raise `HttpError` for one that this tenant does not have."""
+        file = await self.store.get(tenant, id)
+        if file is None or (file.expires is not None and file.expires <= time.time()):
             raise not_found(f"there is no file {id!r:.140}.", "see GET /v1/files", code="file_not_found")
-        return found
+        return file
 
     # ------------------------------------------------------------ in requests
 
-    async def kept(self, caller: Caller, body: Mapping[str, Any], query: str) -> dict[str, Any]:
-        """A chat as JSON, with all its documents kept: for a query that runs later. Raises `HttpError`."""
-        self._not_too_many(body.get("messages"))
+    async def with_stored_documents(self, caller: Caller, body: Mapping[str, Any], query: str) -> dict[str, Any]:
+        """Return a chat as JSON with all its documents stored, for a query that runs later. Raise `HttpError`."""
+        self._check_number(body.get("messages"))
 
-        async def keep(part: Mapping[str, Any]) -> Mapping[str, Any]:
-            given = given_document(part)
-            if given.id:
-                file = await self.get(caller.tenant, given.id)
+        async def store_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+            document = parse_document(part)
+            if document.id:
+                file = await self.get(caller.tenant, document.id)
             else:
-                file = await self.upload(caller, given, purpose="user_data", query=query)
+                file = await self.upload(caller, document, purpose="user_data", query=query)
             return {"type": FILE, "file": {"file_id": file.id}}
 
         if not any(True for _ in file_parts(body.get("messages"))):
             return dict(body)
-        return {**body, "messages": await with_parts(body["messages"], keep)}
+        return {**body, "messages": await with_parts(body["messages"], store_part)}
 
-    async def read(
+    async def with_texts(
         self, tenant: str, body: ChatRequest, caller: Caller | None = None, *, carried: bool = False
     ) -> ChatRequest:
-        """A chat with the text of its documents: kept ones, and with a `caller` those that come in it, which are left
-        to a server that is `carried` to. Raises `HttpError`."""
+        """Return a chat with the texts of its documents.
+
+        Stored documents are always read. Those that come in the chat are read only with a `caller`, and left to an
+        engine whose server gets the chat as it is (`carried`). Raise `HttpError`.
+        """
         if not has_files(body):
             return body
         messages = [one.model_dump(mode="json", exclude_unset=True) for one in body.messages]
-        self._not_too_many(messages)
+        self._check_number(messages)
 
-        async def read(part: Mapping[str, Any]) -> Mapping[str, Any]:
-            given = given_document(part)
-            if given.id:
-                file = await self.get(tenant, given.id)
+        async def read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+            document = parse_document(part)
+            if document.id:
+                file = await self.get(tenant, document.id)
                 return document_part(file.name, file.text)
-            if caller is None or (carried and given.data is not None):
+            if caller is None or (carried and document.data is not None):
                 return part
-            found = await self._read(caller, given)
-            return document_part(found.name, found.text)
+            content = await self._read(caller, document)
+            return document_part(content.name, content.text)
 
-        made = body.model_dump(mode="json", exclude_unset=True) | {"messages": await with_parts(messages, read)}
-        return ChatRequest.model_validate(made)
+        changed = body.model_dump(mode="json", exclude_unset=True) | {"messages": await with_parts(messages, read_part)}
+        return ChatRequest.model_validate(changed)
 
-    def _not_too_many(self, messages: Any) -> None:
-        number, most = sum(1 for _ in file_parts(messages)), self.settings.per_query
-        if number > most:
+    def _check_number(self, messages: Any) -> None:
+        number, max_documents = sum(1 for _ in file_parts(messages)), self.settings.per_query
+        if number > max_documents:
             raise bad_request(
-                f"{number} documents are given; {most} are taken at a time.", "give less", param="documents"
+                f"{number} documents are given; {max_documents} are taken at a time.", "give less", param="documents"
             )
 
     # ------------------------------------------------------------ forgetting
 
-    async def query_over(self, tenant: str, query: str) -> None:
-        """What came with it is not needed any more."""
+    async def forget_query(self, tenant: str, query: str) -> None:
+        """Delete the documents that came with a query, which has ended."""
         await self.store.delete(tenant, query=query)

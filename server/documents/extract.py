@@ -1,7 +1,7 @@
-"""A process of its own that reads one document and ends: a document that is made to do harm does it here.
+"""A process that reads one document and ends, so that a malicious document does its harm here.
 
-Reads the document from its input and writes JSON: `{"text", "pages"}`, or `{"error", "said"}`. Memory, time, files and
-addresses are out of its reach before the document is looked at. Run as a script, by `reading.py`.
+It reads the document from its input and writes JSON: `{"text", "pages"}`, or `{"error", "message"}`. Its memory, time,
+files and network are limited before it looks at the document. `reading.py` runs it as a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CELLS = frozenset({"td", "th"})
 
 
 class _Text(HTMLParser):
-    """Paragraphs are parted by blank lines, lines by one."""
+    """A parser that collects the text of a page: paragraphs separated by blank lines, lines by line breaks."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -38,7 +38,7 @@ class _Text(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._skipped:
             self._depth += tag == self._skipped
-            if tag == "body" and self._skipped == "head":  # one that was never closed
+            if tag == "body" and self._skipped == "head":  # a head that was never closed
                 self._skipped = ""
             return
         if tag in _SKIPPED and tag not in _VOID:
@@ -71,7 +71,7 @@ class _Text(HTMLParser):
 
 
 def text_of_html(page: str) -> str:
-    """What a reader of the page sees, as far as its text says."""
+    """Return the text that a reader of the page sees, without scripts, styles and hidden parts. Nothing is fetched."""
     reader = _Text()
     reader.feed(page)
     reader.close()
@@ -82,23 +82,23 @@ def text_of_html(page: str) -> str:
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 
 
-class Refused(Exception):
-    """`args`: a code, and what is wrong with the document."""
+class RefusedDocument(Exception):
+    """The refusal of a document. `args`: a code, and what is wrong with the document."""
 
 
 def confine(memory: int, seconds: int) -> None:
-    """For the rest of this process: so much memory and time, no file written, no process begun, nobody asked."""
+    """Limit memory and time of this process; forbid it to write files, start processes and use the network."""
     with suppress(ImportError):  # not on Windows: there, time alone is bounded
         import resource
 
-        for what, most in (
+        for resource_kind, limit in (
             (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_CPU, seconds),
             (resource.RLIMIT_FSIZE, 0),
             (resource.RLIMIT_CORE, 0),
         ):
             with suppress(ValueError, OSError):
-                resource.setrlimit(what, (most, most))
+                resource.setrlimit(resource_kind, (limit, limit))
     sys.addaudithook(_forbid)
 
 
@@ -114,54 +114,54 @@ def _forbid(event: str, args: Any) -> None:
 
 
 def of_pdf(data: bytes, pages: int, characters: int) -> dict[str, Any]:
-    """The text of a PDF. Raises `Refused`, and whatever its reader raises."""
+    """Return the text of a PDF. Raise `Refused`, and whatever pypdf raises."""
     from io import BytesIO
 
     from pypdf import PasswordType, PdfReader
 
     reader = PdfReader(BytesIO(data), strict=False)
-    if reader.is_encrypted and not _opened(reader, PasswordType):
-        raise Refused("encrypted_document", "is encrypted")
-    found, length = list[str](), 0
+    if reader.is_encrypted and not _is_unlocked(reader, PasswordType):
+        raise RefusedDocument("encrypted_document", "is encrypted")
+    texts, length = list[str](), 0
     for number, page in enumerate(reader.pages):
         if number >= pages:
-            raise Refused("too_many_pages", f"has more than {pages} pages")
+            raise RefusedDocument("too_many_pages", f"has more than {pages} pages")
         text = page.extract_text().strip()
         length += len(text) + 2
         if length > characters:
-            raise Refused("document_too_long", f"holds more than {characters} characters")
-        found.append(text)
-    return {"text": "\n\n".join(one for one in found if one), "pages": len(found)}
+            raise RefusedDocument("document_too_long", f"holds more than {characters} characters")
+        texts.append(text)
+    return {"text": "\n\n".join(one for one in texts if one), "pages": len(texts)}
 
 
-def _opened(reader: Any, kinds: Any) -> bool:
-    """Many are encrypted without a password."""
+def _is_unlocked(reader: Any, kinds: Any) -> bool:
+    """Return True if the PDF opens without a password, as many encrypted ones do."""
     try:
         return bool(reader.decrypt("") != kinds.NOT_DECRYPTED)
-    except Exception:  # a cipher that needs more than pypdf alone
+    except Exception:  # a cipher that pypdf alone does not support
         return False
 
 
 def of_html(data: bytes, pages: int, characters: int) -> dict[str, Any]:
-    """The text of a page, which comes as UTF-8. Raises `Refused`."""
+    """Return the text of a page, which comes as UTF-8. Raise `Refused`."""
     text = text_of_html(data.decode())
     if len(text) > characters:
-        raise Refused("document_too_long", f"holds more than {characters} characters")
+        raise RefusedDocument("document_too_long", f"holds more than {characters} characters")
     return {"text": text, "pages": None}
 
 
 def read(kind: str, data: bytes, pages: int, characters: int) -> dict[str, Any]:
-    """What is told of it."""
+    """Return what the process writes about the document."""
     try:
-        told = (of_pdf if kind == "pdf" else of_html)(data, pages, characters)
-        told["text"] = _CONTROL.sub("", told["text"]).encode("utf-8", "replace").decode()
-        return told
-    except Refused as error:
-        return {"error": error.args[0], "said": error.args[1]}
+        result = (of_pdf if kind == "pdf" else of_html)(data, pages, characters)
+        result["text"] = _CONTROL.sub("", result["text"]).encode("utf-8", "replace").decode()
+        return result
+    except RefusedDocument as error:
+        return {"error": error.args[0], "message": error.args[1]}
     except (MemoryError, RecursionError):
-        return {"error": "document_too_complex", "said": "needs more memory than it may have"}
+        return {"error": "document_too_complex", "message": "needs more memory than it may have"}
     except Exception as error:
-        return {"error": "broken_document", "said": f"cannot be read ({type(error).__name__})"}
+        return {"error": "broken_document", "message": f"cannot be read ({type(error).__name__})"}
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""Fetches a document from an address that a client gives, without letting it reach what only this machine can reach.
+"""Fetch a document from an address that a client gives, without reaching what only this machine can reach.
 
-Every hop is checked: scheme, host and port against the settings, then all addresses that the name has. The name is
-resolved once, and the connection is made to the address that was checked, so that an answer that changes meanwhile
-(DNS rebinding) changes nothing. No cookies, keys or proxies; the certificate is that of the name.
+Every hop is checked: scheme, host and port against the settings, then all addresses of the name, which have to be those
+of hosts that anybody could ask. The name is resolved once, and the connection goes to the address that was checked, so
+that an answer that changes meanwhile (DNS rebinding) changes nothing. No cookies, keys or proxies; the certificate has
+to be that of the name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 import httpcore
@@ -22,9 +23,9 @@ from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.settings import UrlSettings
 
 _REFUSED_4 = (
-    IPv4Network("192.0.0.0/24"),  # of protocols; some versions of Python take it for anybody's
+    IPv4Network("192.0.0.0/24"),  # for protocols; some versions of Python call it global
     IPv4Network("192.88.99.0/24"),  # relays of 6to4
-    IPv4Network("168.63.129.16/32"),  # a cloud's own services, at an address that looks like anybody's
+    IPv4Network("168.63.129.16/32"),  # a cloud's own services, at a global address
 )
 _UNICAST_6 = IPv6Network("2000::/3")
 _REFUSED_6 = (
@@ -39,32 +40,31 @@ _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-)
 
 
 def is_public(address: str) -> bool:
-    """Whether it is a host's of the public internet: neither of this machine, nor of a network of its own, nor of many
-    hosts, nor one that stands for another address."""
+    """Return True for an address of one host of the public internet.
+
+    It is no address of this machine, of a private network or of many hosts, and stands for no other address.
+    """
     if "%" in address:
         return False
     try:
-        found = ip_address(address)
+        ip = ip_address(address)
     except ValueError:
         return False
-    return _public_4(found) if isinstance(found, IPv4Address) else _public_6(found)
-
-
-def _public_4(address: IPv4Address) -> bool:
-    special = address.is_multicast or address.is_reserved or any(address in one for one in _REFUSED_4)
-    return address.is_global and not special
-
-
-def _public_6(address: IPv6Address) -> bool:
-    if address.ipv4_mapped is not None or address not in _UNICAST_6:
+    if isinstance(ip, IPv4Address):
+        is_special = ip.is_multicast or ip.is_reserved or any(ip in network for network in _REFUSED_4)
+        return ip.is_global and not is_special
+    if ip.ipv4_mapped is not None or ip not in _UNICAST_6:
         return False
-    isatap = (int(address) >> 32) & 0xFFFFFFFF in (0x00005EFE, 0x02005EFE)  # holds an IPv4 address, too
-    return address.is_global and not isatap and not any(address in one for one in _REFUSED_6)
+    isatap = (int(ip) >> 32) & 0xFFFFFFFF in (0x00005EFE, 0x02005EFE)  # holds an IPv4 address, too
+    return ip.is_global and not isatap and not any(ip in network for network in _REFUSED_6)
 
 
 def name_of_host(host: str) -> str:
-    """As it is compared: lower case, without the last dot. Empty for what is neither a name nor a plain address, such
-    as numbers in other bases, which resolvers read in ways of their own."""
+    """Return the host as it is compared: in lower case, without the last dot.
+
+    Empty for what is neither a name nor a plain address, such as numbers in other bases, which resolvers read
+    differently.
+    """
     host = host.strip("[]").lower().removesuffix(".")
     try:
         return str(ip_address(host)) if "%" not in host else ""
@@ -76,7 +76,8 @@ def name_of_host(host: str) -> str:
 
 
 def is_named(host: str, allowed: Sequence[str]) -> bool:
-    """Whether the settings name it. `*.example.org` is whatever lies below, not `example.org` itself."""
+    """Return True if the settings name the host. `*.example.org` matches all names below it, not `example.org`
+    itself."""
     return any(one in ("*", host) or (one.startswith("*.") and host.endswith(one[1:])) for one in allowed)
 
 
@@ -89,9 +90,11 @@ _MOST_URL = 2048
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
+    """A document that was fetched."""
+
     data: bytes
     type: str
-    """Content type, as the server says."""
+    """Content type that the server declares."""
     name: str
 
 
@@ -103,7 +106,7 @@ class _Hop:
 
 
 class Fetcher:
-    """`settings`: None where nothing is fetched. `resolve` and `network` are for tests."""
+    """A fetcher of documents. `settings`: None if nothing may be fetched. `resolve` and `network` are for tests."""
 
     def __init__(
         self,
@@ -112,49 +115,53 @@ class Fetcher:
         resolve: Resolve | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
-        self._settings, self._most = settings, max_bytes
-        self._resolve = resolve or _resolved
+        self._settings, self._max_bytes = settings, max_bytes
+        self._resolve = resolve or _resolve_host
         self._network = network or httpcore.AnyIOBackend()
 
     async def fetch(self, url: str) -> Fetched:
-        """Raises `HttpError` (400, 413) for what may not be fetched, or cannot."""
+        """Return the document at the address. Raise `HttpError` (400, 413) if it may not or cannot be fetched."""
         if self._settings is None:
             hint = "upload the document; or see server.documents.urls"
-            raise _refused("this server fetches no documents.", "urls_off", hint)
+            raise _fetch_error("this server fetches no documents.", "urls_off", hint)
         try:
             async with asyncio.timeout(self._settings.seconds):
-                return await self._followed(self._settings, url)
+                return await self._follow(self._settings, url)
         except TimeoutError:
-            raise _refused(f"{_shown(url)} has not answered in time.", "url_timeout", "upload the document") from None
+            raise _fetch_error(
+                f"{_display(url)} has not answered in time.", "url_timeout", "upload the document"
+            ) from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
-            raise _refused(f"{_shown(url)} cannot be fetched.", "url_unreachable", "upload the document") from None
+            raise _fetch_error(
+                f"{_display(url)} cannot be fetched.", "url_unreachable", "upload the document"
+            ) from None
 
-    async def _followed(self, settings: UrlSettings, url: str) -> Fetched:
-        wanted, first = _parsed(url), url
+    async def _follow(self, settings: UrlSettings, url: str) -> Fetched:
+        next_url, first = _parse_url(url), url
         for _ in range(settings.redirects + 1):
-            hop = _checked(settings, wanted, first)
-            found = await self._asked(hop, await self._address(hop, first), first)
-            if isinstance(found, Fetched):
-                return found
-            wanted = _joined(hop.url, found, first)
-        raise _refused(f"{_shown(first)} redirects too often.", "url_redirects", "give the last address")
+            hop = _check_hop(settings, next_url, first)
+            reply = await self._request(hop, await self._address(hop, first), first)
+            if isinstance(reply, Fetched):
+                return reply
+            next_url = _join_location(hop.url, reply, first)
+        raise _fetch_error(f"{_display(first)} redirects too often.", "url_redirects", "give the last address")
 
     async def _address(self, hop: _Hop, first: str) -> str:
-        """The one address to connect to. Where any of a name's is refused, the name is."""
+        """Return the address to connect to. The name is refused if any of its addresses is."""
         try:
-            found = await self._resolve(hop.host, hop.port)
+            addresses = await self._resolve(hop.host, hop.port)
         except OSError:
-            found = []
-        if not found or not all(map(is_public, found)):
+            addresses = []
+        if not addresses or not all(map(is_public, addresses)):
             raise _forbidden(first)
-        return found[0]
+        return addresses[0]
 
-    async def _asked(self, hop: _Hop, address: str, first: str) -> Fetched | str:
-        """The document, or where it redirects to."""
+    async def _request(self, hop: _Hop, address: str, first: str) -> Fetched | str:
+        """Return the document, or the location that the server redirects to."""
         target = httpcore.URL(
             scheme=hop.url.raw_scheme, host=hop.host.encode(), port=hop.port, target=hop.url.raw_path or b"/"
         )
-        network = _Pinned(self._network, hop.host, address)
+        network = _PinnedBackend(self._network, hop.host, address)
         async with (
             httpcore.AsyncConnectionPool(network_backend=network, max_connections=1, retries=0) as pool,
             pool.stream("GET", target, headers=_HEADERS) as answer,
@@ -163,29 +170,31 @@ class Fetcher:
             if answer.status in _REDIRECTS and headers.get("location"):
                 return headers["location"]
             if answer.status != 200:
-                raise _refused(f"{_shown(first)} answers {answer.status}.", "url_refused", "check the address")
+                raise _fetch_error(f"{_display(first)} answers {answer.status}.", "url_refused", "check the address")
             if headers.get("content-encoding", "identity").lower() != "identity":
-                raise _refused(f"{_shown(first)} is compressed.", "url_compressed", "upload the document")
+                raise _fetch_error(f"{_display(first)} is compressed.", "url_compressed", "upload the document")
             data = await self._read(answer.aiter_stream(), headers.get("content-length", ""), first)
         return Fetched(data, headers.get("content-type", ""), hop.url.path.rpartition("/")[2][:200] or hop.host)
 
     async def _read(self, chunks: Any, length: str, first: str) -> bytes:
-        parts, left = list[bytes](), self._most
-        if length.isascii() and length.isdigit() and int(length[:20]) > left:
-            left = -1
+        parts, remaining = list[bytes](), self._max_bytes
+        if length.isascii() and length.isdigit() and int(length[:20]) > remaining:
+            remaining = -1
         else:
             async for chunk in chunks:
-                left -= len(chunk)
-                if left < 0:
+                remaining -= len(chunk)
+                if remaining < 0:
                     break
                 parts.append(chunk)
-        if left < 0:
-            raise HttpError(413, f"{_shown(first)} is larger than {self._most} bytes.", hint="split it", param="url")
+        if remaining < 0:
+            raise HttpError(
+                413, f"{_display(first)} is larger than {self._max_bytes} bytes.", hint="split it", param="url"
+            )
         return b"".join(parts)
 
 
-class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to one host alone, at the address that was checked."""
+class _PinnedBackend(httpcore.AsyncNetworkBackend):
+    """A network that connects to one host alone, at the address that was checked."""
 
     def __init__(self, network: httpcore.AsyncNetworkBackend, host: str, address: str) -> None:
         self._network, self._host, self._address = network, host, address
@@ -209,8 +218,8 @@ class _Pinned(httpcore.AsyncNetworkBackend):
         await self._network.sleep(seconds)
 
 
-def _checked(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
-    """Raises `HttpError` for an address that the settings do not allow."""
+def _check_hop(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
+    """Return the hop to an address. Raise `HttpError` for an address that the settings do not allow."""
     host = name_of_host(url.raw_host.decode("ascii", "replace"))
     port = {"https": 443, "http": 80}.get(url.scheme, 0) if url.port is None else url.port
     plain = url.scheme in settings.schemes and port in settings.ports and not url.userinfo
@@ -219,7 +228,7 @@ def _checked(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
     return _Hop(url, host, port)
 
 
-def _parsed(url: str) -> httpx.URL:
+def _parse_url(url: str) -> httpx.URL:
     if len(url) > _MOST_URL or not url.isprintable() or "\\" in url or " " in url:
         raise _forbidden(url)
     try:
@@ -228,28 +237,31 @@ def _parsed(url: str) -> httpx.URL:
         raise _forbidden(url) from None
 
 
-def _joined(url: httpx.URL, location: str, first: str) -> httpx.URL:
+def _join_location(url: httpx.URL, location: str, first: str) -> httpx.URL:
     try:
-        return url.join(_parsed(location))
+        return url.join(_parse_url(location))
     except (httpx.InvalidURL, ValueError):
         raise _forbidden(first) from None
 
 
-async def _resolved(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+async def _resolve_host(host: str, port: int) -> list[str]:
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in addresses]
 
 
-def _shown(url: str) -> str:
-    """Without a password, and what may follow the path."""
+def _display(url: str) -> str:
+    """Return the address as errors show it, without a password and what may follow the path."""
     return repr(url.partition("?")[0].partition("#")[0].rpartition("@")[2])[:200]
 
 
 def _forbidden(url: str) -> HttpError:
-    """The same for a name that nobody has and for one that leads inside: it tells nothing of what there is."""
+    """Return the error for an address that may not be fetched.
+
+    It is the same for a name that does not exist and for one that leads inside, so that it reveals nothing.
+    """
     hint = "give an address that the server's settings allow, or upload the document"
-    return _refused(f"{_shown(url)} may not be fetched here.", "url_not_allowed", hint)
+    return _fetch_error(f"{_display(url)} may not be fetched here.", "url_not_allowed", hint)
 
 
-def _refused(message: str, code: str, hint: str) -> HttpError:
+def _fetch_error(message: str, code: str, hint: str) -> HttpError:
     return bad_request(message, hint, param="url", code=code)

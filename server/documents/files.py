@@ -1,4 +1,4 @@
-"""Documents that are kept: of whom, for how long. In memory, or beside submitted queries in PostgreSQL."""
+"""Stored documents of tenants: in memory, or beside submitted queries in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from teola_plugin.server.queries.store import PostgresStore, Store
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The text of a document; the document itself is not kept. Times are Unix times."""
+    """The text of a document; the document itself is not stored. Times are Unix times."""
 
     id: str
     tenant: str
@@ -19,17 +19,17 @@ class StoredFile:
     purpose: str
     kind: str
     bytes: int
-    """Of the document."""
+    """Size of the document."""
     created: float
     expires: float | None
     pages: int | None = None
     query: str = ""
-    """The submitted query that it came with, and goes with; empty for one that was uploaded."""
+    """The submitted query that it came with, and is deleted with; empty for an uploaded one."""
     text: str = ""
     """Empty in lists."""
 
-    def told(self) -> dict[str, Any]:
-        """As OpenAI's clients know files."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the file in OpenAI's form."""
         return {
             "id": self.id,
             "object": "file",
@@ -46,7 +46,7 @@ class StoredFile:
 
 
 class FileStore(Protocol):
-    """Each tenant has ids of its own."""
+    """A store of documents. Each tenant has ids of its own."""
 
     async def open(self) -> None: ...
 
@@ -55,48 +55,48 @@ class FileStore(Protocol):
     async def get(self, tenant: str, id: str) -> StoredFile | None: ...
 
     async def uploaded(self, tenant: str) -> list[StoredFile]:
-        """Without their text, latest first; not those that came with a query."""
+        """Return uploaded documents without their text, latest first; not those that came with a query."""
 
-    async def kept(self, tenant: str) -> int:
-        """Bytes of all documents of a tenant."""
+    async def total_bytes(self, tenant: str) -> int:
+        """Return the size of all documents of a tenant."""
 
     async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
-        """One, those of a query, or all of a tenant."""
+        """Delete one document, those of a query, or all of a tenant. Return their number."""
 
     async def expire(self, now: float) -> int: ...
 
 
 class MemoryFiles:
-    """Nothing outlives the process."""
+    """A store that is lost with the process."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], StoredFile] = {}
+        self._files: dict[tuple[str, str], StoredFile] = {}
 
     async def open(self) -> None: ...
 
     async def put(self, file: StoredFile) -> None:
-        self._kept[file.tenant, file.id] = file
+        self._files[file.tenant, file.id] = file
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
-        return self._kept.get((tenant, id))
+        return self._files.get((tenant, id))
 
     async def uploaded(self, tenant: str) -> list[StoredFile]:
-        found = [one for one in self._kept.values() if one.tenant == tenant and not one.query]
-        return sorted(found, key=lambda one: (-one.created, one.id))
+        files = [one for one in self._files.values() if one.tenant == tenant and not one.query]
+        return sorted(files, key=lambda one: (-one.created, one.id))
 
-    async def kept(self, tenant: str) -> int:
-        return sum(one.bytes for one in self._kept.values() if one.tenant == tenant)
+    async def total_bytes(self, tenant: str) -> int:
+        return sum(one.bytes for one in self._files.values() if one.tenant == tenant)
 
     async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
-        mine = [(key, one) for key, one in self._kept.items() if key[0] == tenant]
+        mine = [(key, one) for key, one in self._files.items() if key[0] == tenant]
         return self._drop([key for key, one in mine if id in (None, key[1]) and query in (None, one.query)])
 
     async def expire(self, now: float) -> int:
-        return self._drop([k for k, one in self._kept.items() if one.expires is not None and one.expires <= now])
+        return self._drop([k for k, one in self._files.items() if one.expires is not None and one.expires <= now])
 
     def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
         for key in keys:
-            del self._kept[key]
+            del self._files[key]
         return len(keys)
 
 
@@ -115,10 +115,10 @@ _MINE = "FROM teola_server_files WHERE pool = %s AND tenant = %s"
 
 
 class PostgresFiles:
-    """In the database of the server's store, by whose connections."""
+    """A store in the database of the server's store, on its connections."""
 
     def __init__(self, store: PostgresStore) -> None:
-        self._store = store
+        self._store, self._pool = store, store.pool
 
     async def open(self) -> None:
         await self._run(_TABLE)
@@ -126,12 +126,12 @@ class PostgresFiles:
     async def put(self, file: StoredFile) -> None:
         from psycopg.types.json import Jsonb
 
-        about = Jsonb({**asdict(file), "text": ""})
+        metadata = Jsonb({**asdict(file), "text": ""})
         figures = (file.query, file.bytes, file.created, file.expires)
-        await self._run(_PUT, self._pool, file.tenant, file.id, *figures, about, file.text)
+        await self._run(_PUT, self._pool, file.tenant, file.id, *figures, metadata, file.text)
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
-        if "\0" in id:  # of which PostgreSQL has none
+        if "\0" in id:  # no text of PostgreSQL holds it
             return None
         rows = await self._rows(f"SELECT about, content {_MINE} AND id = %s", tenant, id)
         return StoredFile(**{**rows[0][0], "text": rows[0][1]}) if rows else None
@@ -140,20 +140,16 @@ class PostgresFiles:
         rows = await self._rows(f"SELECT about {_MINE} AND query = '' ORDER BY created DESC, id", tenant)
         return [StoredFile(**row[0]) for row in rows]
 
-    async def kept(self, tenant: str) -> int:
+    async def total_bytes(self, tenant: str) -> int:
         return int((await self._rows(f"SELECT coalesce(sum(bytes), 0) {_MINE}", tenant))[0][0])
 
     async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
-        which = {" AND id = %s": id, " AND query = %s": query}
-        asked = {text: value for text, value in which.items() if value is not None}
-        return await self._run(f"DELETE {_MINE}{''.join(asked)}", self._pool, tenant, *asked.values())
+        columns = {" AND id = %s": id, " AND query = %s": query}
+        conditions = {text: value for text, value in columns.items() if value is not None}
+        return await self._run(f"DELETE {_MINE}{''.join(conditions)}", self._pool, tenant, *conditions.values())
 
     async def expire(self, now: float) -> int:
         return await self._run("DELETE FROM teola_server_files WHERE pool = %s AND expires <= %s", self._pool, now)
-
-    @property
-    def _pool(self) -> str:
-        return self._store.pool
 
     async def _rows(self, text: str, *values: Any) -> list[Any]:
         async with self._store.connection() as connection:
@@ -165,5 +161,5 @@ class PostgresFiles:
 
 
 def files_of(store: Store) -> FileStore:
-    """Beside the queries that a server keeps."""
+    """Return the store of documents that belongs to a store of queries."""
     return PostgresFiles(store) if isinstance(store, PostgresStore) else MemoryFiles()

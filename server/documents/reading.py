@@ -31,7 +31,8 @@ _CHARSETS = {
     **dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "windows-1252", "cp1252"), "windows-1252"),
     "iso-8859-15": "iso-8859-15",
 }
-"""What pages declare, and how browsers read it. Others are refused: some of Python's codecs do more than decode."""
+"""Character sets that pages declare -> those that browsers use for them. Others are refused: some of Python's codecs do
+more than decode."""
 _DECLARED = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([A-Za-z0-9_-]{1,32})", re.IGNORECASE)
 _HTML = re.compile(
     r"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--.{0,500}?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
@@ -41,19 +42,24 @@ _TEXT = re.compile(r"text/|application/(?:json|xml|yaml|x-yaml|toml|x-ndjson|mar
 
 
 def kind_of(data: bytes, declared: str = "", name: str = "") -> DocumentKind:
-    """`declared`: the client's content type, if any. Raises `HttpError` (400, 415)."""
+    """Return the kind of a document by its content, which has to fit what the client says.
+
+    `declared`: the client's content type, if any. Raise `HttpError` (400, 415).
+    """
     declared = declared.partition(";")[0].strip().lower()
     pdf = data[:_HEAD].lstrip().startswith(b"%PDF-")
-    wanted = _wanted(declared, name.lower())
-    if pdf != (wanted == "pdf") and wanted != "":
+    expected = _declared_kind(declared, name.lower())
+    if pdf != (expected == "pdf") and expected != "":
         is_one = "is a PDF" if pdf else "is no PDF"
-        raise _wrong(name, f"{is_one}, and is declared as {declared or name.rpartition('.')[2]!r:.80}", "mismatch", 400)
+        raise _bad_document(
+            name, f"{is_one}, and is declared as {declared or name.rpartition('.')[2]!r:.80}", "mismatch", 400
+        )
     if pdf:
         return "pdf"
-    if declared and not wanted and declared not in _ANY:
-        raise _wrong(name, f"is declared as {declared!r:.80}", "unsupported_document", 415)
-    text = decoded(data, name)
-    if wanted == "html" or (wanted == "" and _HTML.match(text[: 2 * _HEAD])):
+    if declared and not expected and declared not in _ANY:
+        raise _bad_document(name, f"is declared as {declared!r:.80}", "unsupported_document", 415)
+    text = decode_document(data, name)
+    if expected == "html" or (expected == "" and _HTML.match(text[: 2 * _HEAD])):
         return "html"
     return "text"
 
@@ -62,46 +68,49 @@ _ANY = frozenset({"application/octet-stream", "binary/octet-stream"})
 _HTMLS = frozenset({"text/html", "application/xhtml+xml"})
 
 
-def _wanted(declared: str, name: str) -> str:
-    """What the client says that it is: its type, else the end of its name. Empty where that says nothing."""
-    if declared == "application/pdf" or (not _said(declared) and name.endswith(".pdf")):
+def _declared_kind(declared: str, name: str) -> str:
+    """Return the kind that the client declares, by its content type or else the end of the name; empty for none."""
+    if declared == "application/pdf" or (not _is_specific(declared) and name.endswith(".pdf")):
         return "pdf"
-    if declared in _HTMLS or (not _said(declared) and name.endswith((".html", ".htm", ".xhtml"))):
+    if declared in _HTMLS or (not _is_specific(declared) and name.endswith((".html", ".htm", ".xhtml"))):
         return "html"
-    if _TEXT.match(declared) or (not _said(declared) and name.endswith((".txt", ".md", ".csv", ".json"))):
+    if _TEXT.match(declared) or (not _is_specific(declared) and name.endswith((".txt", ".md", ".csv", ".json"))):
         return "text"
     return ""
 
 
-def _said(declared: str) -> bool:
+def _is_specific(declared: str) -> bool:
     return bool(declared) and declared not in _ANY
 
 
-def decoded(data: bytes, name: str = "") -> str:
-    """The text: by its byte order mark, by what a page declares, else UTF-8. Raises `HttpError` for what is no text."""
+def decode_document(data: bytes, name: str = "") -> str:
+    """Return the text, decoded by its byte order mark, by what a page declares, or as UTF-8.
+
+    Raise `HttpError` for data that is no text.
+    """
     charset = next((codec for bom, codec in _BOMS if data.startswith(bom)), "")
-    if not charset and (found := _DECLARED.search(data[:_HEAD])):
-        said = found[1].decode().lower()
-        if said not in _CHARSETS:
-            raise _wrong(name, f"declares the character set {said!r}", "unsupported_document", 415)
-        charset = _CHARSETS[said]
+    if not charset and (declaration := _DECLARED.search(data[:_HEAD])):
+        charset_name = declaration[1].decode().lower()
+        if charset_name not in _CHARSETS:
+            raise _bad_document(name, f"declares the character set {charset_name!r}", "unsupported_document", 415)
+        charset = _CHARSETS[charset_name]
     try:
         text = data.decode(charset or "utf-8")
     except UnicodeDecodeError:
-        raise _wrong(name, f"is no {(charset or 'UTF-8').upper()} text", "unsupported_document", 415) from None
+        raise _bad_document(name, f"is no {(charset or 'UTF-8').upper()} text", "unsupported_document", 415) from None
     if _CONTROL.search(text):
-        raise _wrong(name, "is no text", "unsupported_document", 415)
+        raise _bad_document(name, "is no text", "unsupported_document", 415)
     return text
 
 
-def _wrong(name: str, why: str, code: str, status: int) -> HttpError:
+def _bad_document(name: str, reason: str, code: str, status: int) -> HttpError:
     hint = "send text (UTF-8), HTML or PDF, and declare it as what it is"
-    return HttpError(status, f"the document {name or 'given'!r:.140} {why}.", hint=hint, code=code, param="file")
+    return HttpError(status, f"the document {name or 'given'!r:.140} {reason}.", hint=hint, code=code, param="file")
 
 
 _MODULE = "teola_plugin.server.documents.extract"
 _ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LD_LIBRARY_PATH")
-"""That the process needs to find Python's modules. What else is there, keys among it, is none of its business."""
+"""Variables that the process needs to find Python's modules. It gets no others, so no keys."""
 _HINTS = {
     "encrypted_document": "send it without a password",
     "too_many_pages": "split it",
@@ -113,62 +122,65 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class ReadDocument:
-    """A document's text, and what it was."""
+    """The text of a document, and its kind and size."""
 
     name: str
     kind: DocumentKind
     text: str
     bytes: int
-    """Of the document itself."""
+    """Size of the document itself."""
     pages: int | None = None
 
 
 class Reader:
-    """One server's. Lives on its loop."""
+    """The reader of one server's documents. Used on its loop."""
 
     def __init__(self, settings: DocumentSettings) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.at_once)
+        self._slots = asyncio.Semaphore(settings.at_once)
         self._waiting = 0
 
     async def read(self, name: str, data: bytes, declared: str = "") -> ReadDocument:
-        """Raises `HttpError` for a document that is none, or too large, or cannot be read; 429 where too many wait."""
+        """Return the text of a document.
+
+        Raise `HttpError` for what is no document, is too large or cannot be read; 429 if too many wait.
+        """
         if len(data) > self._settings.max_bytes:
             raise too_large(name, self._settings.max_bytes)
         kind = kind_of(data, declared, name)
-        text, pages = (decoded(data, name), None) if kind == "text" else await self._extracted(name, kind, data)
+        text, pages = (decode_document(data, name), None) if kind == "text" else await self._extract(name, kind, data)
         if not text.strip():
             hint = "make a scanned PDF readable first" if kind == "pdf" else "send one with text"
             raise bad_request(f"the document {name!r:.140} holds no text.", hint, param="file", code="no_text")
         if len(text) > self._settings.max_characters:
-            raise _refused(name, "document_too_long", f"holds more than {self._settings.max_characters} characters")
+            raise _unreadable(name, "document_too_long", f"holds more than {self._settings.max_characters} characters")
         return ReadDocument(name, kind, text, len(data), pages)
 
-    async def _extracted(self, name: str, kind: DocumentKind, data: bytes) -> tuple[str, int | None]:
-        given = data if kind == "pdf" else decoded(data, name).encode()
-        async with self._place():
-            told = await self._asked(name, kind, given)
-        if "error" in told:
-            raise _refused(name, told["error"], told["said"])
-        return told["text"], told["pages"]
+    async def _extract(self, name: str, kind: DocumentKind, data: bytes) -> tuple[str, int | None]:
+        input = data if kind == "pdf" else decode_document(data, name).encode()
+        async with self._slot():
+            reply = await self._run_extractor(name, kind, input)
+        if "error" in reply:
+            raise _unreadable(name, reply["error"], reply["message"])
+        return reply["text"], reply["pages"]
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        if self._places.locked() and self._waiting >= self._settings.waiting:
+    async def _slot(self) -> AsyncIterator[None]:
+        if self._slots.locked() and self._waiting >= self._settings.waiting:
             message = "the server has as many documents to read as it takes."
             raise too_many(message, 2, code="documents_queue_full", hint="wait as long as Retry-After says")
         self._waiting += 1
         try:
-            await self._places.acquire()
+            await self._slots.acquire()
         finally:
             self._waiting -= 1
         try:
             yield
         finally:
-            self._places.release()
+            self._slots.release()
 
-    async def _asked(self, name: str, kind: DocumentKind, data: bytes) -> dict[str, Any]:
-        """What the process tells. It ends with this call, however that ends."""
+    async def _run_extractor(self, name: str, kind: DocumentKind, data: bytes) -> dict[str, Any]:
+        """Return what the process writes. The process ends with this call."""
         limits = self._settings
         figures = (limits.max_pages, limits.max_characters, limits.memory, math.ceil(limits.seconds) + 1)
         process = await asyncio.create_subprocess_exec(
@@ -179,24 +191,24 @@ class Reader:
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
         try:
-            told, _ = await asyncio.wait_for(process.communicate(data), limits.seconds)
+            output, _ = await asyncio.wait_for(process.communicate(data), limits.seconds)
         except TimeoutError:
-            raise _refused(name, "document_too_complex", f"cannot be read within {limits.seconds:g} s") from None
+            raise _unreadable(name, "document_too_complex", f"cannot be read within {limits.seconds:g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         try:
-            found: dict[str, Any] = json.loads(told)
-        except ValueError:  # it was ended by a limit
-            raise _refused(name, "document_too_complex", "needs more memory or time than it may have") from None
-        return found
+            reply: dict[str, Any] = json.loads(output)
+        except ValueError:  # a limit has ended it
+            raise _unreadable(name, "document_too_complex", "needs more memory or time than it may have") from None
+        return reply
 
 
-def too_large(name: str, most: int) -> HttpError:
-    message = f"the document {name!r:.140} is larger than {most} bytes."
+def too_large(name: str, max_bytes: int) -> HttpError:
+    message = f"the document {name!r:.140} is larger than {max_bytes} bytes."
     return HttpError(413, message, hint="split it", param="file", code="document_too_large")
 
 
-def _refused(name: str, code: str, why: str) -> HttpError:
-    return bad_request(f"the document {name!r:.140} {why}.", _HINTS.get(code, ""), param="file", code=code)
+def _unreadable(name: str, code: str, reason: str) -> HttpError:
+    return bad_request(f"the document {name!r:.140} {reason}.", _HINTS.get(code, ""), param="file", code=code)

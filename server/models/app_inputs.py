@@ -1,4 +1,7 @@
-"""Messages, or inputs in `metadata`, as an app takes them; what it returns, as an answer. No framework is imported."""
+"""Requests to apps and their answers: what apps take for messages or `metadata`, and the answer in what they return.
+
+No framework is imported.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from teola_plugin.graph import LLM_PREFILLS, PrimitiveKind
 from teola_plugin.observe.spans import GENERATION, QueryTrace
 from teola_plugin.server.documents.parts import DOCUMENT
 from teola_plugin.server.errors import bad_request
-from teola_plugin.server.live_queries import Kept
+from teola_plugin.server.live_queries import SubmittedQueryRef
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer, Usage
 from teola_plugin.server.wire.requests import ChatMessage, ChatRequest, parse_json
@@ -22,47 +25,47 @@ from teola_plugin.server.wire.sampling import calls_of, content_of, text_of
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an app is given."""
+class AppRequest:
+    """One request to an app."""
 
     value: Any
     thread: str
     """The conversation that a graph with checkpoints goes on with: each tenant has its own."""
     config: Any = None
     """Settings of a deployed workflow, for this query alone."""
-    kept: Kept | None = None
-    """Of a submitted query."""
-    told: tuple[Any, ...] = ()
-    """What a graph that has stopped to ask somebody is told; one value, or none where it has not asked."""
-    began: Callable[[str], object] = bool
-    """Is told the id of a query of its own in the pool, where the app begins one."""
+    submitted: SubmittedQueryRef | None = None
+    """The submitted query that the request belongs to."""
+    resume_values: tuple[Any, ...] = ()
+    """The one value that answers a graph which has stopped to ask; empty where it has not asked."""
+    on_query_begin: Callable[[str], object] = bool
+    """Called with the id of the query that the app begins in the pool, if it begins one."""
 
 
 Pieces = AsyncIterator["str | Answer"]
-"""Text as it comes, then the whole answer, unless it is that text and nothing more. An app that cannot stream gives the
+"""Pieces of text, then the whole answer unless it is that text and nothing more. An app that cannot stream yields the
 whole answer alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How objects of one kind are asked."""
+class AppProtocol:
+    """The way to call apps of one kind."""
 
-    given: Callable[[Any, ChatRequest, AppSettings], Any]
-    """The input that messages make."""
-    whole: Callable[[Any, Any, AppSettings], Any]
-    """A coroutine of its whole answer."""
+    to_input: Callable[[Any, ChatRequest, AppSettings], Any]
+    """Returns the app's input for a chat."""
+    answer: Callable[[Any, Any, AppSettings], Any]
+    """A coroutine function that returns the whole answer."""
     stream: Callable[[Any, Any, AppSettings], Pieces]
-    check: Callable[[Any, Any, AppSettings], None]
-    """Raises `HttpError` for inputs of a client's own that the app cannot take."""
-    alone: bool = False
-    """Whether it keeps the conversation of a call in itself, so that it answers one after the other."""
+    check_inputs: Callable[[Any, Any, AppSettings], None]
+    """Raises `HttpError` for inputs in `metadata` that the app cannot take."""
+    one_at_a_time: bool = False
+    """True if the app keeps a call's conversation in itself, so that calls have to follow each other."""
 
 
 INPUTS = "inputs"
 """The key of `metadata` that holds an app's whole input, as JSON text (or as it is)."""
 
 
-def given_inputs(body: ChatRequest) -> Any:
+def inputs_in_metadata(body: ChatRequest) -> Any:
     """Return the app's input as `metadata` has it; None where it has none. Raise `HttpError`."""
     inputs = (body.metadata or {}).get(INPUTS)
     if not isinstance(inputs, str):
@@ -71,15 +74,15 @@ def given_inputs(body: ChatRequest) -> Any:
 
 
 def without_documents(body: ChatRequest) -> tuple[ChatRequest, list[tuple[str, str]]]:
-    """The chat, and the documents in it: name and text each."""
-    found, messages = list[tuple[str, str]](), list[ChatMessage]()
+    """Return the chat without its documents, and name and text of each document."""
+    documents, messages = list[tuple[str, str]](), list[ChatMessage]()
     for message in body.messages:
         content = message.content
         if isinstance(content, list):
-            found += [(str(p.get("name") or ""), str(p["text"])) for p in content if _is_document(p)]
+            documents += [(str(p.get("name") or ""), str(p["text"])) for p in content if _is_document(p)]
             content = [part for part in content if not _is_document(part)]
         messages.append(message.model_copy(update={"content": content}) if content != message.content else message)
-    return (body.model_copy(update={"messages": messages}) if found else body), found
+    return (body.model_copy(update={"messages": messages}) if documents else body), documents
 
 
 def _is_document(part: Mapping[str, Any]) -> bool:
@@ -87,7 +90,7 @@ def _is_document(part: Mapping[str, Any]) -> bool:
 
 
 def last_text(body: ChatRequest) -> str:
-    """Of the last message of the user's, or of the last one. Raises `HttpError` for what is no text."""
+    """Return the text of the user's last message, or of the last message. Raise `HttpError` for other content."""
     of_user = [m for m in body.messages if m.role == "user"]
     return text_of((of_user or body.messages)[-1], body.model)
 
@@ -120,7 +123,7 @@ def check_messages(messages: Any) -> None:
     """Raise `HttpError` for inputs of a client that the app's framework does not take as messages."""
     try:
         app_frameworks.check_messages(messages)
-    except Exception as error:  # of several classes, for each fault another
+    except Exception as error:  # of a class that depends on the fault
         reason = f"metadata.inputs: LangChain cannot read the messages ({type(error).__name__})."
         raise bad_request(reason, "see OpenAI's form of messages", param="metadata") from None
 
@@ -129,19 +132,19 @@ def check_messages(messages: Any) -> None:
 
 
 def answer_of(value: Any, key: str = "") -> Answer:
-    """The answer in what an app returns: a text, a message, the last of `messages`, or a value of a dict by `key`."""
+    """Return the answer in an app's output: a text, a message, the last of `messages`, or a dict's value by `key`."""
     if hasattr(value, "outputs") and hasattr(value, "answer"):  # the result of a workflow of our own
-        found = value.outputs.get(key) if key else value.answer
-        return Answer(text_in(found), more={"sources": plain(value.sources)} if value.sources else {})
+        output = value.outputs.get(key) if key else value.answer
+        return Answer(text_in(output), more={"sources": plain(value.sources)} if value.sources else {})
     return Answer(text_in(value, key), more=_sources(value))
 
 
 def usage_in(trace: QueryTrace) -> Usage:
-    """Tokens of the generations of a query, but for those that nobody used."""
+    """Return the tokens of a query's generations, without those that nobody used."""
     used = [span for span in trace.spans if not span.unused]
     read = [span for span in used if span.kind in _READ]
-    wrote = sum(span.tokens for span in used if span.kind in _WROTE) + sum(span.written for span in read)
-    return Usage(sum(span.tokens for span in read), wrote, sum(span.cached for span in read))
+    completion = sum(span.tokens for span in used if span.kind in _WROTE) + sum(span.written for span in read)
+    return Usage(sum(span.tokens for span in read), completion, sum(span.cached for span in read))
 
 
 _READ = {*(kind.name for kind in LLM_PREFILLS - {PrimitiveKind.PARTIAL_PREFILLING}), GENERATION}
@@ -172,14 +175,14 @@ _ANSWERS = ("output", "answer", "result", "response", "text")
 
 
 def _part(value: Mapping[str, Any], key: str) -> Any:
-    """What of a dict is the answer."""
+    """Return the part of a dict that is the answer."""
     if key:
         return value.get(key, "")
     messages = value.get("messages")
     if isinstance(messages, Sequence) and messages and not isinstance(messages, str):
         return messages[-1]
-    known = next((value[name] for name in _ANSWERS if isinstance(value.get(name), str)), None)
-    return json.dumps(plain(value), ensure_ascii=False) if known is None else known
+    text = next((value[name] for name in _ANSWERS if isinstance(value.get(name), str)), None)
+    return json.dumps(plain(value), ensure_ascii=False) if text is None else text
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -203,7 +206,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _sources(value: Any) -> dict[str, Any]:
-    """The nodes that a query engine's answer rests on."""
+    """Return the nodes that a query engine's answer rests on."""
     nodes = getattr(value, "source_nodes", None)
     if not isinstance(nodes, list) or not nodes:
         return {}
@@ -211,5 +214,5 @@ def _sources(value: Any) -> dict[str, Any]:
 
 
 def _text(node: Any) -> str:
-    found = getattr(node, "text", None)
-    return found if isinstance(found, str) else str(node)
+    text = getattr(node, "text", None)
+    return text if isinstance(text, str) else str(node)

@@ -1,6 +1,6 @@
-"""How objects of each framework are asked: what of a chat they take, how they answer, whole and in pieces.
+"""How apps of each framework are called: their input for a chat, and their answers, whole and in pieces.
 
-No framework is imported: they are known by what they can be asked. Graphs have a file of their own.
+No framework is imported: apps are recognized by the methods that they have. Graphs have a file of their own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Graph
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.models.app_inputs import (
-    Asked,
+    AppProtocol,
+    AppRequest,
     Pieces,
-    Way,
     answer_of,
     check_messages,
     framework_messages,
@@ -33,8 +33,8 @@ from teola_plugin.server.wire.answers import Answer
 from teola_plugin.server.wire.requests import ChatRequest, Role
 
 
-def way_of(fast: Any) -> Way | None:
-    """By what it can be asked, without its framework being imported."""
+def protocol_of(fast: Any) -> AppProtocol | None:
+    """Return how to call the app, by the methods that it has; None for no app."""
     if hasattr(fast, "arun") and hasattr(fast, "workflow"):
         return DEPLOYMENT
     if hasattr(fast, "ainvoke"):
@@ -49,8 +49,8 @@ def way_of(fast: Any) -> Way | None:
 # ------------------------------------------------------------ LangChain
 
 
-def _runnable_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
-    """A dict with the text under the app's key; for chains on messages and models these; else the text."""
+def _runnable_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """Return a dict with the text under the app's key; messages for chains on messages and models; else the text."""
     if settings.input:
         return {settings.input: last_text(body)}
     schema = _input_schema(fast)
@@ -76,14 +76,14 @@ def _input_schema(fast: Any) -> Mapping[str, Any]:
 _MESSAGES = ("messages", "chat_history", "history")
 
 
-async def _runnable_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
+async def _runnable_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
     """Yield text where the app streams text or messages; else the answer that its chunks add up to."""
     if not _can_stream_text(fast):
-        yield await _runnable_whole(fast, asked, settings)
+        yield await _runnable_answer(fast, request, settings)
         return
     total: Any = None
     text_only = True
-    async with aclosing(fast.astream(asked.value)) as chunks:
+    async with aclosing(fast.astream(request.value)) as chunks:
         async for chunk in chunks:
             text_only = text_only and is_text(chunk)
             if text_only:
@@ -134,8 +134,8 @@ def _last_steps(runnable: Any) -> Iterator[Any]:
         yield runnable
 
 
-async def _runnable_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    return answer_of(await fast.ainvoke(asked.value), settings.output)
+async def _runnable_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    return answer_of(await fast.ainvoke(request.value), settings.output)
 
 
 def _runnable_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
@@ -157,14 +157,14 @@ def _wrong_inputs(reason: str) -> HttpError:
     return bad_request(f"metadata.inputs: {reason}.", "see GET /v1/models, and the app's own input", param="metadata")
 
 
-RUNNABLE = Way(_runnable_given, _runnable_whole, _runnable_stream, _runnable_check)
+RUNNABLE = AppProtocol(_runnable_input, _runnable_answer, _runnable_stream, _runnable_check)
 
 
 # ------------------------------------------------------------ LlamaIndex
 
 
-async def _query_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    response = await fast.aquery(asked.value)
+async def _query_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    response = await fast.aquery(request.value)
     tokens = getattr(response, "async_response_gen", None)
     if tokens is None:
         yield answer_of(response, settings.output)
@@ -176,15 +176,15 @@ async def _query_stream(fast: Any, asked: Asked, settings: AppSettings) -> Piece
     yield Answer(text, more=answer_of(response).more)
 
 
-async def _query_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    response = await fast.aquery(asked.value)
+async def _query_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    response = await fast.aquery(request.value)
     read = getattr(response, "get_response", None)  # of one that streams
     if read is None or not hasattr(response, "async_response_gen"):
         return answer_of(response, settings.output)
     return answer_of(await read(), settings.output)
 
 
-def _query_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+def _query_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     """Return the text of the last message. Raise `HttpError` for none: LlamaIndex has no vector for it."""
     text = last_text(body)
     if not text:
@@ -197,26 +197,26 @@ def _query_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
         raise _wrong_inputs("a query engine takes a text")
 
 
-QUERY_ENGINE = Way(_query_given, _query_whole, _query_stream, _query_check)
+QUERY_ENGINE = AppProtocol(_query_input, _query_answer, _query_stream, _query_check)
 
 
-def _history_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+def _chat_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     return roles_and_texts(body)
 
 
-def _chat_arguments(asked: Any) -> dict[str, Any]:
-    if isinstance(asked, str):
-        return {"message": asked, "chat_history": []}
-    *before, (_, last) = asked
-    return {"message": last, "chat_history": chat_history(before)}
+def _chat_arguments(messages: Any) -> dict[str, Any]:
+    if isinstance(messages, str):
+        return {"message": messages, "chat_history": []}
+    *history, (_, last) = messages
+    return {"message": last, "chat_history": chat_history(history)}
 
 
-async def _chat_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    return answer_of(await fast.achat(**_chat_arguments(asked.value)), settings.output)
+async def _chat_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    return answer_of(await fast.achat(**_chat_arguments(request.value)), settings.output)
 
 
-async def _chat_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    response = await fast.astream_chat(**_chat_arguments(asked.value))
+async def _chat_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    response = await fast.astream_chat(**_chat_arguments(request.value))
     text = ""
     async for token in response.async_response_gen():
         text += token
@@ -232,25 +232,25 @@ def _chat_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
 
 
 _ROLES = get_args(Role)
-CHAT_ENGINE = Way(_history_given, _chat_whole, _chat_stream, _chat_check, alone=True)
+CHAT_ENGINE = AppProtocol(_chat_input, _chat_answer, _chat_stream, _chat_check, one_at_a_time=True)
 
 
-def _workflow_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+def _workflow_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     if settings.input:
         return {settings.input: last_text(body)}
     if not hasattr(fast, "agents") and not hasattr(fast, "tools"):
         return {"input": last_text(body)}
-    found = _chat_arguments(roles_and_texts(body))
-    return {"user_msg": found["message"], "chat_history": found["chat_history"]}
+    arguments = _chat_arguments(roles_and_texts(body))
+    return {"user_msg": arguments["message"], "chat_history": arguments["chat_history"]}
 
 
-async def _workflow_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    given = asked.value if isinstance(asked.value, Mapping) else {"input": asked.value}
-    return answer_of(await fast.run(**given), settings.output)
+async def _workflow_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    arguments = request.value if isinstance(request.value, Mapping) else {"input": request.value}
+    return answer_of(await fast.run(**arguments), settings.output)
 
 
-async def _workflow_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    yield await _workflow_whole(fast, asked, settings)
+async def _workflow_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    yield await _workflow_answer(fast, request, settings)
 
 
 def _workflow_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
@@ -259,15 +259,15 @@ def _workflow_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
         raise _wrong_inputs(f"{min(reserved)!r} is no input of a client's")
 
 
-WORKFLOW = Way(_workflow_given, _workflow_whole, _workflow_stream, _workflow_check)
+WORKFLOW = AppProtocol(_workflow_input, _workflow_answer, _workflow_stream, _workflow_check)
 
 
 # ------------------------------------------------------------ workflows of our own
 
 
-def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
-    """The text of the last message for the only input that has to be given."""
-    required = [settings.input] if settings.input else _texts(fast, settings)
+def _deployment_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """Return the text of the last message as the only required input."""
+    required = [settings.input] if settings.input else _required_inputs(fast, settings)
     if len(required) != 1:
         raise bad_request(
             f"the app {body.model!r} takes {', '.join(required) or 'no text'}, which messages do not say.",
@@ -277,39 +277,39 @@ def _deployment_given(fast: Any, body: ChatRequest, settings: AppSettings) -> An
     return {required[0]: last_text(body)}
 
 
-def _texts(fast: Any, settings: AppSettings) -> list[str]:
-    """What has to be given, but for documents."""
+def _required_inputs(fast: Any, settings: AppSettings) -> list[str]:
+    """Return the names of the required inputs, without those for documents."""
     from teola_plugin.workflow.values import Kind
 
-    found = {one.name for one in fast.workflow.inputs if one.kind is Kind.DOCUMENTS}
-    documents = {settings.documents} if settings.documents else found
+    document_inputs = {one.name for one in fast.workflow.inputs if one.kind is Kind.DOCUMENTS}
+    documents = {settings.documents} if settings.documents else document_inputs
     return [name for name in fast.workflow.input_schema()["required"] if name not in documents]
 
 
-async def _deployment_whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    running = fast.astream(asked.value, asked.config)
-    asked.began(running.running.id)
-    return _deployment_answer(await running, settings)
+async def _deployment_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    running = fast.astream(request.value, request.config)
+    request.on_query_begin(running.running.id)
+    return _result_answer(await running, settings)
 
 
-async def _deployment_stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    stream = fast.astream(asked.value, asked.config)
-    asked.began(stream.running.id)
+async def _deployment_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    stream = fast.astream(request.value, request.config)
+    request.on_query_begin(stream.running.id)
     if settings.output in ("", stream.running.output):
         first = ""
         count = 0
         async for text in stream:
             if not count and stream.running.done:
-                first = text  # of a value that no model wrote it is all, as Python spells it: the answer has its JSON
+                first = text  # a value that no model wrote comes whole, in Python's form; the answer has its JSON
             else:
                 yield first + text
                 first = ""
             count += 1
-    yield _deployment_answer(await stream, settings)
+    yield _result_answer(await stream, settings)
 
 
-def _deployment_answer(result: Any, settings: AppSettings) -> Answer:
-    """Its queries are their own: what they took stands in their traces."""
+def _result_answer(result: Any, settings: AppSettings) -> Answer:
+    """Return the answer of a deployment, with the tokens of its query's trace."""
     answer, trace = answer_of(result, settings.output), result.trace
     return answer if trace is None else replace(answer, usage=usage_in(trace))
 
@@ -319,21 +319,23 @@ def _deployment_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
         raise _wrong_inputs("a workflow takes an object")
 
 
-DEPLOYMENT = Way(_deployment_given, _deployment_whole, _deployment_stream, _deployment_check)
-"""What `workflow.deploy(pool)` gives."""
+DEPLOYMENT = AppProtocol(_deployment_input, _deployment_answer, _deployment_stream, _deployment_check)
+"""For what `workflow.deploy(pool)` returns."""
 
 
-def pure(fast: Any, config: Any) -> bool:
-    """Whether a query of a deployment, with these settings, is made of primitives that may be done again: none writes,
-    and none runs code of the user's. False for what cannot be told."""
+def is_pure(fast: Any, config: Any) -> bool:
+    """Return True if a query of this deployment, with these settings, may be run again.
+
+    Its primitives must not write, and must not run the user's code. False if that cannot be known.
+    """
     if not hasattr(fast, "workflow"):
         return False
     try:
-        return _pure(fast.plan(None, config).graph)
-    except TeolaError:  # settings without sense: the query will say so
+        return _is_pure_graph(fast.plan(None, config).graph)
+    except TeolaError:  # invalid settings, which the query itself will report
         return False
 
 
-def _pure(graph: Graph) -> bool:
-    held = (one.graph for p in graph for one in (p.fragment, p.otherwise) if one is not None)
-    return all(p.pure for p in graph) and all(map(_pure, held))
+def _is_pure_graph(graph: Graph) -> bool:
+    subgraphs = (one.graph for p in graph for one in (p.fragment, p.otherwise) if one is not None)
+    return all(p.pure for p in graph) and all(map(_is_pure_graph, subgraphs))

@@ -21,79 +21,91 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.usage import Tally, atallied, tallied
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import HttpError, bad_request
-from teola_plugin.server.live_queries import Visit
-from teola_plugin.server.models.app_inputs import Asked, Way, given_inputs, without_documents
-from teola_plugin.server.models.app_protocols import CHAT_ENGINE, DEPLOYMENT, QUERY_ENGINE, pure, way_of
-from teola_plugin.server.models.graphs import Stop, has_checkpoints, stopped, waits
+from teola_plugin.server.live_queries import RequestSession
+from teola_plugin.server.models.app_inputs import AppProtocol, AppRequest, inputs_in_metadata, without_documents
+from teola_plugin.server.models.app_protocols import CHAT_ENGINE, DEPLOYMENT, QUERY_ENGINE, is_pure, protocol_of
+from teola_plugin.server.models.graphs import Stop, find_stop, has_checkpoints
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.settings import AppSettings
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas, Usage
 from teola_plugin.server.wire.requests import ChatRequest
 from teola_plugin.server.wire.sampling import check_no_tools
 
-Place = tuple[str, str]
+log = logging.getLogger("teola_plugin.server")
+T = TypeVar("T")
+THREAD = "thread_id"
+"""The key of `metadata` that names a graph's conversation."""
+CONFIG = "config"
+"""The key of `metadata` that holds settings of a workflow, for this query alone."""
+RESUME = "resume"
+"""The key of `metadata` that holds the answer to the question that a graph has stopped to ask."""
+CollectionRef = tuple[str, str]
 """(engine, collection)"""
 
 
-def written(fasts: Iterable[Any]) -> frozenset[Place]:
-    """Collections that deployed workflows among these write into."""
+def written_collections(fasts: Iterable[Any]) -> frozenset[CollectionRef]:
+    """Return the collections that deployed workflows among these write into."""
     from teola_plugin.workflow import PER_QUERY, Indexing, Ingestion
 
-    flows = [fast.workflow.flow for fast in fasts if way_of(fast) is DEPLOYMENT]
+    flows = [fast.workflow.flow for fast in fasts if protocol_of(fast) is DEPLOYMENT]
     writers = [one for flow in flows for one in flow.everything() if isinstance(one, Indexing | Ingestion)]
-    return frozenset(place for one in writers for place in one.collections() if place[1] != PER_QUERY)
+    return frozenset(collection for one in writers for collection in one.collections() if collection[1] != PER_QUERY)
 
 
-def part_tenants(apps: Iterable[TenantsOwn]) -> None:
-    """Each tenant has its own of what these apps write."""
-    every = list(apps)
-    places = written(one.fast for one in every)
-    for one in every:
-        one.places = places if way_of(one.fast) is DEPLOYMENT else frozenset()
+def separate_tenants(apps: Iterable[PerTenantApp]) -> None:
+    """Give each tenant its own copy of the collections that these apps write.
+
+    A collection that no served workflow writes is the same for all tenants: it is what an app knows. One that some
+    workflow writes holds what clients sent, and gets a name of the tenant's own in all workflows of the server.
+    """
+    apps = list(apps)
+    collections = written_collections(app.fast for app in apps)
+    for app in apps:
+        app.collections = collections if protocol_of(app.fast) is DEPLOYMENT else frozenset()
 
 
-def own_name(collection: str, tenant: str) -> str:
+def tenant_collection(collection: str, tenant: str) -> str:
     return f"{collection}@{hashlib.sha256(tenant.encode()).hexdigest()[:24]}"
 
 
 @dataclass(slots=True, eq=False)
-class TenantsOwn:
-    """One deployed workflow, as each tenant has it. Lives on the server's loop."""
+class PerTenantApp:
+    """One app; if it is a deployed workflow, with the collections of each tenant. Used on the server's loop."""
 
     fast: Any
-    places: frozenset[Place] = frozenset()
-    """Collections that each tenant has of its own."""
-    _made: dict[str, Any] = field(default_factory=dict)
+    collections: frozenset[CollectionRef] = frozenset()
+    """Collections of which each tenant has a copy."""
+    _by_tenant: dict[str, Any] = field(default_factory=dict)
 
-    def of(self, tenant: str) -> Any:
-        """The workflow in this tenant's collections."""
-        if not self.places:
+    def for_tenant(self, tenant: str) -> Any:
+        """Return the app on this tenant's collections."""
+        if not self.collections:
             return self.fast
-        if tenant not in self._made:
-            self._made[tenant] = self.fast.in_collections(
-                lambda engine, name: own_name(name, tenant) if (engine, name) in self.places else name
+        if tenant not in self._by_tenant:
+            self._by_tenant[tenant] = self.fast.in_collections(
+                lambda engine, name: tenant_collection(name, tenant) if (engine, name) in self.collections else name
             )
-        return self._made[tenant]
+        return self._by_tenant[tenant]
 
     async def forget(self, tenant: str) -> None:
-        """Deletes the tenant's collections. Raises what the store raises."""
-        self._made.pop(tenant, None)
-        for engine, name in self.places:
-            deleted = self.fast.pool.admin(engine, "delete_collection", own_name(name, tenant))
+        """Delete the tenant's collections. Raise what the store raises."""
+        self._by_tenant.pop(tenant, None)
+        for engine, name in self.collections:
+            deleted = self.fast.pool.admin(engine, "delete_collection", tenant_collection(name, tenant))
             await asyncio.wrap_future(deleted)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentInput:
-    """`key`: of the app's input; empty where it takes no documents."""
+    """The input of an app that takes documents. `key`: its name; empty if the app takes no documents."""
 
     app: str
     key: str = ""
     form: str = "texts"
     """`texts`: a list of them; `text`: one; `documents`: texts with their names."""
 
-    def given(self, value: Any, documents: Sequence[tuple[str, str]]) -> Any:
-        """The app's input with documents, name and text each. Raises `HttpError`."""
+    def add_to(self, value: Any, documents: Sequence[tuple[str, str]]) -> Any:
+        """Return the app's input with documents, name and text each. Raise `HttpError`."""
         if documents:
             self.check()
         if not self.key or (not documents and self.form != "texts"):
@@ -104,30 +116,31 @@ class DocumentInput:
             raise bad_request(
                 f"inputs has {self.key!r}, and documents are given, too.", "give one of both", param="inputs"
             )
-        return {self.key: self._formed(documents), **value}
+        return {self.key: self._to_form(documents), **value}
 
     def check(self) -> None:
-        """Raises `HttpError` where documents cannot be taken."""
+        """Raise `HttpError` if the app takes no documents."""
         if not self.key:
-            raise self._takes_none()
+            hint = "ask an app that does; or say which of its inputs they are (`documents:` in the app's settings)"
+            message = f"the app {self.app!r} takes no documents."
+            raise bad_request(message, hint, param="documents", code="unsupported")
 
-    def _formed(self, documents: Sequence[tuple[str, str]]) -> Any:
+    def _to_form(self, documents: Sequence[tuple[str, str]]) -> Any:
         if self.form == "text":
             return "\n\n".join(text for _, text in documents)
         if self.form == "documents":
             return [{"text": text, "metadata": {"source": name}} for name, text in documents]
         return [text for _, text in documents]
 
-    def _takes_none(self) -> HttpError:
-        hint = "ask an app that does; or say which of its inputs they are (`documents:` in the app's settings)"
-        return bad_request(f"the app {self.app!r} takes no documents.", hint, param="documents", code="unsupported")
 
+def document_input(name: str, settings: AppSettings, protocol: AppProtocol, fast: Any) -> DocumentInput:
+    """Return the input that takes documents: the one that the settings name, else a workflow's input of that kind.
 
-def document_input(name: str, settings: AppSettings, way: Way, fast: Any) -> DocumentInput:
-    """Of a workflow the input whose kind is documents, unless the settings name one. Raises `RegistrationError`."""
-    if way is DEPLOYMENT:
-        return _of_workflow(name, settings.documents, fast)
-    if settings.documents and way in (QUERY_ENGINE, CHAT_ENGINE):
+    Raise `RegistrationError` for a name that does not fit.
+    """
+    if protocol is DEPLOYMENT:
+        return _workflow_document_input(name, settings.documents, fast)
+    if settings.documents and protocol in (QUERY_ENGINE, CHAT_ENGINE):
         raise RegistrationError(
             f"app {name!r}: documents names {settings.documents!r}, and its input is a text.",
             hint="leave it out: an engine of LlamaIndex has an index of its own",
@@ -135,7 +148,7 @@ def document_input(name: str, settings: AppSettings, way: Way, fast: Any) -> Doc
     return DocumentInput(name, settings.documents)
 
 
-def _of_workflow(name: str, key: str, fast: Any) -> DocumentInput:
+def _workflow_document_input(name: str, key: str, fast: Any) -> DocumentInput:
     from teola_plugin.workflow.values import Kind
 
     forms = {Kind.DOCUMENTS: "documents", Kind.TEXT: "text"}
@@ -145,130 +158,119 @@ def _of_workflow(name: str, key: str, fast: Any) -> DocumentInput:
             f"app {name!r}: documents names {key!r}, which is no input of the workflow.",
             hint=f"its inputs are {', '.join(sorted(inputs)) or 'none'}",
         )
-    found = key or next((one for one, kind in inputs.items() if kind is Kind.DOCUMENTS), "")
-    return DocumentInput(name, found, forms.get(inputs[found], "texts") if found else "documents")
-
-
-log = logging.getLogger("teola_plugin.server")
-T = TypeVar("T")
-THREAD = "thread_id"
-"""The key of `metadata` that names a graph's conversation."""
-CONFIG = "config"
-"""The key of `metadata` that holds settings of a workflow, for this query alone."""
-RESUME = "resume"
-"""The key of `metadata` that holds what a graph has stopped to ask for."""
+    key = key or next((input_name for input_name, kind in inputs.items() if kind is Kind.DOCUMENTS), "")
+    return DocumentInput(name, key, forms.get(inputs[key], "texts") if key else "documents")
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """See `ChatModel`. Its answer is the app's own; parameters of decoding are the app's to decide, and not taken."""
+    """An app as a `ChatModel`. The app decides how it decodes, so parameters of decoding are ignored."""
 
     name: str
     settings: AppSettings
     fast: Any
-    way: Way
-    takes: DocumentInput
-    own: TenantsOwn
+    protocol: AppProtocol
+    documents: DocumentInput
+    per_tenant: PerTenantApp
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kind: str = "app"
 
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
-    def form(self) -> dict[str, Any]:
-        """JSON schemas of what a workflow is asked with, and the input that documents are."""
-        documents = {"documents": self.takes.key} if self.takes.key else {}
-        if self.way is not DEPLOYMENT:
+    def input_schemas(self) -> dict[str, Any]:
+        """Return JSON schemas of a workflow's inputs and settings, and the name of the input that takes documents."""
+        documents = {"documents": self.documents.key} if self.documents.key else {}
+        if self.protocol is not DEPLOYMENT:
             return documents
         return {"inputs": self.fast.input_schema(), "settings": self.fast.config_schema(), **documents}
 
-    def tokens(self, text: int, answer: int | None, n: int) -> int:
-        return text // 4 + 256
+    def estimate_tokens(self, characters: int, max_answer_tokens: int | None, n: int) -> int:
+        return characters // 4 + 256
 
-    async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked, tally = self._input(body, visit), listening_tally()
-        with visit.inside() as run:
+    async def answer(self, body: ChatRequest, session: RequestSession) -> list[Answer]:
+        request, tally = self._request(body, session), listening_tally()
+        with session.inside_query() as run:
             async with interrupting(Deadline.of(run)), self._turn():
                 with tallied(tally):
-                    answer = await self.way.whole(self.own.of(visit.caller.tenant), asked, self.settings)
-        return [_costing(answer, tally, visit)]
+                    fast = self.per_tenant.for_tenant(session.caller.tenant)
+                    answer = await self.protocol.answer(fast, request, self.settings)
+        return [_with_cost(answer, tally, session)]
 
-    async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, run, text, tally = self._input(body, visit), visit.run, "", listening_tally()
-        fast = self.own.of(visit.caller.tenant)
+    async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
+        request, run, text, tally = self._request(body, session), session.run, "", listening_tally()
+        fast = self.per_tenant.for_tenant(session.caller.tenant)
         async with self._turn():
-            pieces = astreamed_in(run, None, atallied(tally, self.way.stream(fast, asked, self.settings)))
-            async with aclosing(_timely(pieces, Deadline.of(run))) as found:
-                async for piece in found:
+            pieces = astreamed_in(run, None, atallied(tally, self.protocol.stream(fast, request, self.settings)))
+            async with aclosing(_until_deadline(pieces, Deadline.of(run))) as pieces_in_time:
+                async for piece in pieces_in_time:
                     if isinstance(piece, Answer):
                         if rest := rest_of(piece.text, text, self.name):
                             yield Delta(text=rest)
-                        yield Delta(end=_costing(piece, tally, visit))
+                        yield Delta(end=_with_cost(piece, tally, session))
                         return
                     text += piece
                     yield Delta(text=piece)
-        yield Delta(end=_costing(Answer(text), tally, visit))
+        yield Delta(end=_with_cost(Answer(text), tally, session))
 
     def check(self, body: ChatRequest) -> None:
-        """Raises `HttpError`, `RegistrationError` for what is known to be wrong before anything runs."""
+        """Raise `HttpError` or `RegistrationError` for what is known to be wrong before anything runs."""
         metadata = body.metadata or {}
         thread_name(metadata)
-        if (inputs := given_inputs(body)) is not None and RESUME not in metadata:
-            self.way.check(self.fast, inputs, self.settings)
+        if (inputs := inputs_in_metadata(body)) is not None and RESUME not in metadata:
+            self.protocol.check_inputs(self.fast, inputs, self.settings)
         config = metadata.get(CONFIG)
-        if self.way is DEPLOYMENT:
+        if self.protocol is DEPLOYMENT:
             self.fast.configured(config)
         elif config is not None:
             raise no_settings(self.name)
         if has_files(body):
-            self.takes.check()
+            self.documents.check()
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
-        return self.lock if self.way.alone else nullcontext()
+        return self.lock if self.protocol.one_at_a_time else nullcontext()
 
-    def _input(self, body: ChatRequest, visit: Visit) -> Asked:
-        """Raises `HttpError` for what the app cannot be given."""
+    def _request(self, body: ChatRequest, session: RequestSession) -> AppRequest:
+        """Return the request to the app. Raise `HttpError` for what the app cannot take."""
         if (body.n or 1) > 1:
             raise bad_request(f"the app {self.name!r} gives one answer.", "leave n out", param="n", code="unsupported")
         check_no_tools(body, self.name)
-        found, said, kept = given_inputs(body), body.metadata or {}, visit.kept
-        told = self._told(said)
-        if found is not None and not told:
-            self.way.check(self.fast, found, self.settings)
-        asked, documents = without_documents(body)
-        value = self.way.given(self.fast, asked, self.settings) if found is None and not told else found
-        value = value if told else self.takes.given(value, documents)
-        name = thread_name(said)
-        if name is None:
-            name = visit.query.id if kept is None else kept.id
-        return Asked(
+        value, metadata, submitted = inputs_in_metadata(body), body.metadata or {}, session.submitted
+        resume_values: tuple[Any, ...] = ()
+        if RESUME in metadata:
+            if not has_checkpoints(self.fast) or thread_name(metadata) is None:
+                message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
+                raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
+            resume_values = (metadata[RESUME],)
+        else:
+            chat, documents = without_documents(body)
+            if value is None:
+                value = self.protocol.to_input(self.fast, chat, self.settings)
+            else:
+                self.protocol.check_inputs(self.fast, value, self.settings)
+            value = self.documents.add_to(value, documents)
+        thread = thread_name(metadata)
+        if thread is None:
+            thread = session.query.id if submitted is None else submitted.id
+        return AppRequest(
             value,
-            self._thread(visit.caller.tenant, name),
-            said.get(CONFIG),
-            kept,
-            told,
-            visit.query.ran,
+            self._thread(session.caller.tenant, thread),
+            metadata.get(CONFIG),
+            submitted,
+            resume_values,
+            session.query.add_part,
         )
 
-    def _told(self, said: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What its thread is told, if that is what the request is for. Raises `HttpError`."""
-        if RESUME not in said:
-            return ()
-        if not has_checkpoints(self.fast) or thread_name(said) is None:
-            message = f"metadata.{RESUME} is for a thread of a graph with checkpoints."
-            raise bad_request(message, f"name it in metadata.{THREAD}, or leave it out", param="metadata")
-        return (said[RESUME],)
-
     async def forget(self, tenant: str) -> None:
-        """What it keeps itself of a tenant; its threads are `Checkpoints`' to drop. Raises what its store raises."""
-        await self.own.forget(tenant)
-        if self.way.alone:  # its memory is that of the last conversation, whose ever that was
+        """Delete what the app stores of a tenant, but for threads (see `Checkpoints`). Raise what its store raises."""
+        await self.per_tenant.forget(tenant)
+        if self.protocol.one_at_a_time:  # its memory is that of the last conversation, of whatever tenant
             async with self.lock:
                 self.fast.reset()
 
-    def repeatable(self, said: Mapping[str, Any]) -> bool:
-        """Whether a query may be begun again after a crash. `said`: its metadata."""
-        return self.settings.repeatable or pure(self.fast, said.get("config"))
+    def is_repeatable(self, metadata: Mapping[str, Any]) -> bool:
+        """Return True if a query with this metadata may be run again after a crash."""
+        return self.settings.repeatable or is_pure(self.fast, metadata.get("config"))
 
     # ------------------------------------------------------------ checkpoints
 
@@ -277,25 +279,21 @@ class App:
 
     @staticmethod
     def threads_of(tenant: str) -> str:
-        """What names of a tenant's threads begin with, and those of nobody else."""
+        """Return the beginning of the names of this tenant's threads, which no other tenant's have."""
         return f"{quote(tenant, safe='')}/"
 
-    async def stopped(self, record: Record) -> Stop | None:
-        """Where the graph of a submitted query is; None where it has not begun, as far as its checkpoints tell."""
-        found = await stopped(self.fast, self.thread_of(record))
-        return found if found is not None and found.query == record.id else None
+    async def find_stop(self, record: Record) -> Stop | None:
+        """Return where the graph of a submitted query is; None if it has not begun, as far as its checkpoints tell."""
+        stop = await find_stop(self.fast, self.thread_of(record))
+        return stop if stop is not None and stop.query == record.id else None
 
     def thread_of(self, record: Record) -> str:
         name = thread_name(record.body.get("metadata") or {})
         return self._thread(record.tenant, record.id if name is None else name)
 
     def names_thread(self, record: Record) -> bool:
-        """Whether its thread is one that others may go on with."""
+        """Return True if the request named its thread, so that other requests may continue it."""
         return thread_name(record.body.get("metadata") or {}) is not None
-
-    def waits(self, stop: Stop, approved: str) -> bool:
-        """See `graphs.waits`."""
-        return waits(self.fast, stop, approved)
 
 
 def rest_of(answer: str, streamed: str, app: str) -> str:
@@ -314,11 +312,11 @@ def thread_name(metadata: Mapping[str, Any]) -> str | None:
     raise bad_request(f"metadata.{THREAD} is no name.", "give a text, or leave it out", param="metadata")
 
 
-def _costing(answer: Answer, tally: Tally, visit: Visit) -> Answer:
-    """With the tokens of its calls."""
-    found, own, outside = tally.tokens, answer.usage, tally.elsewhere
-    usage = Usage(own.prompt + found.prompt, own.completion + found.completion, own.cached + found.cached)
-    visit.cost(usage.total, elsewhere=outside.prompt + outside.completion)
+def _with_cost(answer: Answer, tally: Tally, session: RequestSession) -> Answer:
+    """Charge the session for an answer, and return the answer with the tokens of its calls."""
+    calls, usage, outside = tally.tokens, answer.usage, tally.elsewhere
+    usage = Usage(usage.prompt + calls.prompt, usage.completion + calls.completion, usage.cached + calls.cached)
+    session.add_cost(usage.total, outside_tokens=outside.prompt + outside.completion)
     return replace(answer, usage=usage)
 
 
@@ -327,8 +325,8 @@ def no_settings(model: str) -> HttpError:
     return bad_request(f"the model {model!r} has no settings.", hint, param="settings", code="unsupported")
 
 
-async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
-    """The pieces, as long as there is time. Raises `QueryTimeout`."""
+async def _until_deadline(pieces: AsyncGenerator[T, None], deadline: Deadline | None) -> AsyncGenerator[T, None]:
+    """Yield the pieces that come before the deadline. Raise `QueryTimeout`."""
     async with aclosing(pieces):
         while True:
             async with interrupting(deadline):
@@ -339,7 +337,7 @@ async def _timely(pieces: AsyncGenerator[T, None], deadline: Deadline | None) ->
 
 
 def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
-    """Imports the object and accelerates it. Raises `RegistrationError`, `TraceError`."""
+    """Import the object that the settings name, and accelerate it. Raise `RegistrationError` or `TraceError`."""
     target = load(settings.object, pool)
     fast = target.fast
     if fast is None and hasattr(target.plain, "deploy") and hasattr(target.plain, "lower"):
@@ -348,10 +346,10 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
         bind = [(object_named(path), engine) for path, engine in settings.bind.items()]
         arguments = {"pool": pool, "app": name, **({"bind": bind} if bind else {}), **target.arguments}
         fast = accelerate(target.plain, **arguments)
-    way = way_of(fast)
-    if way is None:
+    protocol = protocol_of(fast)
+    if protocol is None:
         raise RegistrationError(
             f"app {name!r}: {settings.object} is a {type(target.plain).__qualname__}, which is no app.",
             hint="name a Runnable, a compiled graph, a query or chat engine, or a workflow",
         )
-    return App(name, settings, fast, way, document_input(name, settings, way, fast), TenantsOwn(fast))
+    return App(name, settings, fast, protocol, document_input(name, settings, protocol, fast), PerTenantApp(fast))

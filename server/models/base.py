@@ -1,4 +1,4 @@
-"""What every model is, for those who route requests to it."""
+"""What every model is, for the routes that send requests to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.live_queries import Visit
+from teola_plugin.server.live_queries import RequestSession
 from teola_plugin.server.wire.answers import Answer, Deltas
 from teola_plugin.server.wire.requests import ChatRequest, CompletionRequest
 
@@ -38,7 +38,7 @@ def shown_model(pool: EnginePool, engine: str) -> str:
 
 
 class Model(Protocol):
-    """A name of `/v1/models`."""
+    """A model that `/v1/models` lists."""
 
     @property
     def name(self) -> str: ...
@@ -47,27 +47,27 @@ class Model(Protocol):
     def kind(self) -> str:
         """chat, embedding, reranking or app."""
 
-    def told(self) -> dict[str, Any]:
-        """What `/v1/models` says of it beyond its name."""
+    def details(self) -> dict[str, Any]:
+        """Return what `/v1/models` says of it beyond its name."""
 
-    def tokens(self, text: int, answer: int | None, n: int) -> int:
-        """Of a request with so many characters, for the queue's bounds."""
+    def estimate_tokens(self, characters: int, max_answer_tokens: int | None, n: int) -> int:
+        """Return about how many tokens a request costs, for the queue's bounds."""
 
 
 class ChatModel(Model, Protocol):
-    """One that answers messages."""
+    """A model that answers messages."""
 
-    async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        """All choices. Raises `TeolaError`."""
+    async def answer(self, body: ChatRequest, session: RequestSession) -> list[Answer]:
+        """Return all choices. Raise `TeolaError`."""
 
-    def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        """News of all choices, each ended by its whole answer. Raises `TeolaError`."""
+    def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
+        """Yield the deltas of all choices, each ended by its whole answer. Raise `TeolaError`."""
 
 
 class TextModel(ChatModel, Protocol):
-    """One that goes on with plain text, too."""
+    """A model that also continues plain text."""
 
-    async def complete(self, body: CompletionRequest, prompts: list[str], visit: Visit) -> list[Answer]:
-        """`n` answers for each prompt in turn."""
+    async def complete(self, body: CompletionRequest, prompts: list[str], session: RequestSession) -> list[Answer]:
+        """Return `n` answers for each prompt in turn."""
 
-    def stream_completion(self, body: CompletionRequest, prompts: list[str], visit: Visit) -> Deltas: ...
+    def stream_completion(self, body: CompletionRequest, prompts: list[str], session: RequestSession) -> Deltas: ...

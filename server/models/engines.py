@@ -30,14 +30,14 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Prompt, Sampling, ScorePair
 from teola_plugin.runtime.handles import CallHandle
-from teola_plugin.server.live_queries import Visit
+from teola_plugin.server.live_queries import RequestSession
 from teola_plugin.server.models.base import shown_model
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas, ToolCall, Usage
 from teola_plugin.server.wire.requests import INT64, ChatRequest, CompletionRequest, Generating, StreamOptions
 from teola_plugin.server.wire.sampling import check_known, messages_of, sampling_of, schema_of, tools_of
 
-CONTEXT = 4096
-"""Tokens of an answer where neither the client nor the engine says how long it may be."""
+DEFAULT_MAX_TOKENS = 4096
+"""Largest number of tokens of an answer if neither the client nor the engine sets one."""
 _KNOWN = frozenset(
     {
         *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n", "seed", "stop", "ignore_eos"),
@@ -48,83 +48,94 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TextEngine:
-    """See `TextModel`."""
+    """An LLM engine of the pool as a `TextModel`: messages or text in, one or several choices out."""
 
     pool: EnginePool
     name: str
     kind: str = "chat"
 
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         profile = self.pool.engine(self.name).profile
         return {"root": shown_model(self.pool, self.name) or self.name, "max_model_len": profile.max_request_size}
 
-    def tokens(self, text: int, answer: int | None, n: int) -> int:
-        return text // 4 + n * (answer or 256)
+    def estimate_tokens(self, characters: int, max_answer_tokens: int | None, n: int) -> int:
+        return characters // 4 + n * (max_answer_tokens or 256)
 
     # ------------------------------------------------------------ chat
 
-    async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        asked, tools = self._chat(body, visit)
-        return await self._wholes(asked, tools, visit)
+    async def answer(self, body: ChatRequest, session: RequestSession) -> list[Answer]:
+        requests, tools = self._chat_requests(body, session)
+        return await self._answers(requests, tools, session)
 
-    async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        asked, tools = self._chat(body, visit)
-        async with aclosing(self._streams(asked, tools, visit)) as deltas:
+    async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
+        requests, tools = self._chat_requests(body, session)
+        async with aclosing(self._stream_answers(requests, tools, session)) as deltas:
             async for delta in deltas:
                 yield delta
 
-    def _chat(self, body: ChatRequest, visit: Visit) -> tuple[list[Generate], ToolText | None]:
-        check_known(body.given(), _KNOWN, self.name)
+    def _chat_requests(self, body: ChatRequest, session: RequestSession) -> tuple[list[Generate], ToolText | None]:
+        check_known(body.sent_fields(), _KNOWN, self.name)
         tools = tools_of(body)
         schema = tools.schema if tools is not None and tools.schema else schema_of(body.response_format)
-        most = self._most(body.max_completion_tokens or body.max_tokens, visit)
+        max_tokens = self._max_tokens(body.max_completion_tokens or body.max_tokens, session)
         prompt = Prompt(messages_of(body.messages, self.name), tools=tools.definitions if tools else "")
-        return _several(prompt, sampling_of(body, most, schema), body), tools
+        return _requests_for(prompt, sampling_of(body, max_tokens, schema), body), tools
 
-    def _most(self, wanted: int | None, visit: Visit) -> int:
-        limit = self.pool.engine(self.name).profile.max_request_size or CONTEXT
-        return visit.caller.tokens(wanted or limit)
+    def _max_tokens(self, requested: int | None, session: RequestSession) -> int:
+        limit = self.pool.engine(self.name).profile.max_request_size or DEFAULT_MAX_TOKENS
+        return session.caller.max_tokens(requested or limit)
 
     # ------------------------------------------------------------ completions
 
-    async def complete(self, body: CompletionRequest, prompts: list[str], visit: Visit) -> list[Answer]:
-        return await self._wholes(self._completions(body, prompts, visit), None, visit)
+    async def complete(self, body: CompletionRequest, prompts: list[str], session: RequestSession) -> list[Answer]:
+        return await self._answers(self._completion_requests(body, prompts, session), None, session)
 
-    async def stream_completion(self, body: CompletionRequest, prompts: list[str], visit: Visit) -> Deltas:
-        async with aclosing(self._streams(self._completions(body, prompts, visit), None, visit)) as deltas:
+    async def stream_completion(self, body: CompletionRequest, prompts: list[str], session: RequestSession) -> Deltas:
+        async with aclosing(
+            self._stream_answers(self._completion_requests(body, prompts, session), None, session)
+        ) as deltas:
             async for delta in deltas:
                 yield delta
 
-    def _completions(self, body: CompletionRequest, prompts: list[str], visit: Visit) -> list[Generate]:
-        check_known(body.given(), _KNOWN, self.name)
-        sampling = sampling_of(body, self._most(body.max_tokens or 16, visit))  # 16 is the protocol's own default
-        return [one for text in prompts for one in _several(Prompt(text=text), sampling, body)]
+    def _completion_requests(
+        self, body: CompletionRequest, prompts: list[str], session: RequestSession
+    ) -> list[Generate]:
+        check_known(body.sent_fields(), _KNOWN, self.name)
+        sampling = sampling_of(
+            body, self._max_tokens(body.max_tokens or 16, session)
+        )  # 16 is the protocol's own default
+        return [one for text in prompts for one in _requests_for(Prompt(text=text), sampling, body)]
 
     # ------------------------------------------------------------ asking the engine
 
-    async def _wholes(self, asked: Sequence[Generate], tools: ToolText | None, visit: Visit) -> list[Answer]:
-        with visit.placed() as run:
-            handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, asked, run=run)
+    async def _answers(
+        self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
+    ) -> list[Answer]:
+        with session.at_call_place() as run:
+            handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, requests, run=run)
         answers = [_answer(value, tools) for value in await handle]
-        visit.cost(sum(one.usage.total for one in answers))
+        session.add_cost(sum(one.usage.total for one in answers))
         return answers
 
-    async def _streams(self, asked: Sequence[Generate], tools: ToolText | None, visit: Visit) -> Deltas:
-        with visit.placed() as run:
+    async def _stream_answers(
+        self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
+    ) -> Deltas:
+        with session.at_call_place() as run:
             handles = [
-                self.pool.call(PrimitiveKind.PREFILLING, self.name, [one], stream=True, run=run) for one in asked
+                self.pool.call(PrimitiveKind.PREFILLING, self.name, [request], stream=True, run=run)
+                for request in requests
             ]
         news: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(_read(i, handle, tools, news)) for i, handle in enumerate(handles)]
-        left = len(tasks)
+        tasks = [asyncio.create_task(_read_choice(i, handle, tools, news)) for i, handle in enumerate(handles)]
+        running = len(tasks)
         try:
-            while left:
+            while running:
                 delta = await news.get()
                 if isinstance(delta, BaseException):
                     raise delta
                 if delta.end is not None:
-                    left -= 1
-                    visit.cost(delta.end.usage.total)
+                    running -= 1
+                    session.add_cost(delta.end.usage.total)
                 yield delta
         finally:
             for task, handle in zip(tasks, handles, strict=True):
@@ -133,28 +144,28 @@ class TextEngine:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _several(prompt: Prompt, sampling: Sampling, body: Generating) -> list[Generate]:
-    """As many as were asked for, each drawn from a seed of its own if there is one."""
+def _requests_for(prompt: Prompt, sampling: Sampling, body: Generating) -> list[Generate]:
+    """Return `n` requests for the prompt, each with a seed of its own if the client gave one."""
     first = sampling.seed
     seeds = [None if first is None else (first + i + INT64) % (2 * INT64) - INT64 for i in range(body.n or 1)]
     return [Generate(prompt, replace(sampling, seed=seed)) for seed in seeds]
 
 
-async def _read(
+async def _read_choice(
     index: int, handle: CallHandle, tools: ToolText | None, news: asyncio.Queue[Delta | BaseException]
 ) -> None:
-    """Tells of one choice. Text that may turn out to be a call of a tool is held back."""
-    text, sent = "", 0
+    """Put the deltas of one choice into `news`. Text that may turn out to be a tool call is held back."""
+    text, sent_length = "", 0
     try:
         async for piece in handle.pieces:
             text += piece.text
             certain = text if tools is None else certain_text(text)
-            if len(certain) > sent:
-                news.put_nowait(Delta(index, certain[sent:]))
-                sent = len(certain)
+            if len(certain) > sent_length:
+                news.put_nowait(Delta(index, certain[sent_length:]))
+                sent_length = len(certain)
         answer = _answer((await handle)[0], tools)
-        if len(answer.text) > sent:
-            news.put_nowait(Delta(index, answer.text[sent:]))
+        if len(answer.text) > sent_length:
+            news.put_nowait(Delta(index, answer.text[sent_length:]))
         news.put_nowait(Delta(index, end=answer))
     except Exception as error:
         news.put_nowait(error)
@@ -165,54 +176,57 @@ def _answer(value: Generation, tools: ToolText | None) -> Answer:
     rest, calls = (value.text, []) if tools is None else tools.read(value.text)
     if not calls:
         return Answer(value.text, value.finish_reason, usage)
-    made = tuple(ToolCall(new_id(), call.name, json.dumps(call.args)) for call in calls)
-    return Answer(rest, "tool_calls", usage, made)
+    tool_calls = tuple(ToolCall(new_id(), call.name, json.dumps(call.args)) for call in calls)
+    return Answer(rest, "tool_calls", usage, tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class VectorEngine:
-    """`kind`: embedding or reranking."""
+    """An engine of the pool that embeds or reranks. `kind`: embedding or reranking."""
 
     pool: EnginePool
     name: str
     kind: str
 
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         return {"root": shown_model(self.pool, self.name) or self.name}
 
-    def tokens(self, text: int, answer: int | None, n: int) -> int:
-        return text // 4
+    def estimate_tokens(self, characters: int, max_answer_tokens: int | None, n: int) -> int:
+        return characters // 4
 
-    async def embed(self, texts: Sequence[str], role: Literal["query", "document"], visit: Visit) -> list[list[float]]:
-        with visit.placed() as run:
-            asked = [EmbedText(text, role) for text in texts]
-            handle = self.pool.call(PrimitiveKind.EMBEDDING, self.name, asked, run=run)
+    async def embed(
+        self, texts: Sequence[str], role: Literal["query", "document"], session: RequestSession
+    ) -> list[list[float]]:
+        with session.at_call_place() as run:
+            requests = [EmbedText(text, role) for text in texts]
+            handle = self.pool.call(PrimitiveKind.EMBEDDING, self.name, requests, run=run)
         return [to_list(vector) for vector in await handle]
 
-    async def scores(self, query: str, texts: Sequence[str], visit: Visit) -> list[float]:
-        with visit.placed() as run:
-            asked = [ScorePair(query, text) for text in texts]
-            handle = self.pool.call(PrimitiveKind.RERANKING, self.name, asked, run=run)
+    async def scores(self, query: str, texts: Sequence[str], session: RequestSession) -> list[float]:
+        with session.at_call_place() as run:
+            pairs = [ScorePair(query, text) for text in texts]
+            handle = self.pool.call(PrimitiveKind.RERANKING, self.name, pairs, run=run)
         return [float(score) for score in await handle]
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedEngine(TextEngine):
-    """Chats are carried: tools, logprobs and what else its server knows. Completions are the engine's own."""
+    """An engine that is an OpenAI-compatible server. Chats go through as they are: tools, logprobs and whatever else
+    the server knows. Completions are the engine's own."""
 
-    async def response(self, body: ChatRequest, visit: Visit) -> dict[str, Any]:
+    async def response(self, body: ChatRequest, session: RequestSession) -> dict[str, Any]:
         """Return the server's answer, under the name of this model. Raise TeolaError, also for a malformed one."""
-        with visit.placed() as run:
-            handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, [self._asked(body, visit, False)], run=run)
+        with session.at_call_place() as run:
+            handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, [self._request(body, session, False)], run=run)
         reply = self._parse((await handle)[0], check_completion)
-        visit.cost(_usage(reply).total)
+        session.add_cost(_usage(reply).total)
         return reply
 
-    async def chunks(self, body: ChatRequest, visit: Visit) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, body: ChatRequest, session: RequestSession) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the server's chunks. Raise TeolaError, also for a malformed one and for a stream without a choice."""
-        asked, hides_usage = self._asked(body, visit, True), not body.tells_usage
-        with visit.placed() as run:
-            handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, [asked], stream=True, run=run)
+        request, hides_usage = self._request(body, session, True), not body.includes_usage
+        with session.at_call_place() as run:
+            handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, [request], stream=True, run=run)
         before_choices: list[dict[str, Any]] = []  # not sent before there is a choice, so that a refusal has its status
         has_choices = False
         async with aclosing(self._parsed_chunks(handle)) as chunks:
@@ -221,7 +235,7 @@ class CarriedEngine(TextEngine):
                 before_choices.append(chunk)
                 for one in before_choices if has_choices else ():
                     if one.get("usage"):
-                        visit.cost(_usage(one).total)
+                        session.add_cost(_usage(one).total)
                     if one.get("choices") or not hides_usage:
                         yield {key: value for key, value in one.items() if key != "usage" or not hides_usage}
                 if has_choices:
@@ -256,46 +270,44 @@ class CarriedEngine(TextEngine):
         engine: Any = self.pool.engine(self.name)
         return malformed(self.name, getattr(engine, "base_url", None) or "its server", fault, content, headers)
 
-    def _asked(self, body: ChatRequest, visit: Visit, stream: bool) -> Generate:
-        given = {**body.given(), "model": self._model(), "stream": stream}
-        if stream:  # always: what it costs has to be known
-            given["stream_options"] = {**given.get("stream_options", {}), "include_usage": True}
+    def _request(self, body: ChatRequest, session: RequestSession, stream: bool) -> Generate:
+        name = self.pool.versions()[self.name].get("model") or self.name
+        fields = {**body.sent_fields(), "model": name, "stream": stream}
+        if stream:  # always, because the session counts the tokens
+            fields["stream_options"] = {**fields.get("stream_options", {}), "include_usage": True}
         else:
-            given.pop("stream_options", None)
-        if visit.caller.key.max_output_tokens is not None:
-            name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-            given[name] = visit.caller.tokens(given.get(name) or 1 << 24)
-        prompt = WirePrompt.of(given, exact=True)
+            fields.pop("stream_options", None)
+        if session.caller.key.max_output_tokens is not None:
+            limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+            fields[limit] = session.caller.max_tokens(fields.get(limit) or 1 << 24)
+        prompt = WirePrompt.of(fields, exact=True)
         return Generate(prompt, prompt.sampling)
 
-    def _model(self) -> str:
-        return self.pool.versions()[self.name].get("model") or self.name
+    # ------------------------------------------------------------ answers as every model gives them
 
-    # ------------------------------------------------------------ for whoever reads answers
-
-    async def whole(self, body: ChatRequest, visit: Visit) -> list[Answer]:
-        reply = await self.response(body, visit)
+    async def answer(self, body: ChatRequest, session: RequestSession) -> list[Answer]:
+        reply = await self.response(body, session)
         return [_choice_answer(choice, _usage(reply)) for choice in reply["choices"]]
 
-    async def stream(self, body: ChatRequest, visit: Visit) -> Deltas:
-        """Calls of tools are told at the end."""
-        joined: dict[int, _Joined] = {}
+    async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
+        """Yield deltas of text, then the whole answer of each choice, which has the tool calls."""
+        joined: dict[int, _JoinedChunks] = {}
         usage = Usage()
-        told = body.model_copy(update={"stream_options": StreamOptions(include_usage=True)})
-        async with aclosing(self.chunks(told, visit)) as chunks:
+        with_usage = body.model_copy(update={"stream_options": StreamOptions(include_usage=True)})
+        async with aclosing(self.chunks(with_usage, session)) as chunks:
             async for chunk in chunks:
                 usage = _usage(chunk) if chunk.get("usage") else usage
                 for choice in chunk.get("choices") or ():
                     index = choice.get("index") or 0
-                    text = joined.setdefault(index, _Joined()).add(choice)
+                    text = joined.setdefault(index, _JoinedChunks()).add(choice)
                     if text:
                         yield Delta(index, text)
         for index, one in joined.items():
             yield Delta(index, end=one.answer(usage))
 
 
-class _Joined:
-    """The chunks of one choice."""
+class _JoinedChunks:
+    """The chunks of one choice, joined."""
 
     def __init__(self) -> None:
         self._text, self._finish = "", "stop"
@@ -305,11 +317,11 @@ class _Joined:
         delta = choice.get("delta") or {}
         self._finish = choice.get("finish_reason") or self._finish
         for call in delta.get("tool_calls") or ():
-            kept = self._calls.setdefault(call.get("index") or 0, {"id": "", "name": "", "arguments": ""})
+            tool_call = self._calls.setdefault(call.get("index") or 0, {"id": "", "name": "", "arguments": ""})
             function = call.get("function") or {}
-            kept["id"] = kept["id"] or call.get("id") or ""
-            kept["name"] = kept["name"] or function.get("name") or ""
-            kept["arguments"] += function.get("arguments") or ""
+            tool_call["id"] = tool_call["id"] or call.get("id") or ""
+            tool_call["name"] = tool_call["name"] or function.get("name") or ""
+            tool_call["arguments"] += function.get("arguments") or ""
         text = content_text(delta.get("content"))
         self._text += text
         return text
@@ -319,8 +331,8 @@ class _Joined:
         return Answer(self._text, self._finish, usage, calls)
 
 
-def _usage(told: dict[str, Any]) -> Usage:
-    usage = told.get("usage") or {}
+def _usage(reply: dict[str, Any]) -> Usage:
+    usage = reply.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Usage(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0, cached)
 

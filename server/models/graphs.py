@@ -1,4 +1,4 @@
-"""Graphs as apps: with checkpoints they go on where they were, and may stop to ask somebody."""
+"""Graphs as apps: with checkpoints they continue where they were, and may stop to ask somebody."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from teola_plugin.adapters import app_frameworks
 from teola_plugin.server.errors import bad_request
 from teola_plugin.server.models.app_inputs import (
-    Asked,
+    AppProtocol,
+    AppRequest,
     Pieces,
-    Way,
     answer_of,
     check_messages,
     framework_messages,
@@ -25,12 +25,12 @@ from teola_plugin.server.wire.answers import Answer
 from teola_plugin.server.wire.requests import ChatRequest
 
 WAITING = "waiting"
-"""What an answer tells, beside its text, where the graph has stopped to ask somebody."""
+"""Key of `Answer.more` that says where the graph has stopped to ask somebody."""
 _QUERY = "teola_query"
-"""In the metadata of a checkpoint: the submitted query whose it is."""
+"""Key of a checkpoint's metadata: the submitted query that made it."""
 
 
-def given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+def to_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     key = settings.input or ("messages" if "messages" in fast.channels else "")
     if not key:
         raise bad_request(
@@ -41,22 +41,22 @@ def given(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
     return {key: framework_messages(body) if key == "messages" else last_text(body)}
 
 
-async def whole(fast: Any, asked: Asked, settings: AppSettings) -> Answer:
-    state = await fast.ainvoke(_input(asked), _config(asked), **_durably(fast, asked))
-    return await _answer(fast, asked, state, settings)
+async def answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    state = await fast.ainvoke(_input(request), _config(request), **_durability(fast, request))
+    return await _answer(fast, request, state, settings)
 
 
-async def stream(fast: Any, asked: Asked, settings: AppSettings) -> Pieces:
-    """The tokens of one node, if the settings name it; then the answer, whose text counts."""
+async def stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    """Yield the tokens of one node, if the settings name one; then the answer, whose text counts."""
     state: Any = None
-    given: dict[str, Any] = {"stream_mode": ["messages", "values"], **_durably(fast, asked)}
-    async with aclosing(fast.astream(_input(asked), _config(asked), **given)) as chunks:
+    options: dict[str, Any] = {"stream_mode": ["messages", "values"], **_durability(fast, request)}
+    async with aclosing(fast.astream(_input(request), _config(request), **options)) as chunks:
         async for mode, chunk in chunks:
             if mode == "values":
                 state = chunk
             elif app_frameworks.is_chunk_of(chunk[1], settings.stream_node) and (piece := text_in(chunk[0])):
                 yield piece
-    yield await _answer(fast, asked, state, settings)
+    yield await _answer(fast, request, state, settings)
 
 
 def check_inputs(fast: Any, inputs: Any, settings: AppSettings) -> None:
@@ -70,63 +70,65 @@ def check_inputs(fast: Any, inputs: Any, settings: AppSettings) -> None:
         check_messages(inputs["messages"])
 
 
-GRAPH = Way(given, whole, stream, check_inputs)
+GRAPH = AppProtocol(to_input, answer, stream, check_inputs)
 
 
-async def _answer(fast: Any, asked: Asked, state: Any, settings: AppSettings) -> Answer:
-    """Of the state that it has ended with, or what it waits for."""
-    found = await stopped(fast, asked.thread)
-    if found is None or not found.next:
+async def _answer(fast: Any, request: AppRequest, state: Any, settings: AppSettings) -> Answer:
+    """Return the answer in the state that the graph ended with, or the questions that it waits for."""
+    stop = await find_stop(fast, request.thread)
+    if stop is None or not stop.next:
         return answer_of(state, settings.output)
-    return Answer("", more={WAITING: found.told()})
+    return Answer("", more={WAITING: stop.to_json()})
 
 
-def _input(asked: Asked) -> Any:
-    """None: it goes on from its last checkpoint."""
-    kept = asked.kept
-    told = (kept.value,) if kept is not None and kept.goes_on == "told" else asked.told
-    if told and told[0] is not None:
-        return app_frameworks.resume_command(told[0])
-    return None if told or (kept is not None and kept.goes_on) else asked.value
+def _input(request: AppRequest) -> Any:
+    """Return the graph's input; None if it continues from its last checkpoint."""
+    submitted = request.submitted
+    answers = request.resume_values
+    if submitted is not None and submitted.resumes_from == "answer":
+        answers = (submitted.value,)
+    if answers and answers[0] is not None:
+        return app_frameworks.resume_command(answers[0])
+    return None if answers or (submitted is not None and submitted.resumes_from) else request.value
 
 
-def _config(asked: Asked) -> dict[str, Any]:
-    config: dict[str, Any] = {"configurable": {"thread_id": asked.thread}}
-    return config if asked.kept is None else {**config, "metadata": {_QUERY: asked.kept.id}}
+def _config(request: AppRequest) -> dict[str, Any]:
+    config: dict[str, Any] = {"configurable": {"thread_id": request.thread}}
+    return config if request.submitted is None else {**config, "metadata": {_QUERY: request.submitted.id}}
 
 
-def _durably(fast: Any, asked: Asked) -> dict[str, Any]:
-    """Of a submitted query, a step is kept before the next one begins: what has ended never runs again."""
-    return {"durability": "sync"} if asked.kept is not None and has_checkpoints(fast) else {}
+def _durability(fast: Any, request: AppRequest) -> dict[str, Any]:
+    """Return options that store each step of a submitted query before the next begins, so that no step runs twice."""
+    return {"durability": "sync"} if request.submitted is not None and has_checkpoints(fast) else {}
 
 
 # ------------------------------------------------------------ checkpoints
 
 
 def has_checkpoints(fast: Any) -> bool:
-    """Whether it is a graph that keeps them."""
+    """Return True for a graph that keeps checkpoints."""
     return hasattr(fast, "aget_state") and bool(getattr(fast, "checkpointer", None))
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a thread is."""
+    """The last checkpoint of a thread."""
 
     at: str
     """Id of its last checkpoint."""
     next: tuple[str, ...]
-    """Nodes that come; none where it is over."""
+    """The nodes to run next; none if the graph has ended."""
     questions: tuple[dict[str, Any], ...]
-    """`id` and `value` of the interrupts that nobody has answered."""
+    """`id` and `value` of the open interrupts."""
     query: str = field(default="")
     """The submitted query that made the checkpoint."""
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"at": self.at, "next": list(self.next), "interrupts": list(self.questions)}
 
 
-async def stopped(fast: Any, thread: str) -> Stop | None:
-    """None without checkpoints."""
+async def find_stop(fast: Any, thread: str) -> Stop | None:
+    """Return where a thread is; None for a graph without checkpoints."""
     if not has_checkpoints(fast):
         return None
     state = await fast.aget_state({"configurable": {"thread_id": thread}})
@@ -135,9 +137,11 @@ async def stopped(fast: Any, thread: str) -> Stop | None:
     return Stop(at, tuple(state.next), questions, str((state.metadata or {}).get(_QUERY, "")))
 
 
-def waits(fast: Any, stop: Stop, approved: str) -> bool:
-    """Whether somebody has to say that the thread may go on, as far as its checkpoint tells. `approved`: the checkpoint
-    behind which somebody has said so."""
+def is_waiting(fast: Any, stop: Stop, approved: str) -> bool:
+    """Return True if somebody has to answer or approve before the thread may continue, as far as its checkpoint tells.
+
+    `approved`: the checkpoint after which somebody has approved.
+    """
     if stop.questions:
         return True
     before, after = getattr(fast, "interrupt_before_nodes", ()), getattr(fast, "interrupt_after_nodes", ())

@@ -1,9 +1,9 @@
-"""Inputs that are token ids: which text they are only their encoding tells, and the protocol does not name it.
+"""Inputs that are token ids. Only their encoding tells which text they are, and the protocol does not name it.
 
 Ids are of the encoding that tiktoken has for the model's name, as with OpenAI's own models. Clients that do not know a
-name take one of their own choice: LangChain's `OpenAIEmbeddings` takes `cl100k_base`. vLLM's server takes all ids for
-those of its model's tokenizer, so that such a client gets vectors of other texts. Here it is said which they are, or
-they are refused.
+name choose one themselves: LangChain's `OpenAIEmbeddings` chooses `cl100k_base`. vLLM's server reads all ids as those
+of its model's tokenizer, so that such a client gets vectors of other texts. Here the settings name the encoding, or ids
+are refused.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ if TYPE_CHECKING:
 
 
 class TokenIds:
-    """`said`: encodings of tiktoken by model, as the settings have them."""
+    """The encodings of token ids that clients send, by model."""
 
-    def __init__(self, said: Mapping[str, str], models: Iterable[str]) -> None:
-        """Raises `ConfigError` for a model that is not there, or an encoding that nobody knows."""
-        self._said = dict(said)
-        known = sorted(models)
-        for model, encoding in self._said.items():
-            if model not in known:
-                raise _wrong(unknown_name("model", model, known))
+    def __init__(self, encodings: Mapping[str, str], models: Iterable[str]) -> None:
+        """Check the `encodings` that the settings name. Raise `ConfigError` for an unknown model or encoding."""
+        self._encodings = dict(encodings)
+        names = sorted(models)
+        for model, encoding in self._encodings.items():
+            if model not in names:
+                raise _to_config_error(unknown_name("model", model, names))
             _check(encoding)
 
-    async def texts(self, given: str | Sequence[Any], param: str, names: Sequence[str]) -> list[str]:
-        """Of a request: a text, texts, the ids of one, or lists of them. `names`: of the model, as it is asked for, as
-        it is configured, as it is. Raises `HttpError`."""
-        items = [given] if isinstance(given, str) else list(given)
+    async def texts(self, value: str | Sequence[Any], param: str, names: Sequence[str]) -> list[str]:
+        """Return the texts of a request's input: a text, texts, the ids of one text, or lists of ids.
+
+        `names`: those of the model that the request and the settings use. Raise `HttpError`.
+        """
+        items = [value] if isinstance(value, str) else list(value)
         if items and isinstance(items[0], int):
             items = [items]
         if not items or any(not one for one in items if not isinstance(one, str)):
             raise bad_request(f"{param} is empty.", "give a text, or a list of texts", param=param)
         if all(isinstance(one, str) for one in items):
             return items
-        encoding = await _loaded(self._encoding(param, names))
-        return [one if isinstance(one, str) else _text(encoding, one, param) for one in items]
+        encoding = await _load_encoding(self._encoding(param, names))
+        return [one if isinstance(one, str) else _decode(encoding, one, param) for one in items]
 
     def _encoding(self, param: str, names: Sequence[str]) -> str:
         for name in names:
-            if found := self._said.get(name) or _of_model(name):
-                return found
+            if encoding := self._encodings.get(name) or _openai_encoding(name):
+                return encoding
         raise bad_request(
             f"{param} holds tokens instead of text, and nobody has said of which encoding.",
             f"send text, or say it in the pool's file: server: token_ids: {{{names[-1]}: cl100k_base}} (which is what "
@@ -64,15 +66,15 @@ def _check(encoding: str) -> None:
     from tiktoken import list_encoding_names
 
     if encoding not in list_encoding_names():
-        raise _wrong(unknown_name("encoding", encoding, list_encoding_names()))
+        raise _to_config_error(unknown_name("encoding", encoding, list_encoding_names()))
 
 
-def _wrong(error: Any) -> ConfigError:
+def _to_config_error(error: Any) -> ConfigError:
     return ConfigError(f"server.token_ids: {error.message}", hint=error.hint)
 
 
-def _of_model(name: str) -> str | None:
-    """The encoding of a model of OpenAI's."""
+def _openai_encoding(name: str) -> str | None:
+    """Return the encoding of a model of OpenAI's; None for other models."""
     if find_spec("tiktoken") is None:
         return None
     from tiktoken.model import encoding_name_for_model
@@ -83,8 +85,8 @@ def _of_model(name: str) -> str | None:
         return None
 
 
-async def _loaded(name: str) -> Encoding:
-    """tiktoken fetches what it has not seen before. Raises `EngineUnavailable` where it cannot."""
+async def _load_encoding(name: str) -> Encoding:
+    """Load an encoding, which tiktoken may have to download. Raise `EngineUnavailable` if that fails."""
     from tiktoken import get_encoding
 
     try:
@@ -96,10 +98,10 @@ async def _loaded(name: str) -> Encoding:
         ) from error
 
 
-def _text(encoding: Encoding, ids: Sequence[int], param: str) -> str:
-    """A text that was cut within a character has a replacement for it."""
+def _decode(encoding: Encoding, ids: Sequence[int], param: str) -> str:
+    """Return the text of the ids. A character that was cut becomes the replacement character."""
     try:
         return encoding.decode(list(ids))
     except (KeyError, OverflowError):
-        what = f"{param} holds token ids that {encoding.name} does not have."
-        raise bad_request(what, "send text, or ids of that encoding", param=param) from None
+        message = f"{param} holds token ids that {encoding.name} does not have."
+        raise bad_request(message, "send text, or ids of that encoding", param=param) from None

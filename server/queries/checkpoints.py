@@ -1,4 +1,4 @@
-"""Checkpoints of graphs that leave them to the server: in its store, so that they outlive it."""
+"""Checkpoints of graphs that leave them to the server, in its store, so that they outlive the process."""
 
 from __future__ import annotations
 
@@ -17,44 +17,41 @@ from teola_plugin.server.queries.store import Store
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool
 
-_MOST = 60.0
-"""Seconds between two looks for threads that have expired."""
-_OLD = """
+_MAX_INTERVAL_S = 60.0
+"""Longest time between two searches for expired threads."""
+_SELECT_EXPIRED = """
 SELECT thread_id FROM checkpoints GROUP BY thread_id
 HAVING max((checkpoint ->> 'ts')::timestamptz) <= to_timestamp(%s)
 """
-_OF = "SELECT DISTINCT thread_id FROM checkpoints WHERE starts_with(thread_id, %s)"
+_SELECT_BY_PREFIX = "SELECT DISTINCT thread_id FROM checkpoints WHERE starts_with(thread_id, %s)"
 
 
 class Checkpoints:
-    """`apps`: those of the server. `keep`: seconds after its last step for which a thread is kept."""
+    """The checkpoints of the server's `apps`. `keep`: seconds after its last step for which a thread is stored."""
 
     def __init__(self, store: Store, apps: Iterable[App], keep: float) -> None:
-        """Raises `RegistrationError` for an app that cannot have them."""
+        """Prepare the checkpoints. Raise `RegistrationError` for an app that cannot have them."""
         self._store, self._keep = store, keep
-        self._graphs = [one for one in apps if hasattr(one.fast, "checkpointer")]
-        self._ours = [one for one in apps if one.settings.checkpoints]
-        for one in self._ours:
-            _check(one)
+        self._graphs = [app for app in apps if hasattr(app.fast, "checkpointer")]
+        self._apps = [app for app in apps if app.settings.checkpoints]
+        for app in self._apps:
+            _check(app)
         self._pool: AsyncConnectionPool[Any] | None = None
         self._saver: Any = None
-        self._looked = time.time()
+        self._last_search = time.time()
 
     async def open(self) -> None:
-        """The graphs have them from here on. The store is open. Raises `EngineUnavailable`."""
-        if not self._ours:
+        """Give the graphs their checkpoints. The store has to be open. Raise `EngineUnavailable`."""
+        if not self._apps:
             return
-        self._saver = await self._made()
-        for one in self._ours:
-            one.fast.checkpointer = self._saver
-
-    async def _made(self) -> Any:
-        if not self._store.dsn:
-            return checkpoint_saver()
-        self._pool = await _pool(self._store.dsn, self._store.pool)
-        saver = checkpoint_saver(self._pool)
-        await saver.setup()
-        return saver
+        if self._store.dsn:
+            self._pool = await _pool(self._store.dsn, self._store.pool)
+            self._saver = checkpoint_saver(self._pool)
+            await self._saver.setup()
+        else:
+            self._saver = checkpoint_saver()
+        for app in self._apps:
+            app.fast.checkpointer = self._saver
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -64,27 +61,27 @@ class Checkpoints:
     # ------------------------------------------------------------ forgetting
 
     async def forget(self, app: App, record: Record) -> None:
-        """The thread of a submitted query, unless it has joined one that was named."""
+        """Delete the thread of a submitted query, unless the query joined a named thread."""
         if has_checkpoints(app.fast) and not app.names_thread(record):
             await _forget(app.fast.checkpointer, [app.thread_of(record)])
 
     async def forget_all(self, tenant: str) -> None:
-        """All threads of a tenant, in the checkpoints of all apps."""
-        begin = App.threads_of(tenant)
+        """Delete all threads of a tenant, in the checkpoints of all apps."""
+        prefix = App.threads_of(tenant)
         savers = {id(app.fast.checkpointer): app.fast.checkpointer for app in self._graphs if has_checkpoints(app.fast)}
         for saver in savers.values():
             if saver is self._saver and self._pool is not None:
-                await _forget(saver, await self._threads(_OF, begin))
+                await _forget(saver, await self._threads(_SELECT_BY_PREFIX, prefix))
             else:
-                found = {str(one.config["configurable"]["thread_id"]) async for one in saver.alist(None)}
-                await _forget(saver, [thread for thread in found if thread.startswith(begin)])
+                threads = {str(one.config["configurable"]["thread_id"]) async for one in saver.alist(None)}
+                await _forget(saver, [thread for thread in threads if thread.startswith(prefix)])
 
     async def expire(self, now: float) -> None:
-        """Threads in the server's store that have taken no step for so long. Looks now and then."""
-        if self._pool is None or now - self._looked < min(_MOST, self._keep / 2):
+        """Delete threads in the server's store that have made no step for `keep` seconds. Search now and then."""
+        if self._pool is None or now - self._last_search < min(_MAX_INTERVAL_S, self._keep / 2):
             return
-        self._looked = now
-        await _forget(self._saver, await self._threads(_OLD, now - self._keep))
+        self._last_search = now
+        await _forget(self._saver, await self._threads(_SELECT_EXPIRED, now - self._keep))
 
     async def _threads(self, text: str, value: Any) -> list[str]:
         assert self._pool is not None
@@ -100,15 +97,15 @@ async def _forget(saver: Any, threads: Iterable[str]) -> None:
 
 def _check(app: App) -> None:
     if not hasattr(app.fast, "checkpointer"):
-        what = f"app {app.name!r}: {app.settings.object} is no graph, and has no checkpoints."
-        raise RegistrationError(what, hint="leave its checkpoints out")
+        message = f"app {app.name!r}: {app.settings.object} is no graph, and has no checkpoints."
+        raise RegistrationError(message, hint="leave its checkpoints out")
     if app.fast.checkpointer:
-        what = f"app {app.name!r}: {app.settings.object} has checkpoints of its own."
-        raise RegistrationError(what, hint="leave checkpoints out, or compile the graph without a checkpointer")
+        message = f"app {app.name!r}: {app.settings.object} has checkpoints of its own."
+        raise RegistrationError(message, hint="leave checkpoints out, or compile the graph without a checkpointer")
 
 
 async def _pool(dsn: str, name: str) -> AsyncConnectionPool[Any]:
-    """Connections to tables that are this pool's alone. Raises `EngineUnavailable`."""
+    """Return connections to tables that are this pool's alone. Raise `EngineUnavailable`."""
     import psycopg
     from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -117,14 +114,16 @@ async def _pool(dsn: str, name: str) -> AsyncConnectionPool[Any]:
     async def configure(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute(f'SET search_path TO "{schema}"'.encode())
 
-    given = {"autocommit": True, "prepare_threshold": 0}
-    made = AsyncConnectionPool(dsn, min_size=1, max_size=4, open=False, kwargs=given, configure=configure)
+    options = {"autocommit": True, "prepare_threshold": 0}
+    pool = AsyncConnectionPool(dsn, min_size=1, max_size=4, open=False, kwargs=options, configure=configure)
     try:
-        await made.open(wait=True, timeout=15)
-        async with made.connection() as connection:
+        await pool.open(wait=True, timeout=15)
+        async with pool.connection() as connection:
             await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'.encode())
     except (psycopg.Error, PoolTimeout) as error:
-        await made.close()
-        what = f"checkpoints cannot be kept in the server's store: {type(error).__name__}."
-        raise EngineUnavailable(what, hint="its user has to be allowed to create a schema; see server.store") from error
-    return made
+        await pool.close()
+        message = f"checkpoints cannot be kept in the server's store: {type(error).__name__}."
+        raise EngineUnavailable(
+            message, hint="its user has to be allowed to create a schema; see server.store"
+        ) from error
+    return pool

@@ -1,5 +1,4 @@
-"""Where submitted queries are kept, and names of tenants in the pool: in memory, or in PostgreSQL, from which a
-restarted server knows them."""
+"""Stores of submitted queries, and of names of tenants in the pool: in memory, or in PostgreSQL for restarts."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,50 +21,50 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """Each tenant has ids of its own."""
+    """A store of submitted queries. Each tenant has ids of its own."""
 
     @property
     def dsn(self) -> str:
-        """Of its database, once it is open; empty for one in memory."""
+        """Return the DSN of its database once it is open; empty for a store in memory."""
 
     @property
     def pool(self) -> str:
-        """The name of the pool whose queries these are."""
+        """Return the name of the pool whose queries these are."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def put(self, record: Record) -> None:
-        """Kept once this returns."""
+        """Store the record durably."""
 
     async def get(self, tenant: str, id: str) -> Record | None: ...
 
     async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
-        """`status`: only those that are so; empty for all."""
+        """Return the tenant's latest queries. `status`: only those of this status; empty for all."""
 
     async def unfinished(self) -> list[Record]: ...
 
     async def expire(self, now: float) -> int: ...
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
-        """One query, or all of a tenant."""
+        """Delete one query, or all of a tenant. Return their number."""
 
     async def names(self) -> dict[str, str]:
-        """Tenants that were forgotten, and the names that they have in the pool since then."""
+        """Return the names in the pool of tenants that were deleted, by tenant."""
 
     async def put_name(self, tenant: str, name: str) -> None:
-        """Kept once this returns, in place of an earlier one."""
+        """Store the tenant's name durably, in place of an earlier one."""
 
 
 class MemoryStore:
-    """Nothing outlives the process."""
+    """A store that is lost with the process."""
 
     dsn = ""
 
     def __init__(self, pool: str = "default") -> None:
         self.pool = pool
-        self._kept: dict[tuple[str, str], Record] = {}
+        self._records: dict[tuple[str, str], Record] = {}
         self._names: dict[str, str] = {}
 
     async def open(self) -> None: ...
@@ -72,24 +72,24 @@ class MemoryStore:
     async def close(self) -> None: ...
 
     async def put(self, record: Record) -> None:
-        self._kept[record.tenant, record.id] = record
+        self._records[record.tenant, record.id] = record
 
     async def get(self, tenant: str, id: str) -> Record | None:
-        return self._kept.get((tenant, id))
+        return self._records.get((tenant, id))
 
     async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
-        mine = (record for record in self._kept.values() if record.tenant == tenant)
-        found = [record for record in mine if status in ("", record.status)]
-        return sorted(found, key=lambda record: -record.created)[:limit]
+        mine = (record for record in self._records.values() if record.tenant == tenant)
+        records = [record for record in mine if status in ("", record.status)]
+        return sorted(records, key=lambda record: -record.created)[:limit]
 
     async def unfinished(self) -> list[Record]:
-        return [record for record in self._kept.values() if record.status in UNFINISHED]
+        return [record for record in self._records.values() if record.status in UNFINISHED]
 
     async def expire(self, now: float) -> int:
-        return self._drop([k for k, r in self._kept.items() if r.expires is not None and r.expires <= now])
+        return self._drop([k for k, r in self._records.items() if r.expires is not None and r.expires <= now])
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
-        return self._drop([key for key in self._kept if key[0] == tenant and id in (None, key[1])])
+        return self._drop([key for key in self._records if key[0] == tenant and id in (None, key[1])])
 
     async def names(self) -> dict[str, str]:
         return dict(self._names)
@@ -99,7 +99,7 @@ class MemoryStore:
 
     def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
         for key in keys:
-            del self._kept[key]
+            del self._records[key]
         return len(keys)
 
 
@@ -114,9 +114,9 @@ CREATE INDEX IF NOT EXISTS teola_server_queries_unfinished ON teola_server_queri
 CREATE TABLE IF NOT EXISTS teola_server_names (
     pool text NOT NULL, tenant text NOT NULL, name text NOT NULL, PRIMARY KEY (pool, tenant))
 """
-_OWN = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
-_PATIENCE = 10.0
-"""Seconds that a server may take to end after the next one was started."""
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+_LOCK_TIMEOUT_S = 10.0
+"""Seconds for which a new server waits until the one before has ended."""
 _PUT = """
 INSERT INTO teola_server_queries (pool, tenant, id, status, created, expires, record)
 VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (pool, tenant, id) DO UPDATE
@@ -129,61 +129,64 @@ ON CONFLICT (pool, tenant) DO UPDATE SET name = excluded.name
 
 
 class PostgresStore:
-    """In a table of a database that may hold other things. `pool`: names of pools keep servers apart."""
+    """A store in tables of a database that may hold other things. `pool`: keeps servers apart."""
 
     def __init__(self, dsn: str, pool: str = "default") -> None:
         self.dsn, self.pool = dsn, pool
         self._connections: AsyncConnectionPool[AsyncConnection[Any]] | None = None
-        self._owning: AsyncConnection[Any] | None = None
+        self._owner: AsyncConnection[Any] | None = None
 
     async def open(self) -> None:
-        """Raises `EngineUnavailable` where the database cannot be reached, or where another server keeps the queries of
-        this pool there: what it runs is not to be begun again."""
+        """Open the store.
+
+        Raise `EngineUnavailable` if the database cannot be reached, or if another server stores this pool's queries
+        there, whose running queries must not be begun again.
+        """
         try:
             import psycopg
             from psycopg_pool import AsyncConnectionPool, PoolTimeout
         except ImportError as error:
             raise EngineUnavailable("the server's store needs psycopg.", hint=extra("postgres")) from error
-        made: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
+        connections: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
             self.dsn, min_size=1, max_size=8, open=False, kwargs={"autocommit": True}
         )
         try:
-            await made.open(wait=True, timeout=15)
-            async with made.connection() as connection:
+            await connections.open(wait=True, timeout=15)
+            async with connections.connection() as connection:
                 for statement in _TABLE.split(";"):
                     await connection.execute(statement.encode())
         except (psycopg.Error, PoolTimeout) as error:
-            await made.close()
+            await connections.close()
             raise EngineUnavailable(
                 f"the server's store cannot be reached: {type(error).__name__}.", hint="see server.store, a DSN"
             ) from error
-        self._connections = made
+        self._connections = connections
         try:
-            self._owning = await self._own()
+            self._owner = await self._lock()
         except BaseException:
             await self.close()
             raise
 
-    async def _own(self) -> AsyncConnection[Any]:
-        """A connection that holds the pool's lock, which PostgreSQL drops when this process ends."""
+    async def _lock(self) -> AsyncConnection[Any]:
+        """Return a connection that holds the pool's lock, which PostgreSQL releases when this process ends."""
         import psycopg
 
-        made = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
-        until = time.monotonic() + _PATIENCE
+        connection = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
+        until = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
-            found = await (await made.execute(_OWN, (f"teola serve {self.pool}",))).fetchone()
-            if found is not None and found[0]:
-                return made
+            row = await (await connection.execute(_LOCK, (f"teola serve {self.pool}",))).fetchone()
+            if row is not None and row[0]:
+                return connection
             if time.monotonic() > until:
-                await made.close()
-                what = f"another server keeps the queries of the pool {self.pool!r} in this store."
-                raise EngineUnavailable(what, hint="stop it, or give the pool of this one another name")
+                await connection.close()
+                message = f"another server keeps the queries of the pool {self.pool!r} in this store."
+                raise EngineUnavailable(message, hint="stop it, or give the pool of this one another name")
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
-        owning, self._owning = self._owning, None
-        if owning is not None:
-            await owning.close()
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            await owner.close()
         if self._connections is not None:
             await self._connections.close()
             self._connections = None
@@ -191,18 +194,18 @@ class PostgresStore:
     async def put(self, record: Record) -> None:
         from psycopg.types.json import Jsonb
 
-        about = (record.tenant, record.id, record.status, record.created, record.expires)
-        await self._run(_PUT, self.pool, *about, Jsonb(_storable(record.to_json())))
+        columns = (record.tenant, record.id, record.status, record.created, record.expires)
+        await self._run(_PUT, self.pool, *columns, Jsonb(_storable(asdict(record))))
 
     async def get(self, tenant: str, id: str) -> Record | None:
-        if "\0" in id:  # of which PostgreSQL has none
+        if "\0" in id:  # no text of PostgreSQL holds it
             return None
-        found = await self._read("tenant = %s AND id = %s", tenant, id)
-        return found[0] if found else None
+        records = await self._read("tenant = %s AND id = %s", tenant, id)
+        return records[0] if records else None
 
     async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
-        wanted, values = (" AND status = %s", [status]) if status else ("", [])
-        return await self._read(f"tenant = %s{wanted} ORDER BY created DESC LIMIT %s", tenant, *values, limit)
+        condition, values = (" AND status = %s", [status]) if status else ("", [])
+        return await self._read(f"tenant = %s{condition} ORDER BY created DESC LIMIT %s", tenant, *values, limit)
 
     async def unfinished(self) -> list[Record]:
         return await self._read("status IN ('queued', 'running', 'waiting') ORDER BY created")
@@ -211,9 +214,9 @@ class PostgresStore:
         return await self._run("DELETE FROM teola_server_queries WHERE pool = %s AND expires <= %s", self.pool, now)
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
-        one = "" if id is None else " AND id = %s"
-        wanted = (self.pool, tenant) if id is None else (self.pool, tenant, id)
-        return await self._run(f"DELETE FROM teola_server_queries WHERE pool = %s AND tenant = %s{one}", *wanted)
+        condition = "" if id is None else " AND id = %s"
+        values = (self.pool, tenant) if id is None else (self.pool, tenant, id)
+        return await self._run(f"DELETE FROM teola_server_queries WHERE pool = %s AND tenant = %s{condition}", *values)
 
     async def names(self) -> dict[str, str]:
         text = "SELECT tenant, name FROM teola_server_names WHERE pool = %s"
@@ -227,14 +230,14 @@ class PostgresStore:
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"
         async with self._open().connection() as connection:
             rows = await (await connection.execute(text.encode(), (self.pool, *values))).fetchall()
-        return [Record.of_json(row[0]) for row in rows]
+        return [Record.from_json(row[0]) for row in rows]
 
     async def _run(self, text: str, *values: Any) -> int:
         async with self._open().connection() as connection:
             return (await connection.execute(text.encode(), values)).rowcount
 
     def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
-        """For what else the server keeps in the same database. Raises `EngineUnavailable`."""
+        """Return a connection, also for what else the server stores in the database. Raise `EngineUnavailable`."""
         return self._open().connection()
 
     def _open(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
@@ -247,16 +250,16 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def _storable(value: Any) -> Any:
-    """Return the value as PostgreSQL's jsonb takes it: without characters of code 0, and halves of characters."""
+    """Return the value without characters that PostgreSQL's jsonb does not take: code 0, and lone surrogates."""
     if isinstance(value, str):
         return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {str(_storable(key)): _storable(one) for key, one in value.items()}
-    return [_storable(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(_storable(key)): _storable(inner) for key, inner in value.items()}
+    return [_storable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class EmbeddedStore(PostgresStore):
-    """A PostgreSQL of the server's own, whose data stay in a folder."""
+    """A store in a PostgreSQL of the server's own, whose data stay in a folder."""
 
     def __init__(self, folder: str | Path, pool: str = "default") -> None:
         super().__init__("", pool)
@@ -277,18 +280,21 @@ class EmbeddedStore(PostgresStore):
             await asyncio.to_thread(self._server.stop)
 
 
-def store_of(given: str, folder: str, pool: str) -> Store:
-    """`memory`, `embedded` or a DSN. `folder`: of the embedded one; empty for the user's own."""
-    if given == "memory":
+def store_of(setting: str, folder: str, pool: str) -> Store:
+    """Return the store that the setting names: `memory`, `embedded` or a DSN. `folder`: of the embedded one; empty for
+    the user's own."""
+    if setting == "memory":
         return MemoryStore(pool)
-    if given == "embedded":
+    if setting == "embedded":
         return EmbeddedStore(folder or data_folder() / pool, pool)
-    return PostgresStore(given, pool)
+    return PostgresStore(setting, pool)
 
 
 def data_folder() -> Path:
-    """Where servers of this user keep what has to stay. PostgreSQL runs as somebody else where this user is root, and
-    has to get there."""
+    """Return the folder for data of this user's servers.
+
+    PostgreSQL runs as another user if this one is root, and has to reach the folder.
+    """
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Path("/var/lib/teola-plugin/server")
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"

@@ -1,4 +1,4 @@
-"""What all routes that ask models do: take the request, watch its client, give it an answer or a stream of events."""
+"""What all routes that ask models share: begin a session, watch the client, send an answer or a stream of events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from teola_plugin.errors import TeolaError
-from teola_plugin.server.callers import Caller, Told
+from teola_plugin.server.callers import Caller, RequestHeaders
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
-from teola_plugin.server.live_queries import Visit
+from teola_plugin.server.live_queries import RequestSession
 from teola_plugin.server.models.base import Model
 from teola_plugin.server.models.engines import CarriedEngine
 from teola_plugin.server.service import Service
@@ -28,113 +28,114 @@ log = logging.getLogger("teola_plugin.server")
 
 
 def service_of(request: Request) -> Service:
-    found: Service = request.app.state.service
-    return found
+    service: Service = request.app.state.service
+    return service
 
 
 def caller_of(request: Request) -> Caller:
-    """Who asks: every key is looked at for it, once for a request. Raises `HttpError`."""
-    found: Caller | None = request.scope.get("teola.caller")
-    if found is None:
-        found = request.scope["teola.caller"] = service_of(request).caller(request.headers)
-    return found
+    """Return the caller, which is looked up once for a request. Raise `HttpError`."""
+    caller: Caller | None = request.scope.get("teola.caller")
+    if caller is None:
+        caller = request.scope["teola.caller"] = service_of(request).caller(request.headers)
+    return caller
 
 
 def model_of(request: Request, name: str, *kinds: str) -> Model:
-    """The model that the request may ask. Raises `HttpError`."""
+    """Return a model that the request may ask. Raise `HttpError`."""
     return service_of(request).model(name, caller_of(request), *kinds)
 
 
 async def with_documents_read(request: Request, model: Model, body: ChatRequest) -> ChatRequest:
-    """The chat with the texts of its documents. Raises `HttpError`."""
+    """Return the chat with the texts of its documents. Raise `HttpError`."""
     if not has_files(body):
         return body
     documents: Documents = request.app.state.documents
     caller = caller_of(request)
     carried = isinstance(model, CarriedEngine)
-    return await while_connected(request, documents.read(caller.tenant, body, caller, carried=carried))
+    return await while_connected(request, documents.with_texts(caller.tenant, body, caller, carried=carried))
 
 
-def terms_of(request: Request) -> Told:
-    """What its headers ask for, in seconds from its first byte on. Raises `HttpError`."""
-    return Told.of(request.headers, request.scope["teola.began"])
+def request_headers_of(request: Request) -> RequestHeaders:
+    """Return what the X-Teola headers ask for, in seconds from the request's first byte. Raise `HttpError`."""
+    return RequestHeaders.parse(request.headers, request.scope["teola.began"])
 
 
-def begin(request: Request, model: Model, tokens: int) -> Visit:
-    """The request has a place; end the visit. Raises `HttpError`."""
-    service = service_of(request)
-    caller, told = caller_of(request), terms_of(request)
-    visit = service.visit(request.scope["teola.request_id"], caller, told, model, tokens)
-    request.scope["teola.visit"] = visit
-    return visit
+def begin_session(request: Request, model: Model, tokens: int) -> RequestSession:
+    """Begin the request's session, which the caller has to end. Raise `HttpError` if the request is refused."""
+    caller, headers = caller_of(request), request_headers_of(request)
+    session = service_of(request).begin_session(request.scope["teola.request_id"], caller, headers, model, tokens)
+    request.scope["teola.session"] = session
+    return session
 
 
-async def whole(request: Request, visit: Visit, work: Awaitable[Any]) -> Response:
-    """The answer as JSON. A client that leaves ends the work."""
+async def respond(request: Request, session: RequestSession, work: Awaitable[Any]) -> Response:
+    """Return the answer as JSON. The work is cancelled if the client leaves."""
     try:
-        return Whole(visit, await while_connected(request, work))
+        return SessionResponse(session, await while_connected(request, work))
     except BaseException as error:
-        visit.end(outcome_of(error))
+        session.end(outcome_of(error))
         raise
 
 
-async def streamed(
+async def respond_stream(
     request: Request,
-    visit: Visit,
+    session: RequestSession,
     events: AsyncIterator[str],
     failed: Callable[[HttpError], str] = lambda error: event(error.body()),
 ) -> Response:
-    """The events as they come. What goes wrong before the first is an error as without streaming; later it is the last
-    event, spelled by `failed`."""
+    """Return a stream of the events.
+
+    An error before the first event has its own status; a later one becomes the last event, which `failed` writes.
+    """
     try:
         first = await while_connected(request, anext(events, None))
     except BaseException as error:
-        visit.end(outcome_of(error))
+        session.end(outcome_of(error))
         raise
-    return Events(visit, first, events, failed)
+    return SessionStream(session, first, events, failed)
 
 
-class Whole(JSONAnswer):
-    """An answer that ends its visit once it is sent: what closing a query costs, nobody waits for."""
+class SessionResponse(JSONAnswer):
+    """An answer that ends its session once it is sent, so that no client waits for the end of a query."""
 
-    def __init__(self, visit: Visit, content: Any) -> None:
-        self._visit = visit
-        super().__init__(content, headers=told_of(visit))
+    def __init__(self, session: RequestSession, content: Any) -> None:
+        self._session = session
+        super().__init__(content, headers=session_headers(session))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         except BaseException as error:
-            self._visit.end(outcome_of(error))
+            self._session.end(outcome_of(error))
             raise
-        self._visit.end("done")
+        self._session.end("done")
 
 
-class Events(StreamingResponse):
-    """A stream of events that belongs to a visit, and ends it, however it ends."""
+class SessionStream(StreamingResponse):
+    """A stream of events that ends its session, however the stream ends."""
 
     def __init__(
-        self, visit: Visit, first: str | None, events: AsyncIterator[str], failed: Callable[[HttpError], str]
+        self, session: RequestSession, first: str | None, events: AsyncIterator[str], failed: Callable[[HttpError], str]
     ) -> None:
-        self._visit, self._events = visit, events
-        headers = {**told_of(visit), "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(self._told(first, failed), media_type="text/event-stream", headers=headers)
+        self._session, self._events = session, events
+        headers = {**session_headers(session), "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(self._lines(first, failed), media_type="text/event-stream", headers=headers)
 
-    async def _told(self, first: str | None, failed: Callable[[HttpError], str]) -> AsyncIterator[str]:
+    async def _lines(self, first: str | None, failed: Callable[[HttpError], str]) -> AsyncIterator[str]:
         try:
             if first is not None:
                 yield first
-            async for one in self._events:
-                yield one
+            async for line in self._events:
+                yield line
         except TeolaError as error:
-            self._visit.end("failed")
+            self._session.end("failed")
             yield failed(http_error(error))
         except Exception as error:
-            self._visit.end("failed")
-            log.error("request %s failed in its stream", self._visit.request_id, exc_info=error)
-            yield failed(unexpected(self._visit.request_id))
+            self._session.end("failed")
+            log.error("request %s failed in its stream", self._session.request_id, exc_info=error)
+            yield failed(unexpected(self._session.request_id))
         else:
-            self._visit.end("done")
+            self._session.end("done")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -143,48 +144,47 @@ class Events(StreamingResponse):
             close = getattr(self._events, "aclose", None)
             if close is not None:
                 await asyncio.shield(close())
-            self._visit.end("cancelled")
+            self._session.end("cancelled")
 
 
 def outcome_of(error: BaseException) -> str:
-    gone = isinstance(error, HttpError) and error.status == CLIENT_GONE
-    return "cancelled" if gone or isinstance(error, asyncio.CancelledError) else "failed"
+    client_left = isinstance(error, HttpError) and error.status == CLIENT_GONE
+    return "cancelled" if client_left or isinstance(error, asyncio.CancelledError) else "failed"
 
 
-def told_of(visit: Visit) -> dict[str, str]:
-    """Headers of every answer that a model gives."""
-    return {"X-Teola-Query": visit.query.id}
+def session_headers(session: RequestSession) -> dict[str, str]:
+    """Return the headers of every answer that a model gives."""
+    return {"X-Teola-Query": session.query.id}
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What the work gives. It is cancelled when the client leaves: `HttpError` with `CLIENT_GONE`.
+    """Return the work's result. Cancel the work if the client leaves, and raise `HttpError` (`CLIENT_GONE`).
 
-    It runs in the task of the request: with one of its own, every answer would wait for more turns of the loop.
+    The work runs in the task of the request: a task of its own would delay every answer by turns of the loop.
     """
-    task, left = asyncio.current_task(), False
+    task, has_left = asyncio.current_task(), False
     assert task is not None
 
     def leave(_: object) -> None:
-        nonlocal left
-        left = True
+        nonlocal has_left
+        has_left = True
         task.cancel()
 
-    watching = asyncio.ensure_future(_left(request))
+    async def until_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watching = asyncio.ensure_future(until_disconnect())
     watching.add_done_callback(leave)
     try:
-        found = await work
+        result = await work
     except BaseException:
-        if not left:
+        if not has_left:
             raise
     finally:
         watching.remove_done_callback(leave)
         watching.cancel()
-    if left:
+    if has_left:
         task.uncancel()
         raise HttpError(CLIENT_GONE, "the client has left.", code="cancelled")
-    return found
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return result

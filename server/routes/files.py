@@ -1,4 +1,4 @@
-"""`/v1/files`: documents that are kept for later requests, in OpenAI's form. What is kept is the text."""
+"""`/v1/files`: documents that are stored for later requests, in OpenAI's form. Their text is what is stored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from teola_plugin.server.callers import Caller
 from teola_plugin.server.documents.documents import Documents
-from teola_plugin.server.documents.parts import GivenDocument, name_of
+from teola_plugin.server.documents.parts import ClientDocument, file_name
 from teola_plugin.server.errors import HttpError, bad_request, too_many
 from teola_plugin.server.routes.answering import service_of, while_connected
 
 router = APIRouter(prefix="/v1")
 FORM_OVERHEAD = 1 << 16
-"""Bytes of an upload beside the document."""
+"""Bytes of an upload without the document."""
 _PURPOSES = ("user_data", "assistants")
 _SCHEMA = {
     "requestBody": {
@@ -39,90 +39,92 @@ _SCHEMA = {
 }
 
 
-def _of(request: Request) -> tuple[Documents, Caller]:
-    """Who asks is known before anything that they send is read."""
-    found: Documents = request.app.state.documents
-    return found, service_of(request).caller(request.headers)
+def _documents_and_caller(request: Request) -> tuple[Documents, Caller]:
+    """Return the documents and the caller, who is identified before the request's body is read."""
+    documents: Documents = request.app.state.documents
+    return documents, service_of(request).caller(request.headers)
 
 
 @router.post("/files", openapi_extra=_SCHEMA)
 async def upload(request: Request) -> Response:
-    """Reads a document: text, HTML or PDF."""
-    documents, caller = _of(request)
+    """Read a document (text, HTML or PDF) and store its text."""
+    documents, caller = _documents_and_caller(request)
     refusal = caller.limits.begin(service_of(request).clock())
     if refusal is not None:
-        message = f"the key {caller.key.name!r} has reached its limit of {refusal.what}."
-        raise too_many(message, refusal.retry_after, code=f"{refusal.what}_limit", hint="wait as long as it says")
+        message = f"the key {caller.key.name!r} has reached its limit of {refusal.limit}."
+        raise too_many(message, refusal.retry_after, code=f"{refusal.limit}_limit", hint="wait as long as it says")
     try:
         async with request.form(max_files=1, max_fields=8, max_part_size=4096) as form:
-            given, purpose, seconds = await _given(form), _purpose(form), _seconds(form)
-        made = await while_connected(request, documents.upload(caller, given, purpose=purpose, seconds=seconds))
+            document, purpose, seconds = await _document(form), _purpose(form), _seconds(form)
+        stored = await while_connected(request, documents.upload(caller, document, purpose=purpose, seconds=seconds))
     finally:
         caller.limits.end(0)
-    return JSONResponse(made.told())
+    return JSONResponse(stored.to_json())
 
 
-async def _given(form: FormData) -> GivenDocument:
-    """Raises `HttpError`."""
+async def _document(form: FormData) -> ClientDocument:
+    """Return the uploaded document. Raise `HttpError` if there is none."""
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise bad_request("there is no document.", "send it as `file` of multipart/form-data", param="file")
-    return GivenDocument(name_of(file.filename or "") or "file", data=await file.read(), type=file.content_type or "")
+    return ClientDocument(
+        file_name(file.filename or "") or "file", data=await file.read(), type=file.content_type or ""
+    )
 
 
 def _purpose(form: FormData) -> str:
-    found = form.get("purpose", _PURPOSES[0])
-    if found not in _PURPOSES:
-        raise bad_request(f"the purpose {found!r:.80} is none of this server's.", "send user_data", param="purpose")
-    return str(found)
+    purpose = form.get("purpose", _PURPOSES[0])
+    if purpose not in _PURPOSES:
+        raise bad_request(f"the purpose {purpose!r:.80} is none of this server's.", "send user_data", param="purpose")
+    return str(purpose)
 
 
 def _seconds(form: FormData) -> float | None:
-    found = form.get("expires_after[seconds]")
-    if found is None:
+    value = form.get("expires_after[seconds]")
+    if value is None:
         return None
-    if not (isinstance(found, str) and found.isascii() and found.isdigit() and int(found[:12]) >= 1):
+    if not (isinstance(value, str) and value.isascii() and value.isdigit() and int(value[:12]) >= 1):
         raise bad_request("expires_after[seconds] is no number of seconds.", "e.g. 3600", param="expires_after")
-    return float(found[:12])
+    return float(value[:12])
 
 
 @router.get("/files")
-async def files(
+async def list_files(
     request: Request,
     limit: int = Query(10_000, ge=1, le=10_000),
     after: str = Query("", max_length=256),
     order: Literal["asc", "desc"] = "desc",
     purpose: str = Query("", max_length=256),
 ) -> dict[str, Any]:
-    """The tenant's. `after`: the id of the last one that is known already."""
-    documents, caller = _of(request)
-    found = [one for one in await documents.store.uploaded(caller.tenant) if purpose in ("", one.purpose)]
-    found = found if order == "desc" else found[::-1]
-    ids = [one.id for one in found]
+    """Return the tenant's uploaded documents. `after`: the id of the last one that the client has already."""
+    documents, caller = _documents_and_caller(request)
+    uploaded = [one for one in await documents.store.uploaded(caller.tenant) if purpose in ("", one.purpose)]
+    uploaded = uploaded if order == "desc" else uploaded[::-1]
+    ids = [one.id for one in uploaded]
     if after and after not in ids:
         raise HttpError(404, f"there is no file {after!r:.140}.", hint="leave after out", code="file_not_found")
-    rest = found[ids.index(after) + 1 :] if after else found
-    data = [one.told() for one in rest[:limit]]
+    rest = uploaded[ids.index(after) + 1 :] if after else uploaded
+    data = [one.to_json() for one in rest[:limit]]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
     return {"object": "list", "data": data, **ends, "has_more": len(rest) > limit}
 
 
 @router.get("/files/{id}")
-async def file(request: Request, id: str) -> dict[str, Any]:
-    documents, caller = _of(request)
-    return (await documents.get(caller.tenant, id)).told()
+async def get_file(request: Request, id: str) -> dict[str, Any]:
+    documents, caller = _documents_and_caller(request)
+    return (await documents.get(caller.tenant, id)).to_json()
 
 
 @router.get("/files/{id}/content", response_class=PlainTextResponse)
-async def content(request: Request, id: str) -> Response:
-    """The text that was read from it, as apps and models are given it."""
-    documents, caller = _of(request)
+async def get_content(request: Request, id: str) -> Response:
+    """Return the text that was read from the document, as apps and models get it."""
+    documents, caller = _documents_and_caller(request)
     return PlainTextResponse((await documents.get(caller.tenant, id)).text)
 
 
 @router.delete("/files/{id}")
-async def forget(request: Request, id: str) -> dict[str, Any]:
-    documents, caller = _of(request)
+async def delete_file(request: Request, id: str) -> dict[str, Any]:
+    documents, caller = _documents_and_caller(request)
     await documents.get(caller.tenant, id)
     await documents.store.delete(caller.tenant, id)
     return {"id": id, "object": "file", "deleted": True}

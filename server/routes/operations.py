@@ -1,4 +1,4 @@
-"""What operators and machines ask: is it alive, does it take requests, what runs, its figures."""
+"""Addresses for operators and machines: liveness, readiness, versions, metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ router = APIRouter()
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """The process answers."""
+    """Answer that the process is alive."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """Whether requests are taken: not before the pool is up, and not while the server drains."""
+    """Answer whether requests are accepted: not before the pool is up, and not while the server drains."""
     service = service_of(request)
     if service.draining or not service.pool.running:
         return JSONResponse({"status": "draining" if service.draining else "down"}, 503)
@@ -32,7 +32,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version")
 def version(request: Request) -> dict[str, Any]:
-    """Of the package; to operators, what runs below each engine, too."""
+    """Return the version of the package; to operators also what runs below each engine."""
     service = service_of(request)
     if not service.caller(request.headers).key.operator and service.settings.keys:
         return {"version": __version__}
@@ -41,13 +41,13 @@ def version(request: Request) -> dict[str, Any]:
 
 @router.get("/metrics")
 def metrics(request: Request) -> Response:
-    """For Prometheus; with keys, for those of operators."""
+    """Return metrics for Prometheus; where there are keys, to operators alone."""
     operators_only(request)
     return Response(service_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def operators_only(request: Request) -> None:
-    """Raises `HttpError` for a key that is no operator's."""
+    """Raise `HttpError` for a key that is no operator's."""
     service = service_of(request)
     if service.settings.keys and not service.caller(request.headers).key.operator:
         hint = "give a key whose settings say operator: true"

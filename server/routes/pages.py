@@ -1,5 +1,7 @@
-"""The pages, and what they show that has no address of its own. A page of one query is opened by a ticket: browsers
-send no key when they follow a link."""
+"""The pages, and the data that only they show.
+
+A page of one query is opened by a ticket, because browsers send no key when they follow a link.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,27 @@ from teola_plugin.server.routes.operations import operators_only
 from teola_plugin.server.service import Service
 from teola_plugin.server.traces import whole_trace
 
-MOST = 50
-"""Rows of a table, sources of an answer."""
+MAX_ROWS = 50
+"""Number of rows of a table, and of sources of an answer."""
 
 
 def sections(service: Service, query: LiveQuery, trace: QueryTrace, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What stands beside its trace. `records`: the submitted queries that were run as part of it; what direct requests
-    asked and got is not kept. On the server's loop."""
-    others = ("Other queries", '<p><a href="/">All queries</a></p>')
-    return [*answers(records), *mates(service, query, trace), others]
+    """Return the sections of a query's page beside its trace. Called on the server's loop.
+
+    `records`: the submitted queries that ran as part of it; prompts and answers of direct requests are not stored.
+    """
+    links = ("Other queries", '<p><a href="/">All queries</a></p>')
+    return [*answers(records), *batch_mates(service, query, trace), links]
 
 
 def answers(records: Iterable[Record]) -> Iterable[tuple[str, str]]:
-    """Of submitted queries, with their sources; of one that waits for somebody, what it asks."""
+    """Yield the answers of submitted queries, with their sources; of one that waits for somebody, its questions."""
     for record in records:
         if record.status == WAITING:
-            yield f"{record.id} waits", _questions(record)
+            interrupts = (record.waiting or {}).get("interrupts") or ()
+            questions = "".join(_pre(_plain(interrupt.get("value"))) for interrupt in interrupts[:MAX_ROWS])
+            questions = questions or "<p>It only waits to be told to go on.</p>"
+            yield f"{record.id} waits", f'{questions}<p><a href="/#query/{quote(record.id)}">Answer it</a></p>'
         if record.answer is not None:
             yield f"Answer of {record.id}", _pre(str(record.answer.get("text", "")))
             sources = record.answer.get("sources")
@@ -54,34 +61,32 @@ def answers(records: Iterable[Record]) -> Iterable[tuple[str, str]]:
                     "Sources",
                     "".join(
                         f"<details><summary>{n}</summary>{_pre(_text(one))}</details>"
-                        for n, one in enumerate(sources[:MOST], 1)
+                        for n, one in enumerate(sources[:MAX_ROWS], 1)
                     ),
                 )
         elif record.error is not None:
             yield f"Error of {record.id}", _pre(str(record.error.get("message", "")))
 
 
-def _questions(record: Record) -> str:
-    asked = (record.waiting or {}).get("interrupts") or ()
-    told = (
-        "".join(_pre(_plain(one.get("value"))) for one in asked[:MOST]) or "<p>It only waits to be told to go on.</p>"
-    )
-    return f'{told}<p><a href="/#query/{quote(record.id)}">Answer it</a></p>'
+def batch_mates(service: Service, query: LiveQuery, trace: QueryTrace) -> Iterable[tuple[str, str]]:
+    """Yield a table of the tenant's queries that shared a batch with this one; other tenants' queries are not shown.
 
-
-def mates(service: Service, query: LiveQuery, trace: QueryTrace) -> Iterable[tuple[str, str]]:
-    """Who was in its batches: queries of its tenant by their ids; of others, nothing is told. What runs at an LLM at
-    the same time is one batch, whenever it came."""
-    own = service.live.by_trace(query.tenant)
+    What runs at an LLM at the same time is one batch.
+    """
+    tenant_queries = service.live.by_trace(query.tenant)
     continuous = [n for n, profile in service.pool.profiles.items() if profile.batching is Batching.CONTINUOUS]
     rows = []
-    for shared in service.traces.shared(trace, continuous):
-        found = dict.fromkeys(own[id] for id in shared.others if id in own and own[id] is not query)
-        if found:
-            names = ", ".join(f"{one.id} ({one.app})" for one in list(found)[:MOST])
+    for shared in service.traces.shared_batches(trace, continuous):
+        queries = dict.fromkeys(
+            tenant_queries[id]
+            for id in shared.other_queries
+            if id in tenant_queries and tenant_queries[id] is not query
+        )
+        if queries:
+            names = ", ".join(f"{one.id} ({one.app})" for one in list(queries)[:MAX_ROWS])
             rows.append((shared.engine, ", ".join(shared.primitives), names))
     if rows:
-        yield "Batch-mates", _table(("engine", "of this query", "in the same batch"), rows[:MOST])
+        yield "Batch-mates", _table(("engine", "of this query", "in the same batch"), rows[:MAX_ROWS])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -112,29 +117,29 @@ _POLICY = (
     "form-action 'none'; base-uri 'none'"  # forms are sent by scripts, with the key of the tab: no other page can
 )
 _TRACE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; sandbox allow-scripts"
-_SECONDS = 60.0
-"""For which a ticket is good."""
-_MOST = 1000
+_VALID_S = 60.0
+"""Seconds for which a ticket is valid."""
+_MAX_TICKETS = 1000
 
 
 class Tickets:
-    """Random names for pages of queries, each good once and for a short time."""
+    """Random names for pages of queries, each valid once and for a short time."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[str, str, float]] = {}
+        self._tickets: dict[str, tuple[str, str, float]] = {}
 
     def new(self, tenant: str, id: str, now: float) -> str:
-        self._made = {t: kept for t, kept in list(self._made.items())[-_MOST:] if kept[2] > now}
-        made = secrets.token_urlsafe(24)
-        self._made[made] = (tenant, id, now + _SECONDS)
-        return made
+        self._tickets = {t: entry for t, entry in list(self._tickets.items())[-_MAX_TICKETS:] if entry[2] > now}
+        ticket = secrets.token_urlsafe(24)
+        self._tickets[ticket] = (tenant, id, now + _VALID_S)
+        return ticket
 
     def forget(self, tenant: str) -> None:
-        self._made = {ticket: kept for ticket, kept in self._made.items() if kept[0] != tenant}
+        self._tickets = {ticket: entry for ticket, entry in self._tickets.items() if entry[0] != tenant}
 
-    def taken(self, ticket: str, now: float) -> tuple[str, str] | None:
-        """Whose, and of what."""
-        tenant, id, until = self._made.pop(ticket, ("", "", 0.0))
+    def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
+        """Return the tenant and the id of the query; None for a ticket that is used, expired or unknown."""
+        tenant, id, until = self._tickets.pop(ticket, ("", "", 0.0))
         return (tenant, id) if until > now else None
 
 
@@ -157,7 +162,7 @@ def _file(name: str) -> str:
 
 @router.get("/pages/pool", include_in_schema=False)
 async def pool(request: Request) -> dict[str, Any]:
-    """How the pool is now; with keys, for operators."""
+    """Return figures of the pool as it is now; where there are keys, to operators alone."""
     operators_only(request)
     service = service_of(request)
     counts = service.admission.counts
@@ -203,31 +208,31 @@ def _engine(service: Service, name: str) -> dict[str, Any]:
 
 @router.post("/pages/tickets/{id}", include_in_schema=False)
 async def ticket(request: Request, id: str) -> Response:
-    """An address of the page of one query of the caller's."""
+    """Return the address of the page of one of the caller's queries."""
     service = service_of(request)
     tenant = service.caller(request.headers).tenant
     traced(service, tenant, id)
-    made = request.app.state.tickets.new(tenant, id, service.clock())
-    return JSONResponse({"url": f"/pages/queries/{made}"})
+    name = request.app.state.tickets.new(tenant, id, service.clock())
+    return JSONResponse({"url": f"/pages/queries/{name}"})
 
 
 @router.get("/pages/queries/{name}", include_in_schema=False)
 async def by_ticket(request: Request, name: str) -> Response:
     service = service_of(request)
-    found = request.app.state.tickets.taken(name, service.clock())
-    if found is None:
+    query = request.app.state.tickets.redeem(name, service.clock())
+    if query is None:
         raise not_found("this address was good once, and for a minute.", "open the query from / again")
-    return await trace_page(request, *found)
+    return await trace_page(request, *query)
 
 
 async def trace_page(request: Request, tenant: str, id: str) -> Response:
-    """Graph, timeline by engine, critical path, batch-mates; the answer, if it is kept. Raises `HttpError`."""
+    """Return a query's page: graph, timeline, critical path, batch-mates, stored answers. Raise `HttpError`."""
     service = service_of(request)
     query, trace = traced(service, tenant, id)
     queries: Queries = request.app.state.queries
     records = []
     for submitted in query.submitted:
-        with suppress(HttpError):  # it was forgotten, or has expired
+        with suppress(HttpError):  # it was deleted, or has expired
             records.append(await queries.get(tenant, submitted))
     more = sections(service, query, trace, records)
     text = await asyncio.to_thread(html_page, [trace], f"Query {query.id}", more=more)
@@ -235,10 +240,10 @@ async def trace_page(request: Request, tenant: str, id: str) -> Response:
 
 
 def traced(service: Service, tenant: str, id: str) -> tuple[LiveQuery, Any]:
-    """Raises `HttpError` for a query that this tenant does not have, or that is not over."""
+    """Return the query and its trace. Raise `HttpError` for one that this tenant does not have, or that still runs."""
     query = service.live.find(tenant, id)
-    found = None if query is None else whole_trace(service.traces.get, query)
-    if query is None or found is None:
-        why = "is under way" if query is not None and query.run is not None else "has no trace"
-        raise not_found(f"the query {id!r:.140} {why}.", "see GET /v1/activity", code="no_trace")
-    return query, found
+    trace = None if query is None else whole_trace(service.traces.get, query)
+    if query is None or trace is None:
+        reason = "is under way" if query is not None and query.run is not None else "has no trace"
+        raise not_found(f"the query {id!r:.140} {reason}.", "see GET /v1/activity", code="no_trace")
+    return query, trace

@@ -1,4 +1,4 @@
-"""Answers of models, whatever they are, and how the protocol spells them."""
+"""Answers of models, and the form that OpenAI's protocol gives them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from teola_plugin.event_streams import write_event
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens."""
+    """Numbers of tokens."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
-    """Of the prompt, those found in a prefix cache."""
+    """Tokens of the prompt that were found in a prefix cache."""
 
     @property
     def total(self) -> int:
         return self.prompt + self.completion
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -56,31 +56,31 @@ class ToolCall:
     arguments: str
     """JSON text."""
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One choice, whole."""
+    """One whole choice."""
 
     text: str
     finish: str = "stop"
     usage: Usage = Usage()
     calls: tuple[ToolCall, ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
-    """What apps tell beside it: sources."""
+    """What apps add to it, e.g. sources."""
 
     def message(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.calls:
-            found["tool_calls"] = [call.told() for call in self.calls]
-        return {**found, "refusal": None, "annotations": []}
+            message["tool_calls"] = [call.to_json() for call in self.calls]
+        return {**message, "refusal": None, "annotations": []}
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one choice: text, or its end."""
+    """A piece of one choice: text, or its end."""
 
     index: int = 0
     text: str = ""
@@ -107,51 +107,51 @@ def chat_completion(answers: Sequence[Answer], model: str) -> dict[str, Any]:
         "created": int(time.time()),
         "model": model,
         "choices": choices,
-        "usage": usage_of(answers, len(answers)).told(),
-        **_teola(answers),
+        "usage": usage_of(answers, len(answers)).to_json(),
+        **_app_data(answers),
     }
 
 
-def _teola(answers: Sequence[Answer]) -> dict[str, Any]:
+def _app_data(answers: Sequence[Answer]) -> dict[str, Any]:
     more = {key: value for answer in answers for key, value in answer.more.items()}
     return {"teola": more} if more else {}
 
 
 class ChatChunks:
-    """The chunks of one streamed chat."""
+    """A writer of the chunks of one streamed chat."""
 
     def __init__(self, model: str, usage: bool) -> None:
-        self._about = {
+        self._base = {
             "id": new_id("chatcmpl"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,
         }
         self._usage = usage
-        self._begun: set[int] = set()
+        self._begun_choices: set[int] = set()
         self._ends: list[Answer] = []
 
-    def of(self, delta: Delta) -> list[dict[str, Any]]:
-        begin = {"role": "assistant", "content": "", "refusal": None}
-        told = [] if delta.index in self._begun else [self._chunk(delta.index, begin)]
-        self._begun.add(delta.index)
+    def chunks_of(self, delta: Delta) -> list[dict[str, Any]]:
+        role = {"role": "assistant", "content": "", "refusal": None}
+        chunks = [] if delta.index in self._begun_choices else [self._chunk(delta.index, role)]
+        self._begun_choices.add(delta.index)
         if delta.text:
-            told.append(self._chunk(delta.index, {"content": delta.text}))
+            chunks.append(self._chunk(delta.index, {"content": delta.text}))
         if delta.end is not None:
             self._ends.append(delta.end)
-            calls = [{"index": i, **call.told()} for i, call in enumerate(delta.end.calls)]
-            told += [self._chunk(delta.index, {"tool_calls": calls})] if calls else []
-            told.append({**self._chunk(delta.index, {}, delta.end.finish), **_teola([delta.end])})
-        return told
+            calls = [{"index": i, **call.to_json()} for i, call in enumerate(delta.end.calls)]
+            chunks += [self._chunk(delta.index, {"tool_calls": calls})] if calls else []
+            chunks.append({**self._chunk(delta.index, {}, delta.end.finish), **_app_data([delta.end])})
+        return chunks
 
     def end(self) -> list[dict[str, Any]]:
         if not self._usage:
             return []
-        return [{**self._about, "choices": [], "usage": usage_of(self._ends, len(self._ends)).told()}]
+        return [{**self._base, "choices": [], "usage": usage_of(self._ends, len(self._ends)).to_json()}]
 
     def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**self._about, "choices": [choice], **({"usage": None} if self._usage else {})}
+        return {**self._base, "choices": [choice], **({"usage": None} if self._usage else {})}
 
 
 # ------------------------------------------------------------ completions
@@ -160,15 +160,15 @@ class ChatChunks:
 def completion(answers: Sequence[Answer], model: str, n: int) -> dict[str, Any]:
     """Return the body of `n` answers to each prompt in turn."""
     choices = [{"index": i, "text": a.text, "logprobs": None, "finish_reason": a.finish} for i, a in enumerate(answers)]
-    about = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
-    return {**about, "choices": choices, "usage": usage_of(answers, n).told()}
+    base = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
+    return {**base, "choices": choices, "usage": usage_of(answers, n).to_json()}
 
 
 class CompletionChunks:
-    """The chunks of one streamed completion, with `n` answers to each prompt."""
+    """A writer of the chunks of one streamed completion, with `n` answers to each prompt."""
 
     def __init__(self, model: str, usage: bool, n: int) -> None:
-        self._about = {
+        self._base = {
             "id": new_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
@@ -177,16 +177,16 @@ class CompletionChunks:
         self._usage, self._n = usage, n
         self._ends: dict[int, Answer] = {}
 
-    def of(self, delta: Delta) -> list[dict[str, Any]]:
+    def chunks_of(self, delta: Delta) -> list[dict[str, Any]]:
         finish = None if delta.end is None else delta.end.finish
         if delta.end is not None:
             self._ends[delta.index] = delta.end
         choice = {"index": delta.index, "text": delta.text, "logprobs": None, "finish_reason": finish}
-        return [{**self._about, "choices": [choice], **({"usage": None} if self._usage else {})}]
+        return [{**self._base, "choices": [choice], **({"usage": None} if self._usage else {})}]
 
     def end(self) -> list[dict[str, Any]]:
         usage = usage_of([answer for _, answer in sorted(self._ends.items())], self._n)
-        return [{**self._about, "choices": [], "usage": usage.told()}] if self._usage else []
+        return [{**self._base, "choices": [], "usage": usage.to_json()}] if self._usage else []
 
 
 def event(data: object, name: str = "", id: str = "") -> str:

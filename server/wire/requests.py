@@ -1,4 +1,4 @@
-"""Requests of OpenAI's protocol, as clients send them: chats, completions, embeddings; and reranking."""
+"""Requests for chats, completions, embeddings and reranking, as clients send them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_DEPTH = 128
 
 
 class ClientJson(BaseModel):
-    """JSON that a client sends. `null` is as if the name was left out, but for JSON that is the client's own data."""
+    """JSON that a client sends. A null counts as an absent name, except within JSON that is the client's own data."""
 
     OWN_DATA: ClassVar[frozenset[str]] = frozenset({"metadata"})
-    """Fields whose content is the client's own data: null is a value there."""
+    """Fields whose content is the client's own data, where null is a value."""
 
     @model_validator(mode="before")
     @classmethod
@@ -69,7 +69,7 @@ def check_json(data: Any) -> None:
         text.encode()
         if text.count("[") + text.count("{") <= MAX_DEPTH:
             return
-    except (TypeError, ValueError, RecursionError):  # the search below says what, and where
+    except (TypeError, ValueError, RecursionError):  # the search below finds the fault and its field
         pass
     for field, reason in _json_faults(data):
         raise JsonFault(field, reason)
@@ -121,7 +121,7 @@ class Body(ClientJson):
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
-    def given(self) -> dict[str, Any]:
+    def sent_fields(self) -> dict[str, Any]:
         """Return what the client has sent, as JSON-ready data."""
         return self.model_dump(mode="json", exclude_unset=True)
 
@@ -141,7 +141,7 @@ class StreamOptions(BaseModel):
 
 
 class Generating(Body):
-    """What requests for chats and for completions have in common."""
+    """The parameters that chats and completions share."""
 
     max_tokens: int | None = Field(None, ge=1, le=1 << 24)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -158,8 +158,8 @@ class Generating(Body):
     logit_bias: dict[str, float] | None = None
 
     @property
-    def tells_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+    def includes_usage(self) -> bool:
+        """True if a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -175,7 +175,7 @@ class ChatRequest(Generating):
 
     @property
     def characters(self) -> int:
-        """That it asks with, about: of parts that are no text, some each."""
+        """About how many characters its messages have; each part that is no text counts as a fixed number."""
         return sum(_length(message.content) for message in self.messages)
 
 
@@ -199,8 +199,8 @@ HARMLESS = frozenset(
         *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "reasoning_effort", "verbosity", "strict"),
     }
 )
-"""Parameters that say nothing of the answer which an engine could do otherwise."""
-NOTHING: dict[str, tuple[Any, ...]] = {
+"""Parameters that change nothing of the answer."""
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
@@ -216,12 +216,14 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none"),
     "web_search_options": (None,),
 }
-"""Parameters that an engine of the pool does not know, and the values of them that ask for nothing."""
+"""Parameters that engines of the pool do not support, and those of their values that change nothing."""
 
 
-def asks_for_nothing(name: str, value: Any) -> bool:
-    """Return True if the value of a parameter in `NOTHING` changes no answer. The number 0 is not the value False."""
-    return any(value == nothing and isinstance(value, bool) == isinstance(nothing, bool) for nothing in NOTHING[name])
+def has_no_effect(name: str, value: Any) -> bool:
+    """Return True if a value of a parameter in `UNSUPPORTED` changes no answer. The number 0 is not False."""
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in UNSUPPORTED[name]
+    )
 
 
 def to_chat(data: Any) -> ChatRequest:
@@ -238,7 +240,7 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     input_type: Literal["query", "document"] = "document"
-    """Some models put something else before questions than before documents."""
+    """Some models put one text before questions, and another before documents."""
 
 
 class Document(BaseModel):

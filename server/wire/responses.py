@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's other form of a chat, read as one and written as that."""
+"""`/v1/responses`: OpenAI's other form of a chat, read as a chat and written in this form."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.wire.answers import Answer, Delta, ToolCall, Usage, event
 from teola_plugin.server.wire.requests import HARMLESS, Body, ChatRequest, to_chat
 
-_ASIDE = frozenset({*HARMLESS, "include", "reasoning", "truncation", "background", "prompt_cache_options"})
-"""Parameters that say nothing of the answer which an engine could do otherwise."""
+_IGNORED = frozenset({*HARMLESS, "include", "reasoning", "truncation", "background", "prompt_cache_options"})
+"""Parameters that change nothing of the answer."""
 
 
-_OF_CHATS = frozenset({"messages", "max_completion_tokens", "response_format", "n", "functions", "function_call"})
-"""Parameters of chats that responses do not have, or have in another form."""
+_CHAT_ONLY = frozenset({"messages", "max_completion_tokens", "response_format", "n", "functions", "function_call"})
+"""Parameters of chats that responses do not have, or spell differently."""
 
 
 class ResponsesRequest(Body):
@@ -36,12 +36,12 @@ class ResponsesRequest(Body):
     previous_response_id: str | None = None
 
     def as_chat(self) -> ChatRequest:
-        """Raises `HttpError` for what a chat cannot say."""
+        """Return the request as a chat. Raise `HttpError` for what a chat does not support."""
         if self.previous_response_id is not None:
             hint = "send the whole conversation as input"
             raise _unsupported("previous_response_id", "answers are not kept.", hint)
-        extra = {key: value for key, value in (self.model_extra or {}).items() if key not in _ASIDE}
-        for name in _OF_CHATS & extra.keys():
+        extra = {key: value for key, value in (self.model_extra or {}).items() if key not in _IGNORED}
+        for name in _CHAT_ONLY & extra.keys():
             raise bad_request(f"there is no parameter {name!r}.", "check its name", param=name, code="unknown")
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         fields = {
@@ -59,16 +59,16 @@ class ResponsesRequest(Body):
         return to_chat({**extra, **fields})
 
 
-def _unsupported(param: str, why: str, hint: str) -> HttpError:
-    return bad_request(f"{param}: {why}", hint, param=param, code="unsupported")
+def _unsupported(param: str, reason: str, hint: str) -> HttpError:
+    return bad_request(f"{param}: {reason}", hint, param=param, code="unsupported")
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not given:
+def _messages(input: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(input, str):
+        return [{"role": "user", "content": input}]
+    if not input:
         raise bad_request("input is empty.", "give a text, or a list of messages", param="input")
-    return [message for item in given if (message := _message(item)) is not None]
+    return [message for item in input if (message := _message(item)) is not None]
 
 
 def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -77,8 +77,8 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
             content = item.get("content")
             role = item.get("role", "user")
             if role not in ("system", "developer", "user", "assistant") or not isinstance(content, str | list):
-                break_off = "an item has no known role, or no content."
-                raise bad_request(f"input: {break_off}", "see OpenAI's form of messages", param="input")
+                reason = "an item has no known role, or no content."
+                raise bad_request(f"input: {reason}", "see OpenAI's form of messages", param="input")
             return {"role": role, "content": _parts(content)}
         case "function_call":
             name, arguments, id = (_text_of(item, key) for key in ("name", "arguments", "call_id"))
@@ -118,8 +118,8 @@ def _part(part: Any) -> dict[str, Any]:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise _unsupported("tools", f"there is no tool of type {tool.get('type')!r:.80} here.", "give functions")
-    kept = {key: value for key, value in tool.items() if key in ("name", "description", "parameters", "strict")}
-    return {"type": "function", "function": kept}
+    function = {key: value for key, value in tool.items() if key in ("name", "description", "parameters", "strict")}
+    return {"type": "function", "function": function}
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> Any:
@@ -167,12 +167,12 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def _call_item(call: ToolCall, status: str) -> dict[str, Any]:
-    about = {"id": _id("fc"), "type": "function_call", "status": status, "call_id": call.id}
-    return {**about, "name": call.name, "arguments": call.arguments}
+    base = {"id": _id("fc"), "type": "function_call", "status": status, "call_id": call.id}
+    return {**base, "name": call.name, "arguments": call.arguments}
 
 
 class ResponseWriter:
-    """One response: whole, or event by event."""
+    """A writer of one response, whole or event by event."""
 
     def __init__(self, body: ResponsesRequest) -> None:
         self._text_id = _id("msg")
@@ -201,13 +201,13 @@ class ResponseWriter:
             "truncation": "disabled",
         }
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def response(self, answer: Answer) -> dict[str, Any]:
         if answer.text or not answer.calls:
             self._output.append(_text_item(self._text_id, answer.text, "completed"))
         self._output += [_call_item(call, "completed") for call in answer.calls]
-        return self._ended(answer)
+        return self._completed(answer)
 
-    def _ended(self, answer: Answer) -> dict[str, Any]:
+    def _completed(self, answer: Answer) -> dict[str, Any]:
         cut = answer.finish == "length"
         more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
         status = "incomplete" if cut else "completed"
@@ -215,58 +215,58 @@ class ResponseWriter:
 
     # ------------------------------------------------------------ events
 
-    def begin(self) -> Iterator[str]:
-        begun = {**self._base, "status": "in_progress", "output": [], "usage": None}
-        yield self._event("response.created", response=begun)
-        yield self._event("response.in_progress", response=begun)
+    def begin_events(self) -> Iterator[str]:
+        response = {**self._base, "status": "in_progress", "output": [], "usage": None}
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
 
-    def of(self, delta: Delta) -> Iterator[str]:
+    def events_of(self, delta: Delta) -> Iterator[str]:
         if delta.text:
             yield from self._begin_text()
             self._text = (self._text or "") + delta.text
-            yield self._event("response.output_text.delta", **self._place(), delta=delta.text, logprobs=[])
+            yield self._event("response.output_text.delta", **self._text_position(), delta=delta.text, logprobs=[])
         if delta.end is not None:
             yield from self._end(delta.end)
 
-    def failed(self, error: HttpError) -> str:
-        told = {"code": error.code or "server_error", "message": str(error)}
-        gone = {**self._base, "status": "failed", "output": self._output, "error": told, "usage": None}
-        return self._event("response.failed", response=gone)
+    def failure_event(self, error: HttpError) -> str:
+        details = {"code": error.code or "server_error", "message": str(error)}
+        response = {**self._base, "status": "failed", "output": self._output, "error": details, "usage": None}
+        return self._event("response.failed", response=response)
 
     def _begin_text(self) -> Iterator[str]:
         if self._text is None:
             self._text = ""
             item = _text_item(self._text_id, None, "in_progress")
             yield self._event("response.output_item.added", output_index=0, item=item)
-            yield self._event("response.content_part.added", **self._place(), part=_text_part(""))
+            yield self._event("response.content_part.added", **self._text_position(), part=_text_part(""))
 
     def _end(self, answer: Answer) -> Iterator[str]:
         if not answer.calls:
             yield from self._begin_text()
         if self._text is not None:
             item = _text_item(self._text_id, self._text, "completed")
-            yield self._event("response.output_text.done", **self._place(), text=self._text, logprobs=[])
-            yield self._event("response.content_part.done", **self._place(), part=_text_part(self._text))
+            yield self._event("response.output_text.done", **self._text_position(), text=self._text, logprobs=[])
+            yield self._event("response.content_part.done", **self._text_position(), part=_text_part(self._text))
             yield self._event("response.output_item.done", output_index=0, item=item)
             self._output.append(item)
         for call in answer.calls:
             yield from self._call(call)
-        ended = self._ended(answer)
-        yield self._event(f"response.{ended['status']}", response=ended)
+        response = self._completed(answer)
+        yield self._event(f"response.{response['status']}", response=response)
 
     def _call(self, call: ToolCall) -> Iterator[str]:
         item, at = _call_item(call, "completed"), len(self._output)
-        place = {"item_id": item["id"], "output_index": at}
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        yield self._event("response.output_item.added", output_index=at, item=begun)
-        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
-        yield self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+        position = {"item_id": item["id"], "output_index": at}
+        opened = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=at, item=opened)
+        yield self._event("response.function_call_arguments.delta", **position, delta=call.arguments)
+        yield self._event("response.function_call_arguments.done", **position, name=call.name, arguments=call.arguments)
         yield self._event("response.output_item.done", output_index=at, item=item)
         self._output.append(item)
 
-    def _place(self) -> dict[str, Any]:
+    def _text_position(self) -> dict[str, Any]:
         return {"item_id": self._text_id, "output_index": 0, "content_index": 0}
 
-    def _event(self, kind: str, /, **told: Any) -> str:
+    def _event(self, kind: str, /, **fields: Any) -> str:
         self._number += 1
-        return event({"type": kind, "sequence_number": self._number - 1, **told}, kind)
+        return event({"type": kind, "sequence_number": self._number - 1, **fields}, kind)

@@ -1,4 +1,4 @@
-"""Parameters of the protocol -> what an engine of the pool is asked for."""
+"""Parameters of the protocol as an engine of the pool takes them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from teola_plugin.server.documents.parts import DOCUMENT, shown_document
 from teola_plugin.server.errors import HttpError, bad_request
 from teola_plugin.server.wire.requests import (
     HARMLESS,
-    NOTHING,
+    UNSUPPORTED,
     ChatMessage,
     ChatRequest,
     Generating,
-    asks_for_nothing,
+    has_no_effect,
     parse_json,
 )
 
@@ -33,21 +33,21 @@ _ROLES = {"developer": "system", "function": "tool"}
 _HINT = "leave it out, or ask a model that can"
 
 
-def check_known(body: Mapping[str, Any], known: Iterable[str], model: str) -> None:
-    """Raises `HttpError` for a parameter that would be ignored though it decides the answer."""
+def check_known(body: Mapping[str, Any], supported: Iterable[str], model: str) -> None:
+    """Raise `HttpError` for an unknown or unsupported parameter that would change the answer."""
     for name, value in body.items():
-        if name in NOTHING:
-            if not asks_for_nothing(name, value):
+        if name in UNSUPPORTED:
+            if not has_no_effect(name, value):
                 raise bad_request(f"the model {model!r} does not do {name}.", _HINT, param=name, code="unsupported")
-        elif name not in HARMLESS and name not in known:
+        elif name not in HARMLESS and name not in supported:
             raise bad_request(f"there is no parameter {name!r:.80}.", "check its name", param=name, code="unknown")
 
 
-def sampling_of(body: Generating, most: int, schema: str = "") -> Sampling:
-    """How to decode; `most` tokens. What is not said is as in OpenAI's protocol: drawn at temperature 1."""
+def sampling_of(body: Generating, max_tokens: int, schema: str = "") -> Sampling:
+    """Return how to decode at most `max_tokens` tokens. Defaults are those of OpenAI's protocol, e.g. temperature 1."""
     stop = body.stop or ()
     return Sampling(
-        max_tokens=most,
+        max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(0, body.top_k or 0),
@@ -119,7 +119,7 @@ def check_no_tools(body: ChatRequest, model: str) -> None:
 
 
 def messages_of(messages: Iterable[ChatMessage], model: str) -> tuple[Message, ...]:
-    """As engines take them: text alone. Raises `HttpError`."""
+    """Return the messages as engines take them, as text alone. Raise `HttpError` for other content."""
     return tuple(Message(_ROLES.get(m.role, m.role), text_of(m, model)) for m in messages)
 
 
@@ -144,12 +144,8 @@ def _part(part: Mapping[str, Any], model: str) -> str:
         return str(part["refusal"])
     if part.get("type") == DOCUMENT and isinstance(text, str):
         return shown_document(part)
-    raise _not_text(part, model)
-
-
-def _not_text(part: Mapping[str, Any], model: str) -> HttpError:
-    what = f"the model {model!r} takes text only, and a message holds a part of type {part.get('type')!r:.80}."
-    return bad_request(what, "send its text", param="messages", code="unsupported")
+    message = f"the model {model!r} takes text only, and a message holds a part of type {part.get('type')!r:.80}."
+    raise bad_request(message, "send its text", param="messages", code="unsupported")
 
 
 def calls_of(message: ChatMessage) -> list[tuple[str | None, str, Any]]:

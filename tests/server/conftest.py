@@ -10,8 +10,8 @@ from support.browser import Tab, browser
 
 @pytest.fixture(scope="module")
 def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("profile")) as chrome:
+        yield chrome
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.admission import FIRST, Admission, Refused, Ticket
+from teola_plugin.server.admission import FIRST, Admission, AdmissionRefusal, Ticket
 from teola_plugin.server.callers import KeyLimits
 from teola_plugin.server.client import AsyncQueryClient, QueryClient, joining
-from teola_plugin.server.keys import found, hashed, new_key, secret_in
-from teola_plugin.server.settings import KeySettings, is_loopback, name_of
+from teola_plugin.server.keys import find_key, hash_secret, new_key, secret_from_headers
+from teola_plugin.server.settings import KeySettings, host_without_port, is_loopback
 
 CHAT: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 ONE, OTHER = key("one", operator=True), key("other", models=["llm"], max_output_tokens=3)
@@ -41,8 +41,8 @@ def sleeping_llm(seconds: float, requests: int = 64) -> FakeLLM:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     keys = [one.settings for one in (ONE, OTHER, BUSY, FEW, COSTLY, SHORT)]
-    with served(EnginePool.local([sleeping_llm(0.002), FakeEmbedder()]), keys=keys, joined_idle=0.3) as found:
-        yield found
+    with served(EnginePool.local([sleeping_llm(0.002), FakeEmbedder()]), keys=keys, joined_idle=0.3) as server:
+        yield server
 
 
 def chat(server: Served, who: Key, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
@@ -89,23 +89,28 @@ def test_figures_are_for_operators(server: Served) -> None:
 
 def test_keys_are_kept_as_hashes(capsys: Any) -> None:
     assert main(["key", "team"]) == 0
-    secret, *_, told = capsys.readouterr().out.partition("\n")
-    settings = KeySettings(name="team", hash=hashed(secret))  # type: ignore[call-arg]
-    assert settings.hash in told
-    assert found(secret, [settings]) is settings
-    assert found(new_key().secret, [settings]) is None
+    secret, *_, output = capsys.readouterr().out.partition("\n")
+    settings = KeySettings(name="team", hash=hash_secret(secret))  # type: ignore[call-arg]
+    assert settings.hash in output
+    assert find_key(secret, [settings]) is settings
+    assert find_key(new_key().secret, [settings]) is None
     assert secret not in repr(settings)
     assert settings.hash not in repr(settings)
 
 
 def test_what_a_request_carries() -> None:
-    assert secret_in("Bearer abc", "") == secret_in("bearer  abc ", "x") == secret_in("Basic zzz", "abc") == "abc"
-    assert secret_in("", "") == ""
+    assert (
+        secret_from_headers("Bearer abc", "")
+        == secret_from_headers("bearer  abc ", "x")
+        == secret_from_headers("Basic zzz", "abc")
+        == "abc"
+    )
+    assert secret_from_headers("", "") == ""
 
 
 def test_names_of_this_machine() -> None:
     names = {"localhost:80": "localhost", "[::1]:80": "::1", "a.b": "a.b", "127.0.0.1": "127.0.0.1"}
-    assert {header: name_of(header) for header in names} == names
+    assert {header: host_without_port(header) for header in names} == names
     assert is_loopback("127.1.2.3") and is_loopback("::1") and not is_loopback("0.0.0.0") and not is_loopback("x.org")
 
 
@@ -117,8 +122,8 @@ def test_an_answer_is_no_longer_than_the_key_allows(server: Served) -> None:
 
 
 def test_a_deadline_within_the_keys(server: Served) -> None:
-    found = chat(server, SHORT, {"X-Teola-Deadline": "30"}, max_tokens=5000, ignore_eos=True)
-    assert found.status_code == 504
+    reply = chat(server, SHORT, {"X-Teola-Deadline": "30"}, max_tokens=5000, ignore_eos=True)
+    assert reply.status_code == 504
 
 
 def test_requests_at_a_time(server: Served) -> None:
@@ -127,18 +132,18 @@ def test_requests_at_a_time(server: Served) -> None:
     limits = server.service.callers["busy"].limits
     while not limits.running:
         time.sleep(0.01)
-    found = chat(server, BUSY)
-    assert found.status_code == 429
-    assert found.headers["retry-after"] == "1"
-    assert found.json()["error"]["code"] == "concurrency_limit"
+    reply = chat(server, BUSY)
+    assert reply.status_code == 429
+    assert reply.headers["retry-after"] == "1"
+    assert reply.json()["error"]["code"] == "concurrency_limit"
     slow.join()
     assert chat(server, BUSY).status_code == 200
 
 
 def test_requests_per_minute(server: Served) -> None:
-    found = [chat(server, FEW) for _ in range(3)]
-    assert [one.status_code for one in found] == [200, 200, 429]
-    assert 1 <= int(found[2].headers["retry-after"]) <= 30
+    reply = [chat(server, FEW) for _ in range(3)]
+    assert [one.status_code for one in reply] == [200, 200, 429]
+    assert 1 <= int(reply[2].headers["retry-after"]) <= 30
 
 
 def test_tokens_per_minute(server: Served) -> None:
@@ -152,10 +157,10 @@ def test_what_an_app_costs_is_charged() -> None:
     with served(apps=apps, keys=[few.settings]) as server:
         assert chat(server, few, model="chain").status_code == 200
         end = time.monotonic() + 10
-        while (again := chat(server, few, model="chain")).status_code != 429:
+        while (second := chat(server, few, model="chain")).status_code != 429:
             assert time.monotonic() < end
             time.sleep(0.02)
-    assert again.json()["error"]["code"] == "tokens_limit"
+    assert second.json()["error"]["code"] == "tokens_limit"
 
 
 def test_limits_fill_again() -> None:
@@ -177,9 +182,9 @@ def test_limits_fill_again() -> None:
     ],
 )
 def test_headers_that_make_no_sense(server: Served, name: str, value: str) -> None:
-    found = chat(server, ONE, {name: value})
-    assert found.status_code == 400
-    assert found.json()["error"]["param"] == name.lower()
+    reply = chat(server, ONE, {name: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == name.lower()
 
 
 # ------------------------------------------------------------ requests of one query
@@ -282,14 +287,14 @@ class Clock:
 
 def test_what_is_under_way_is_bounded() -> None:
     admission = Admission(3, 100, Clock())
-    first = [admission.ask("a", 10, None) for _ in range(4)]
+    first = [admission.admit("a", 10, None) for _ in range(4)]
     assert [isinstance(one, Ticket) for one in first] == [True, True, True, False]
     assert isinstance(first[0], Ticket)
-    first[0].end(whole=True)
-    first[0].end(whole=True)  # once
+    first[0].end(answered=True)
+    first[0].end(answered=True)  # once
     assert admission.running == 2
-    refused = admission.ask("a", 90, None)
-    assert isinstance(refused, Refused) and refused.why == "full"
+    refusal = admission.admit("a", 90, None)
+    assert isinstance(refusal, AdmissionRefusal) and refusal.reason == "full"
 
 
 def simulated(goal: float | None, rate: float, seconds: float = 120.0) -> tuple[float, float, int]:
@@ -297,36 +302,36 @@ def simulated(goal: float | None, rate: float, seconds: float = 120.0) -> tuple[
     the goal, refused ones."""
     clock = Clock()
     admission, free, waiting = Admission(10_000, 10**9, clock), 0.0, list[tuple[float, Ticket]]()
-    within = answered = refused = 0
+    within = answered = refusal_count = 0
     step = 1 / rate
     for number in range(int(seconds * rate)):
         clock.now = number * step
         for end, ticket in [one for one in waiting if one[0] <= clock.now]:
             now, clock.now = clock.now, end
-            ticket.end(whole=True)
+            ticket.end(answered=True)
             answered, within = answered + 1, within + (goal is None or end - ticket.began <= goal)
             clock.now = now
         waiting = [one for one in waiting if one[0] > clock.now]
-        found = admission.ask("a", 1, goal)
-        if isinstance(found, Refused):
-            assert found.retry_after >= 1
-            refused += 1
+        decision = admission.admit("a", 1, goal)
+        if isinstance(decision, AdmissionRefusal):
+            assert decision.retry_after >= 1
+            refusal_count += 1
         else:
             free = max(free, clock.now) + 0.1
-            waiting.append((free, found))
-    return answered / seconds, within / max(1, answered), refused
+            waiting.append((free, decision))
+    return answered / seconds, within / max(1, answered), refusal_count
 
 
 def test_at_ten_times_the_capacity_what_is_taken_meets_its_goal() -> None:
-    answers, share, refused = simulated(goal=2.0, rate=100)
+    answers, share, refusal = simulated(goal=2.0, rate=100)
     assert answers > 8  # of 10: the engine is busy
     assert share >= 0.95
-    assert refused > 0
+    assert refusal > 0
 
 
 def test_nothing_is_refused_that_there_is_room_for() -> None:
-    answers, share, refused = simulated(goal=2.0, rate=5)
-    assert refused == 0
+    answers, share, refusal = simulated(goal=2.0, rate=5)
+    assert refusal == 0
     assert share == 1.0
     assert answers > 4.5
 
@@ -337,8 +342,8 @@ def test_without_a_goal_nobody_is_refused_for_it() -> None:
 
 def test_before_anything_is_known_some_are_taken() -> None:
     admission = Admission(1000, 10**6, Clock())
-    taken = [isinstance(admission.ask("new", 1, 0.001), Ticket) for _ in range(FIRST + 3)]
-    assert taken.count(True) == FIRST
+    accepted = [isinstance(admission.admit("new", 1, 0.001), Ticket) for _ in range(FIRST + 3)]
+    assert accepted.count(True) == FIRST
 
 
 def test_a_query_that_would_be_late_is_refused_at_once() -> None:
@@ -348,9 +353,9 @@ def test_a_query_that_would_be_late_is_refused_at_once() -> None:
         assert chat(server, who, **more).status_code == 200
         goal = {"X-Teola-Goal": "0.9"}
         answers = list(threads.map(lambda _: chat(server, who, goal, **more), range(24)))
-    refused = [one for one in answers if one.status_code == 429]
-    assert 0 < len(refused) < 24
-    assert all(one.json()["error"]["code"] == "goal" and int(one.headers["retry-after"]) >= 1 for one in refused)
+    refusal = [one for one in answers if one.status_code == 429]
+    assert 0 < len(refusal) < 24
+    assert all(one.json()["error"]["code"] == "goal" and int(one.headers["retry-after"]) >= 1 for one in refusal)
     counts = server.service.admission.counts["llm"]
     assert counts.accepted + counts.refused == 25
 
@@ -360,10 +365,10 @@ def test_a_burst_is_judged_by_what_is_known_of_less() -> None:
     clock = Clock()
     admission = Admission(10_000, 10**9, clock)
     for running in range(16):  # eight are answered at a time, each in 0.8 s
-        tickets = [admission.ask("a", 1, None) for _ in range(running + 1)]
+        tickets = [admission.admit("a", 1, None) for _ in range(running + 1)]
         clock.now += 0.8 * (1 + running // 8)
         for ticket in tickets:
             assert isinstance(ticket, Ticket)
-            ticket.end(whole=True)
-    taken = sum(isinstance(admission.ask("a", 1, 4.0), Ticket) for _ in range(300))
-    assert 15 < taken <= 40  # forty take four seconds
+            ticket.end(answered=True)
+    accepted = sum(isinstance(admission.admit("a", 1, 4.0), Ticket) for _ in range(300))
+    assert 15 < accepted <= 40  # forty take four seconds

@@ -28,38 +28,38 @@ NAMES = (
 def server() -> Iterator[Served]:
     apps = {name: {"object": f"support.served_apps:{name}"} for name in NAMES}
     apps["talking_graph"] = {"object": "support.served_apps:graph", "stream_node": "answer"}
-    with served(apps=apps, goal=None) as found:
-        yield found
+    with served(apps=apps, goal=None) as server:
+        yield server
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[Any]:
-    with server.openai() as made:
-        yield made
+    with server.openai() as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[EnginePool]:
     """Another pool of the same engines, for the same objects without the server."""
-    with EnginePool.local(fake_engines()) as made:
-        yield made
+    with EnginePool.local(fake_engines()) as pool:
+        yield pool
 
 
-def asked(name: str, text: str, **more: Any) -> dict[str, Any]:
+def chat_body(name: str, text: str, **more: Any) -> dict[str, Any]:
     return {"model": name, "messages": [{"role": "user", "content": text}], **more}
 
 
 def streamed(client: Any, name: str, text: str) -> tuple[list[str], str]:
     pieces, reason = [], ""
-    for chunk in client.chat.completions.create(**asked(name, text), stream=True):
+    for chunk in client.chat.completions.create(**chat_body(name, text), stream=True):
         pieces.append(chunk.choices[0].delta.content or "")
         reason = chunk.choices[0].finish_reason or reason
     return [piece for piece in pieces if piece], reason
 
 
 def text_of(client: Any, name: str, text: str, **more: Any) -> str:
-    found: str = client.chat.completions.create(**asked(name, text, **more)).choices[0].message.content
-    return found
+    reply: str = client.chat.completions.create(**chat_body(name, text, **more)).choices[0].message.content
+    return reply
 
 
 def expected(name: str, pool: EnginePool) -> str:
@@ -110,38 +110,38 @@ def test_what_streams_comes_in_pieces(client: Any) -> None:
 
 def test_a_workflow_template_is_an_app(client: Any, plain: EnginePool) -> None:
     deployed = served_apps.template().deploy(plain)
-    wanted = deployed.run({"topic": "cows"}).answer
-    assert text_of(client, "template", "cows") == wanted
+    expected = deployed.run({"topic": "cows"}).answer
+    assert text_of(client, "template", "cows") == expected
     pieces, _ = streamed(client, "template", "cows")
-    assert "".join(pieces) == wanted
+    assert "".join(pieces) == expected
     assert len(pieces) > 2
     short = {"inputs": {"topic": "cows"}, "config": {"poem.max_tokens": 2}}
     cut = deployed.run({"topic": "cows"}, {"poem.max_tokens": 2}).answer
-    assert text_of(client, "template", "-", extra_body={"metadata": short}) == cut != wanted
+    assert text_of(client, "template", "-", extra_body={"metadata": short}) == cut != expected
 
 
 def test_inputs_come_in_metadata(client: Any, plain: EnginePool) -> None:
     inputs = {"one": "salt", "other": "pepper"}
-    wanted = served_apps.two_keys(plain).invoke(inputs).content
-    assert text_of(client, "two_keys", "-", metadata={"inputs": json.dumps(inputs)}) == wanted
-    assert text_of(client, "two_keys", "-", extra_body={"metadata": {"inputs": inputs}}) == wanted
+    expected = served_apps.two_keys(plain).invoke(inputs).content
+    assert text_of(client, "two_keys", "-", metadata={"inputs": json.dumps(inputs)}) == expected
+    assert text_of(client, "two_keys", "-", extra_body={"metadata": {"inputs": inputs}}) == expected
 
 
 def test_a_history_is_told(client: Any, plain: EnginePool) -> None:
     turns = [("user", "cows"), ("assistant", "eat grass"), ("user", "and sheep")]
-    wanted = served_apps.model(plain).invoke(turns).content
+    expected = served_apps.model(plain).invoke(turns).content
     messages = [{"role": role, "content": text} for role, text in turns]
-    assert client.chat.completions.create(model="model", messages=messages).choices[0].message.content == wanted
+    assert client.chat.completions.create(model="model", messages=messages).choices[0].message.content == expected
 
 
 def test_sources_are_told(server: Served) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json=asked("query_engine", "what do cows eat")).json()
-    assert "grass" in found["teola"]["sources"][0]["text"]
+        reply = http.post("/v1/chat/completions", json=chat_body("query_engine", "what do cows eat")).json()
+    assert "grass" in reply["teola"]["sources"][0]["text"]
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "told"),
+    ("name", "more", "message"),
     [
         ("two_keys", {}, "metadata.inputs"),
         ("chain", {"n": 2}, "one answer"),
@@ -149,34 +149,34 @@ def test_sources_are_told(server: Served) -> None:
         ("chain", {"metadata": {"inputs": "{"}}, "not JSON"),
     ],
 )
-def test_what_an_app_cannot_take(server: Served, name: str, more: dict[str, Any], told: str) -> None:
+def test_what_an_app_cannot_take(server: Served, name: str, more: dict[str, Any], message: str) -> None:
     for stream in (False, True):
         with server.client() as http:
-            found = http.post("/v1/chat/completions", json=asked(name, "x", stream=stream, **more))
-        assert found.status_code == 400
-        assert told in found.json()["error"]["message"]
+            reply = http.post("/v1/chat/completions", json=chat_body(name, "x", stream=stream, **more))
+        assert reply.status_code == 400
+        assert message in reply.json()["error"]["message"]
 
 
 def test_what_an_apps_own_code_raises_stays_in_the_log(server: Served, caplog: Any) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json=asked("failing", "x"))
-        late = http.post("/v1/chat/completions", json=asked("failing", "x", stream=True))
-    assert (found.status_code, late.status_code) == (500, 500)
-    assert "secret" not in found.text + late.text
+        reply = http.post("/v1/chat/completions", json=chat_body("failing", "x"))
+        late = http.post("/v1/chat/completions", json=chat_body("failing", "x", stream=True))
+    assert (reply.status_code, late.status_code) == (500, 500)
+    assert "secret" not in reply.text + late.text
     assert "secret of x" in caplog.text
 
 
 def test_a_deadline_ends_an_app(server: Served) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json=asked("waiting", "x"), headers={"X-Teola-Deadline": "0.2"})
-    assert found.status_code == 504
-    assert found.json()["error"]["code"] == "deadline_exceeded"
+        reply = http.post("/v1/chat/completions", json=chat_body("waiting", "x"), headers={"X-Teola-Deadline": "0.2"})
+    assert reply.status_code == 504
+    assert reply.json()["error"]["code"] == "deadline_exceeded"
 
 
 def test_an_app_runs_as_one_query(server: Served) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json=asked("chain", "hens"), headers={"X-Teola-App": "poems"})
-    live = server.service.live.find("anonymous", found.headers["x-teola-query"])
+        reply = http.post("/v1/chat/completions", json=chat_body("chain", "hens"), headers={"X-Teola-App": "poems"})
+    live = server.service.live.find("anonymous", reply.headers["x-teola-query"])
     assert live is not None
     until(lambda: any(t.query_id == live.trace for t in server.pool.traces))  # told after the answer
     [trace] = [t for t in server.pool.traces if t.query_id == live.trace]
@@ -191,10 +191,10 @@ def test_what_an_app_took_is_told(server: Served, name: str, stream: bool) -> No
     """Tokens in its answer; the primitives that ran, on which engine, in the trace of its query."""
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json=asked(name, "goats", **options))
-    told = [line for line in found.text.splitlines() if '"usage":{' in line][-1].removeprefix("data: ")
-    usage = json.loads(told)["usage"]
-    id = found.headers["x-teola-query"]
+        response = http.post("/v1/chat/completions", json=chat_body(name, "goats", **options))
+    usage_line = [line for line in response.text.splitlines() if '"usage":{' in line][-1].removeprefix("data: ")
+    usage = json.loads(usage_line)["usage"]
+    id = response.headers["x-teola-query"]
     until(lambda: server.service.live.find("anonymous", id))  # it ends on the server's own thread
     live = server.service.live.find("anonymous", id)
     assert live is not None
@@ -212,20 +212,20 @@ def test_traces_of_queries_that_apps_begin() -> None:
     """One of them is the trace; several stand beside one another, under names of their own."""
     spans = [Span("q", "a", name, "TOOL", at, engine="x", parents=("one",)) for at, name in enumerate(("one", "two"))]
     inner = [QueryTrace(f"q{i}", "a", 1.0, 2.0, tuple(spans)) for i in range(2)]
-    own = QueryTrace("own", "app", 0.0, 3.0)
+    app_trace = QueryTrace("own", "app", 0.0, 3.0)
     live: Any = SimpleNamespace(trace="own", traces=["q0"])
-    known = {trace.query_id: trace for trace in (own, *inner)}
-    one = whole_trace(known.get, live)
+    traces_by_id = {trace.query_id: trace for trace in (app_trace, *inner)}
+    one = whole_trace(traces_by_id.get, live)
     assert one is not None
     assert (one.query_id, one.app, one.seconds, one.spans) == ("own", "app", 3.0, inner[0].spans)
     live.traces.append("q1")
-    both = whole_trace(known.get, live)
+    both = whole_trace(traces_by_id.get, live)
     assert both is not None
     assert [(s.primitive, s.parents) for s in both.spans] == [
         ("1/one", ("1/one",)), ("2/one", ("2/one",)), ("1/two", ("1/one",)), ("2/two", ("2/one",)),
     ]  # fmt: skip
     live.trace = "gone"
-    assert whole_trace(known.get, live) is None
+    assert whole_trace(traces_by_id.get, live) is None
 
 
 @pytest.mark.parametrize("name", ["NO_APP", "nothing"])

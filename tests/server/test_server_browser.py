@@ -17,11 +17,11 @@ ONE = key("one", operator=True)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served() as found:
-        yield found
+    with served() as server:
+        yield server
 
 
-def asked(server: Served, secret: str = "", **more: Any) -> str:
+def run_query(server: Served, secret: str = "", **more: Any) -> str:
     with server.client(secret) as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "hello"}], **more}
         id = str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
@@ -35,7 +35,7 @@ def text(tab: Tab, section: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_shows_what_it_is_for(server: Served, tab: Tab, page: str) -> None:
-    asked(server)
+    run_query(server)
     tab.open(f"{server.url}/#{page}")
     tab.until(f"document.getElementById({page!r}).innerText.includes({PAGES[page]!r})")
     assert [name for name in PAGES if tab.value(f"document.getElementById({name!r}).hidden")] == [
@@ -57,9 +57,9 @@ def test_it_fits_and_can_be_read(server: Served, tab: Tab, page: str, dark: bool
     assert (max(ink, back) + 0.05) / (min(ink, back) + 0.05) >= 7
 
 
-def luminance(tab: Tab, what: str) -> float:
+def luminance(tab: Tab, selector: str) -> float:
     """As WCAG has it, of an opaque colour."""
-    parts = tab.value(f"{what}.match(/[0-9.]+/g).slice(0, 3).map(Number)")
+    parts = tab.value(f"{selector}.match(/[0-9.]+/g).slice(0, 3).map(Number)")
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (one / 255 for one in parts)]
     return float(sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
 
@@ -103,11 +103,11 @@ def test_the_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) 
         tab.shape(width, 800)
         if width == 390:
             tab.open(f"{server.url}{url}")
-        shown = tab.value("document.body.innerText")
-        assert record["answer"]["text"].strip()[:40] in shown
+        page_text = tab.value("document.body.innerText")
+        assert record["answer"]["text"].strip()[:40] in page_text
         assert tab.value("document.documentElement.scrollWidth <= innerWidth")
         for part in ("Timeline", "What the answer waited for", f"Answer of {id}"):
-            assert part in shown
+            assert part in page_text
     tab.value("""document.querySelector('a[href="/"]').click()""")
     tab.until("location.pathname === '/' && document.body.innerText.includes('Recent queries')")
 
@@ -120,7 +120,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Tab) -> None:
         tab.value("document.getElementById('key').focus()")
         tab.type(ONE.secret)
         tab.press("Enter")
-        asked(server, ONE.secret)
+        run_query(server, ONE.secret)
         tab.until("document.getElementById('recent').innerText.includes('query_')", 30)
         assert ONE.secret not in tab.value("document.documentElement.outerHTML")
         assert ONE.secret not in tab.value("location.href")
@@ -145,11 +145,11 @@ def test_nothing_that_is_asked_or_answered_becomes_markup(server: Served, tab: T
 def test_inputs_are_json_and_something_is_asked(server: Served, tab: Tab) -> None:
     tab.open(f"{server.url}/#try")
     tab.until("document.getElementById('model').options.length > 0")
-    for question, inputs, told in (("", "", "Write a message"), ("", "{no}", "The inputs are no JSON")):
+    for question, inputs, message in (("", "", "Write a message"), ("", "{no}", "The inputs are no JSON")):
         tab.value(f"document.getElementById('question').value = {question!r}")
         tab.value(f"document.getElementById('inputs').value = {inputs!r}")
         tab.value("document.getElementById('send').click()")
-        tab.until(f"document.getElementById('note').textContent.includes({told!r})")
+        tab.until(f"document.getElementById('note').textContent.includes({message!r})")
     tab.value("document.getElementById('question').value = 'hello'")
     tab.value("""document.getElementById('inputs').value = '{"question": "lambs"}'""")
     tab.value("document.getElementById('send').click()")
@@ -166,7 +166,7 @@ def test_the_pool_is_live(server: Served, tab: Tab) -> None:
             ".find(one => one.innerText.includes('accepted')).querySelector('dd').innerText"
         )
     )
-    asked(server)
+    run_query(server)
     tab.until(f"document.getElementById('figures').innerText.includes('{before + 1}')", 10)
 
 

@@ -28,8 +28,8 @@ APPS: dict[str, dict[str, Any]] = {
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     (tmp_path / "notes").touch()
     monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
-    with served(apps=APPS) as found:
-        yield found
+    with served(apps=APPS) as server:
+        yield server
 
 
 def trying(server: Served, tab: Tab, model: str) -> None:
@@ -46,20 +46,20 @@ def fill(tab: Tab, **values: str) -> None:
         tab.value(f"document.getElementById({name!r}).value = {json.dumps(value)}")
 
 
-def files(tab: Tab, *given: tuple[str, str, bytes]) -> None:
+def files(tab: Tab, *files_: tuple[str, str, bytes]) -> None:
     """Chooses files: name, type and content each."""
-    made = [f"new File([new Uint8Array({list(data)})], {name!r}, {{type: {kind!r}}})" for name, kind, data in given]
+    scripts = [f"new File([new Uint8Array({list(data)})], {name!r}, {{type: {kind!r}}})" for name, kind, data in files_]
     tab.value(
-        f"(() => {{ const all = new DataTransfer(); for (const one of [{', '.join(made)}]) all.items.add(one); "
+        f"(() => {{ const all = new DataTransfer(); for (const one of [{', '.join(scripts)}]) all.items.add(one); "
         "document.getElementById('documents').files = all.files; })()"
     )
 
 
-def sent(server: Served) -> dict[str, Any]:
-    """The latest submitted query."""
+def last_query(server: Served) -> dict[str, Any]:
+    """Return the latest submitted query."""
     with server.client() as http:
-        found: dict[str, Any] = http.get("/v1/queries?limit=1").json()["data"][0]
-    return found
+        reply: dict[str, Any] = http.get("/v1/queries?limit=1").json()["data"][0]
+    return reply
 
 
 def visible(tab: Tab, id: str) -> bool:
@@ -84,7 +84,7 @@ def test_documents_and_settings_go_with_a_query(server: Served, tab: Tab) -> Non
     tab.value("document.getElementById('set-answer.mode').value = JSON.stringify('refine')")
     tab.value("document.getElementById('send').click()")
     tab.until("document.getElementById('answer-facts').textContent.includes('tokens')")
-    [(_, record)] = server.server.config.app.state.queries.store._kept.items()
+    [(_, record)] = server.server.config.app.state.queries.store._records.items()
     assert record.status == "done"
     assert record.body["metadata"]["config"] == {"found.k": 3, "answer.stop": ["one", "two"], "answer.mode": "refine"}
     parts = record.body["messages"][0]["content"]
@@ -114,7 +114,7 @@ def test_what_an_app_does_not_take_is_not_offered(server: Served, tab: Tab) -> N
     fill(tab, question="What do lambs eat?")
     tab.value("document.getElementById('send').click()")
     tab.until("document.getElementById('answer-facts').textContent.includes('tokens')")
-    assert sent(server)["status"] == "done"
+    assert last_query(server)["status"] == "done"
 
 
 def test_a_document_that_cannot_be_read_is_told(server: Served, tab: Tab) -> None:
@@ -136,7 +136,7 @@ def test_a_query_is_stopped(tab: Tab) -> None:
         tab.value("document.getElementById('stop').click()")
         tab.until("document.getElementById('note').textContent === 'Stopped.'")
         with server.client() as http:
-            assert http.get(f"/v1/queries/{sent(server)['id']}?wait=10").json()["status"] == "cancelled"
+            assert http.get(f"/v1/queries/{last_query(server)['id']}?wait=10").json()["status"] == "cancelled"
 
 
 def focused(tab: Tab) -> str:
@@ -163,7 +163,7 @@ def test_a_graph_that_waits_is_answered_by_keyboard_alone(server: Served, tab: T
     tab.until("document.getElementById('query-text').innerText === 'paint it: yes, <b>do</b>'")
     assert not visible(tab, "query-waiting") and not visible(tab, "query-cancel")
     assert tab.value("document.querySelectorAll('#query b').length") == 0
-    assert sent(server)["status"] == "done"
+    assert last_query(server)["status"] == "done"
 
 
 def test_what_somebody_has_begun_to_write_stays(server: Served, tab: Tab) -> None:
@@ -219,12 +219,12 @@ def test_somebody_elses_query_cannot_be_answered(tmp_path: Path, monkeypatch: py
             id = http.post("/v1/queries", json={"model": "asking", "input": "x"}).json()["id"]
             assert http.get(f"/v1/queries/{id}?wait=10").json()["status"] == "waiting"
         tab.open(f"{server.url}/")
-        for secret, told in ((other.secret, "there is no query"), (ONE.secret, "")):
+        for secret, message in ((other.secret, "there is no query"), (ONE.secret, "")):
             tab.value(f"sessionStorage.setItem('teola-key', {secret!r})")
             tab.open("about:blank#")
             tab.open(f"{server.url}/#query/{id}")
-            if told:
-                tab.until(f"document.getElementById('note').textContent.includes({told!r})")
+            if message:
+                tab.until(f"document.getElementById('note').textContent.includes({message!r})")
                 assert not visible(tab, "query-waiting")
         tab.faults.clear()  # the browser itself tells of a 401 and a 404
         tab.until("document.getElementById('reply-0') !== null")

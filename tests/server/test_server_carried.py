@@ -15,15 +15,15 @@ from teola_plugin.pool import EnginePool
 
 @pytest.fixture(scope="module")
 def server(vllm_api: ApiServer) -> Iterator[Served]:
-    with served(EnginePool.local([OpenAIServer("llm", base_url=vllm_api.base_url, model=MODEL)])) as found:
-        yield found
+    with served(EnginePool.local([OpenAIServer("llm", base_url=vllm_api.base_url, model=MODEL)])) as server:
+        yield server
 
 
 @pytest.mark.vllm
 def test_its_answers_are_the_servers(server: Served, vllm_api: ApiServer) -> None:
     import openai
 
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What do cows eat?"}],
         "temperature": 1.0,
         "max_tokens": 8,
@@ -33,19 +33,19 @@ def test_its_answers_are_the_servers(server: Served, vllm_api: ApiServer) -> Non
         "seed": 1,
     }
     with openai.OpenAI(base_url=vllm_api.base_url, api_key="none") as direct, server.openai() as ours:
-        wanted = direct.chat.completions.create(model=MODEL, **asked)
-        found = ours.chat.completions.create(model="llm", **asked)
-        assert [c.to_dict() for c in found.choices] == [c.to_dict() for c in wanted.choices]
-        assert found.model == "llm"
-        assert found.usage.total_tokens == wanted.usage.total_tokens  # type: ignore[union-attr]
+        expected = direct.chat.completions.create(model=MODEL, **body)
+        reply = ours.chat.completions.create(model="llm", **body)
+        assert [c.to_dict() for c in reply.choices] == [c.to_dict() for c in expected.choices]
+        assert reply.model == "llm"
+        assert reply.usage.total_tokens == expected.usage.total_tokens  # type: ignore[union-attr]
         texts = {0: "", 1: ""}
-        for chunk in ours.chat.completions.create(model="llm", stream=True, **asked):
+        for chunk in ours.chat.completions.create(model="llm", stream=True, **body):
             texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        assert list(texts.values()) == [c.message.content for c in wanted.choices]
-        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "messages": asked["messages"]}
-        wanted = direct.chat.completions.create(model=MODEL, **greedy)
+        assert list(texts.values()) == [c.message.content for c in expected.choices]
+        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "messages": body["messages"]}
+        expected = direct.chat.completions.create(model=MODEL, **greedy)
         answer = ours.responses.create(model="llm", input="What do cows eat?", temperature=0, max_output_tokens=8)
-        assert answer.output_text == wanted.choices[0].message.content
+        assert answer.output_text == expected.choices[0].message.content
         text = ours.completions.create(model="llm", prompt="Cows eat", temperature=0, max_tokens=4)
         assert (
             text.choices[0].text
@@ -57,7 +57,7 @@ def test_its_answers_are_the_servers(server: Served, vllm_api: ApiServer) -> Non
 def test_what_its_server_refuses_is_refused(server: Served) -> None:
     with server.client() as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}
-        found = http.post("/v1/chat/completions", json=body)
+        reply = http.post("/v1/chat/completions", json=body)
         late = http.post("/v1/chat/completions", json={**body, "stream": True})
-    assert (found.status_code, late.status_code) == (400, 400)
-    assert "logprobs" in found.json()["error"]["message"]
+    assert (reply.status_code, late.status_code) == (400, 400)
+    assert "logprobs" in reply.json()["error"]["message"]

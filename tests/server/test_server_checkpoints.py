@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 @pytest.fixture
 def server(store: Store, notes: Path) -> Iterator[Served]:
-    with served(apps=APPS, store=store, keys=[ONE.settings, OTHER.settings]) as found:
-        yield found
+    with served(apps=APPS, store=store, keys=[ONE.settings, OTHER.settings]) as server:
+        yield server
 
 
 def asking(server: Served, who: Key = ONE) -> TeolaClient:
@@ -58,42 +59,42 @@ def asking(server: Served, who: Key = ONE) -> TeolaClient:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[TeolaClient]:
-    with asking(server) as made:
-        yield made
+    with asking(server) as client:
+        yield client
 
 
 def ran(notes: Path, text: str) -> list[str]:
     """Names of the nodes that ran for this text, in order."""
-    return [name for name, said in (line.split(" ", 1) for line in notes.read_text().splitlines()) if said == text]
+    return [name for name, noted in (line.split(" ", 1) for line in notes.read_text().splitlines()) if noted == text]
 
 
 def test_a_graph_asks_and_goes_on(client: TeolaClient, notes: Path) -> None:
     id = client.submit("asking", "paint it").id
     events = list(client.events(id))
     assert [event.kind for event in events] == ["running", "waiting"]
-    found = client.wait(id)
-    assert (found.status, found.rests, found.over) == ("waiting", True, False)
-    assert found.waiting is not None
-    [asked] = found.waiting["interrupts"]
-    assert asked["value"] == {"question": "may I?", "plan": "a plan"}
+    query = client.wait(id)
+    assert (query.status, query.rests, query.over) == ("waiting", True, False)
+    assert query.waiting is not None
+    [interrupt] = query.waiting["interrupts"]
+    assert interrupt["value"] == {"question": "may I?", "plan": "a plan"}
     client.resume(id, "yes")
-    found = client.wait(id)
-    assert (found.status, found.text, found.attempt, found.waiting) == ("done", "paint it: yes", 1, None)
-    again = list(client.events(id))
-    assert again[: len(events)] == events  # what was told stays so
-    assert [event.kind for event in again[len(events) :]] == ["running", "delta", "done"]
-    assert list(client.events(id, last=events[-1].id)) == again[len(events) :]
+    query = client.wait(id)
+    assert (query.status, query.text, query.attempt, query.waiting) == ("done", "paint it: yes", 1, None)
+    second = list(client.events(id))
+    assert second[: len(events)] == events  # what was told stays so
+    assert [event.kind for event in second[len(events) :]] == ["running", "delta", "done"]
+    assert list(client.events(id, last=events[-1].id)) == second[len(events) :]
     assert ran(notes, "paint it") == ["plan", "answer"]
 
 
 def test_leave_to_go_on(client: TeolaClient, server: Served, notes: Path) -> None:
     id = client.submit("asking_before", "x").id
-    found = client.wait(id)
-    assert found.waiting is not None
-    assert (found.waiting["next"], found.waiting["interrupts"]) == (["answer"], [])
+    query = client.wait(id)
+    assert query.waiting is not None
+    assert (query.waiting["next"], query.waiting["interrupts"]) == (["answer"], [])
     with server.client(ONE.secret) as http:
-        refused = http.post(f"/v1/queries/{id}/resume", json={"value": "yes"})
-        assert (refused.status_code, "send no value" in refused.text) == (400, True)
+        refusal = http.post(f"/v1/queries/{id}/resume", json={"value": "yes"})
+        assert (refusal.status_code, "send no value" in refusal.text) == (400, True)
     client.resume(id)
     assert client.wait(id).text == "x: nobody asked"
     assert ran(notes, "x") == ["plan", "answer"]
@@ -101,9 +102,9 @@ def test_leave_to_go_on(client: TeolaClient, server: Served, notes: Path) -> Non
 
 def test_several_questions_at_once(client: TeolaClient, server: Served) -> None:
     id = client.submit("asking_twice", "x").id
-    found = client.wait(id)
-    assert found.waiting is not None
-    ids = {one["value"]: one["id"] for one in found.waiting["interrupts"]}
+    query = client.wait(id)
+    assert query.waiting is not None
+    ids = {one["value"]: one["id"] for one in query.waiting["interrupts"]}
     with server.client(ONE.secret) as http:
         for value in (None, "yes", {}, {"no such": 1}):
             assert http.post(f"/v1/queries/{id}/resume", json={"value": value}).status_code == 400
@@ -135,14 +136,14 @@ def test_variables_wait_for_those_that_wait(client: TeolaClient) -> None:
 def test_a_chat_stops_and_goes_on(server: Served, notes: Path) -> None:
     chat: dict[str, Any] = {"model": "asking", "messages": [{"role": "user", "content": "x"}]}
     with server.client(ONE.secret) as http:
-        found = http.post("/v1/chat/completions", json=chat)
-        [asked] = found.json()["teola"]["waiting"]["interrupts"]
-        assert asked["value"]["question"] == "may I?"
-        thread = found.headers["x-teola-query"]
-        told = {**chat, "metadata": {"thread_id": thread, "resume": "yes"}}
+        reply = http.post("/v1/chat/completions", json=chat)
+        [interrupt] = reply.json()["teola"]["waiting"]["interrupts"]
+        assert interrupt["value"]["question"] == "may I?"
+        thread = reply.headers["x-teola-query"]
+        resumption = {**chat, "metadata": {"thread_id": thread, "resume": "yes"}}
         with server.client(OTHER.secret) as other:  # whose thread of that name is another one
-            assert "x: yes" not in other.post("/v1/chat/completions", json=told).text
-        assert http.post("/v1/chat/completions", json=told).json()["choices"][0]["message"]["content"] == "x: yes"
+            assert "x: yes" not in other.post("/v1/chat/completions", json=resumption).text
+        assert http.post("/v1/chat/completions", json=resumption).json()["choices"][0]["message"]["content"] == "x: yes"
         nowhere = http.post("/v1/chat/completions", json={**chat, "metadata": {"resume": "yes"}})
         assert nowhere.status_code == 400
 
@@ -160,15 +161,15 @@ def threads(server: Served) -> set[str]:
 def test_what_is_forgotten(server: Served, client: TeolaClient) -> None:
     ids = [client.wait(client.submit("asking", f"number {i}").id).id for i in range(3)]
     with asking(server, OTHER) as other:
-        kept = other.wait(other.submit("asking", "kept").id).id
-        assert threads(server) == {f"one/asking/{id}" for id in ids} | {f"one%2Fx/asking/{kept}"}
+        stored = other.wait(other.submit("asking", "kept").id).id
+        assert threads(server) == {f"one/asking/{id}" for id in ids} | {f"one%2Fx/asking/{stored}"}
         client.forget(ids[0])
         assert len(threads(server)) == 3
         with server.client(ONE.secret) as http:
             assert http.delete("/v1/tenant").json()["queries"] == 2
-        assert threads(server) == {f"one%2Fx/asking/{kept}"}
-        other.resume(kept, "yes")
-        assert other.wait(kept).text == "kept: yes"
+        assert threads(server) == {f"one%2Fx/asking/{stored}"}
+        other.resume(stored, "yes")
+        assert other.wait(stored).text == "kept: yes"
 
 
 @in_postgres[0]
@@ -187,23 +188,23 @@ def test_what_nobody_answers_expires(postgres_dsn: str, notes: Path) -> None:
 
 def kept(id: str, model: str, **more: Any) -> Record:
     body = {"model": model, "messages": [{"role": "user", "content": id}], "metadata": {}}
-    about: dict[str, Any] = {"status": "running", "attempt": 1, "created": 1.0, "variables": {}, **more}
-    return Record(id=id, tenant="one", model=model, app=model, body=body, **about)
+    fields: dict[str, Any] = {"status": "running", "attempt": 1, "created": 1.0, "variables": {}, **more}
+    return Record(id=id, tenant="one", model=model, app=model, body=body, **fields)
 
 
 def test_a_restarted_server_still_waits(store: Store, notes: Path) -> None:
-    given: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
-    with served(store=store, **given) as server, asking(server) as client:
+    options: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
+    with served(store=store, **options) as server, asking(server) as client:
         ids = [client.wait(client.submit(name, "x").id).id for name in ("asking", "asking_before")]
         last = list(client.events(ids[0]))[-1]
     if isinstance(store, MemoryStore):  # its checkpoints are gone: nothing goes on
         return
-    again = PostgresStore(store.dsn, store.pool)
-    with served(store=again, **given) as server, asking(server) as client, server.client(ONE.secret) as http:
+    second = PostgresStore(store.dsn, store.pool)
+    with served(store=second, **options) as server, asking(server) as client, server.client(ONE.secret) as http:
         assert {client.get(id).status for id in ids} == {"waiting"}
         assert ran(notes, "x") == ["plan", "plan"]
-        told = http.get(f"/v1/queries/{ids[0]}/events", headers={"Last-Event-ID": last.id}).text.splitlines()
-        assert [line for line in told if line.startswith("event")] == ["event: reset", "event: waiting"]
+        event_lines = http.get(f"/v1/queries/{ids[0]}/events", headers={"Last-Event-ID": last.id}).text.splitlines()
+        assert [line for line in event_lines if line.startswith("event")] == ["event: reset", "event: waiting"]
         client.resume(ids[0], "yes")
         client.resume(ids[1])
         assert [client.wait(id).text for id in ids] == ["x: yes", "x: nobody asked"]
@@ -216,10 +217,10 @@ def test_a_restarted_server_still_waits(store: Store, notes: Path) -> None:
 def test_what_a_crash_leaves_behind(postgres_dsn: str, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stops while the second of three nodes runs, and the records that a crash would have left."""
     name = f"pool {time.monotonic_ns()}"
-    given: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
+    options: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
     monkeypatch.setenv("TEOLA_TEST_SECONDS", "60")
     store = PostgresStore(postgres_dsn, name)
-    with served(store=store, drain=0, **given) as server, asking(server) as client:
+    with served(store=store, drain=0, **options) as server, asking(server) as client:
         runs = client.submit("steps", "runs").id
         asks = {n: client.wait(client.submit(n, n).id) for n in ("asking", "asking_before")}
         while "work" not in ran(notes, "runs"):
@@ -231,27 +232,27 @@ def test_what_a_crash_leaves_behind(postgres_dsn: str, notes: Path, monkeypatch:
         store = PostgresStore(postgres_dsn, name)
         await store.open()
         for one in asks.values():
-            found = await store.get("one", one.id)
-            assert found is not None
-            await store.put(found.with_(status="running", waiting=None, expires=None))
-        [told] = [await store.get("one", asks["asking_before"].id)]
-        assert told is not None
-        await store.put(told.with_(id="other", status="running"))
+            stored = await store.get("one", one.id)
+            assert stored is not None
+            await store.put(replace(stored, status="running", waiting=None, expires=None))
+        [record] = [await store.get("one", asks["asking_before"].id)]
+        assert record is not None
+        await store.put(replace(record, id="other", status="running"))
         await store.put(kept("never begun", "steps"))
         await store.put(kept("queued", "steps", status="queued", attempt=0))
         await store.close()
 
     asyncio.run(crashed())
-    with served(store=PostgresStore(postgres_dsn, name), **given) as server, asking(server) as client:
-        found = {id: client.wait(id) for id in (runs, "never begun", "queued", "other")}
-        assert {id: one.status for id, one in found.items()} == {
+    with served(store=PostgresStore(postgres_dsn, name), **options) as server, asking(server) as client:
+        queries = {id: client.wait(id) for id in (runs, "never begun", "queued", "other")}
+        assert {id: one.status for id, one in queries.items()} == {
             runs: "done",
             "never begun": "interrupted",  # no checkpoint of it: whether it has written something nobody knows
             "queued": "done",
             "other": "interrupted",  # the thread is another query's
         }
-        assert found[runs].text.startswith("runs as ")
-        assert found[runs].attempt == 2
+        assert queries[runs].text.startswith("runs as ")
+        assert queries[runs].attempt == 2
         assert {client.wait(one.id).status for one in asks.values()} == {"waiting"}  # nobody has said yes
         client.resume(asks["asking"].id, "yes")
         assert client.wait(asks["asking"].id).text == "asking: yes"
@@ -264,17 +265,17 @@ def test_what_a_crash_leaves_behind(postgres_dsn: str, notes: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("object", "told"),
+    ("object", "message"),
     [("support.stopping_graphs:checkpointed", "of its own"), ("support.served_apps:chain", "is no graph")],
 )
-def test_apps_that_cannot_have_them(object: str, told: str, notes: Path) -> None:
-    with pytest.raises(RegistrationError, match=told), served(apps={"x": {"object": object, "checkpoints": True}}):
+def test_apps_that_cannot_have_them(object: str, message: str, notes: Path) -> None:
+    with pytest.raises(RegistrationError, match=message), served(apps={"x": {"object": object, "checkpoints": True}}):
         pass
 
 
 def test_checkpoints_of_its_own(notes: Path) -> None:
-    own = {"own": {"object": "support.stopping_graphs:checkpointed", "input": "text", "output": "answer"}}
-    with served(apps=own) as server, server.client() as http:
+    apps = {"own": {"object": "support.stopping_graphs:checkpointed", "input": "text", "output": "answer"}}
+    with served(apps=apps) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "own", "input": "x"}).json()["id"]
         assert http.get(f"/v1/queries/{id}", params={"wait": 10}).json()["status"] == "waiting"
         assert http.post(f"/v1/queries/{id}/resume", json={"value": "yes"}).status_code == 202

@@ -23,8 +23,8 @@ ONE = key("one")
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     llm = FakeLLM("llm", answer=lambda prompt, _: "said " + prompt.messages[-1].content)
-    with served(EnginePool.local([llm]), keys=[ONE.settings]) as found:
-        yield found
+    with served(EnginePool.local([llm]), keys=[ONE.settings]) as server:
+        yield server
 
 
 def test_the_client(server: Served) -> None:
@@ -49,9 +49,11 @@ def test_the_client(server: Served) -> None:
 def test_the_client_sends_documents(server: Served, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<html><body><p>Cows eat grass.")
     with TeolaClient(server.url, ONE.secret, trust_env=False) as client:
-        made = client.submit("llm", "What?", documents=[tmp_path / "a.html", {"name": "b", "text": "Hay."}])
-        wanted = '<document name="a.html">\nCows eat grass.\n</document>\n<document name="b">\nHay.\n</document>\nWhat?'
-        assert client.wait(made.id).text == f"said {wanted}"
+        created = client.submit("llm", "What?", documents=[tmp_path / "a.html", {"name": "b", "text": "Hay."}])
+        expected = (
+            '<document name="a.html">\nCows eat grass.\n</document>\n<document name="b">\nHay.\n</document>\nWhat?'
+        )
+        assert client.wait(created.id).text == f"said {expected}"
         with pytest.raises(QueryError, match=r"none\.pdf"):
             client.submit("llm", "x", documents=[tmp_path / "none.pdf"])
         with pytest.raises(QueryError, match="no settings"):
@@ -60,14 +62,14 @@ def test_the_client_sends_documents(server: Served, tmp_path: Path) -> None:
 
 async def test_the_client_for_a_loop(server: Served) -> None:
     async with AsyncTeolaClient(server.url, ONE.secret, trust_env=False) as client:
-        made = await client.submit("llm", [{"role": "user", "content": "x"}])
-        assert "".join([event.text async for event in client.events(made.id)]) == "said x"
-        assert (await client.wait(made.id)).text == "said x"
-        assert [one.id for one in await client.latest(1)] == [made.id]
-        assert (await client.cancel(made.id)).over
-        await client.forget(made.id)
+        created = await client.submit("llm", [{"role": "user", "content": "x"}])
+        assert "".join([event.text async for event in client.events(created.id)]) == "said x"
+        assert (await client.wait(created.id)).text == "said x"
+        assert [one.id for one in await client.latest(1)] == [created.id]
+        assert (await client.cancel(created.id)).over
+        await client.forget(created.id)
         with pytest.raises(QueryError, match="404"):
-            await client.get(made.id)
+            await client.get(created.id)
 
 
 def test_no_server() -> None:

@@ -59,18 +59,18 @@ def open_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def server(folder: Path, kept: dict[str, Any], seconds: float, end: signal.Signals) -> Iterator[TeolaClient]:
+def server(folder: Path, stored: dict[str, Any], seconds: float, end: signal.Signals) -> Iterator[TeolaClient]:
     """A process of `teola serve`, whose apps and slow engine take so many seconds; it gets the signal at the end."""
     pool = json.loads(json.dumps(POOL))
     pool["engines"]["slow"]["options"]["seconds"] = seconds
-    pool["server"] = {"port": 0, "log": "off", "drain": 5, **kept}
+    pool["server"] = {"port": 0, "log": "off", "drain": 5, **stored}
     (folder / "pool.yaml").write_text(json.dumps({"name": folder.name, **pool}))
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"TEOLA_TEST_NOTES": str(folder / "notes"), "TEOLA_TEST_SECONDS": str(seconds), "PYTHONPATH": path}
+    environment = {"TEOLA_TEST_NOTES": str(folder / "notes"), "TEOLA_TEST_SECONDS": str(seconds), "PYTHONPATH": path}
     command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
     with (folder / "log").open("a") as log:
         process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **own}
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **environment}
         )
     try:
         assert process.stdout is not None
@@ -88,36 +88,36 @@ def lines(folder: Path) -> Counter[str]:
     return Counter((folder / "notes").read_text().splitlines())
 
 
-def killed(folder: Path, kept: dict[str, Any], each: int) -> None:
+def killed(folder: Path, stored: dict[str, Any], per_kind: int) -> None:
     """So many queries of each kind under way, kill -9, another server: each is finished, begun again or reported."""
-    with server(folder, kept, 60, signal.SIGKILL) as client:
+    with server(folder, stored, 60, signal.SIGKILL) as client:
         done = client.wait(client.submit("llm", "before").id)
-        asked = {(kind, i): client.submit(kind, f"{kind} {i}") for kind in KINDS for i in range(each)}
-        begun = {kind: 0 for kind in KINDS}
-        while any(count < each for count in begun.values()):  # all are as far as they get
-            now = [client.get(one.id) for one in asked.values()]
+        submitted = {(kind, i): client.submit(kind, f"{kind} {i}") for kind in KINDS for i in range(per_kind)}
+        started = {kind: 0 for kind in KINDS}
+        while any(count < per_kind for count in started.values()):  # all are as far as they get
+            now = [client.get(one.id) for one in submitted.values()]
             ran = lines(folder)
-            begun = Counter(one.model for one in now if one.status in ("running", "waiting"))
-            begun["steps"] = sum(ran[f"work steps {i}"] for i in range(each))
-            begun["code"] = sum(ran[f"write code {i}"] for i in range(each))
-            begun["asking"] = sum(one.status == "waiting" for one in now)
-        heard = {key: next(iter(client.events(one.id))).id for key, one in asked.items()}
-    with server(folder, kept, 0.01, signal.SIGTERM) as client:
+            started = Counter(one.model for one in now if one.status in ("running", "waiting"))
+            started["steps"] = sum(ran[f"work steps {i}"] for i in range(per_kind))
+            started["code"] = sum(ran[f"write code {i}"] for i in range(per_kind))
+            started["asking"] = sum(one.status == "waiting" for one in now)
+        last_ids = {key: next(iter(client.events(one.id))).id for key, one in submitted.items()}
+    with server(folder, stored, 0.01, signal.SIGTERM) as client:
         assert client.get(done.id).text == done.text
-        found = {key: client.wait(one.id) for key, one in asked.items()}
-        for key, one in found.items():
-            told = list(client.events(one.id, last=heard[key]))
-            assert told[0].kind == "reset"  # what was heard of the first run is void, and not gone on with
-            assert told[-1].kind == one.status
-        for i in range(each):
-            client.resume(found["asking", i].id, "yes")
-            assert client.wait(found["asking", i].id).text == f"asking {i}: yes"
-    check(found, lines(folder), each)
+        queries = {key: client.wait(one.id) for key, one in submitted.items()}
+        for key, one in queries.items():
+            events = list(client.events(one.id, last=last_ids[key]))
+            assert events[0].kind == "reset"  # what was heard of the first run is void, and not gone on with
+            assert events[-1].kind == one.status
+        for i in range(per_kind):
+            client.resume(queries["asking", i].id, "yes")
+            assert client.wait(queries["asking", i].id).text == f"asking {i}: yes"
+    check(queries, lines(folder), per_kind)
 
 
-def check(found: dict[tuple[str, int], SubmittedQuery], ran: Counter[str], each: int) -> None:
-    ended = {kind: {one.status for (of, _), one in found.items() if of == kind} for kind in KINDS}
-    assert ended == {
+def check(results: dict[tuple[str, int], SubmittedQuery], ran: Counter[str], per_kind: int) -> None:
+    statuses = {kind: {one.status for (of, _), one in results.items() if of == kind} for kind in KINDS}
+    assert statuses == {
         "slow": {"done"},
         "pure": {"done"},
         "writing": {"interrupted"},
@@ -126,7 +126,7 @@ def check(found: dict[tuple[str, int], SubmittedQuery], ran: Counter[str], each:
         "flow": {"done"},
         "code": {"interrupted"},
     }
-    for i in range(each):
+    for i in range(per_kind):
         assert ran[f"write pure {i}"] == 2  # said to write nothing
         assert ran[f"write writing {i}"] == ran[f"write code {i}"] == 1  # at most once
         assert (ran[f"plan steps {i}"], ran[f"work steps {i}"], ran[f"answer steps {i}"]) == (1, 2, 1)
@@ -152,10 +152,10 @@ async def test_one_server_at_a_time(postgres_dsn: str, monkeypatch: pytest.Monke
     try:
         await elsewhere.open()
         await elsewhere.close()
-        monkeypatch.setattr(store, "_PATIENCE", 0.3)
+        monkeypatch.setattr(store, "_LOCK_TIMEOUT_S", 0.3)
         with pytest.raises(EngineUnavailable, match="another server"):
             await other.open()
-        monkeypatch.setattr(store, "_PATIENCE", 20)
+        monkeypatch.setattr(store, "_LOCK_TIMEOUT_S", 20)
         opening = asyncio.create_task(other.open())
         await asyncio.sleep(0.2)
         assert not opening.done()

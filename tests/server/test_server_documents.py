@@ -44,17 +44,17 @@ def llm() -> FakeLLM:
 def server() -> Iterator[Served]:
     pool = EnginePool.local([llm(), FakeEmbedder(), FakeReranker(), FakeStore()])
     keys = [ONE.settings, OTHER.settings, SMALL.settings]
-    with served(pool, apps=APPS, keys=keys, documents={"per_query": 3, "max_bytes": 100_000}) as found:
-        yield found
+    with served(pool, apps=APPS, keys=keys, documents={"per_query": 3, "max_bytes": 100_000}) as server:
+        yield server
 
 
 @pytest.fixture
 def http(server: Served) -> Iterator[httpx.Client]:
-    with server.client(ONE.secret) as made:
-        yield made
+    with server.client(ONE.secret) as client:
+        yield client
 
 
-def sent(http: httpx.Client, name: str, data: bytes, type: str = "application/octet-stream", **form: Any) -> Any:
+def upload(http: httpx.Client, name: str, data: bytes, type: str = "application/octet-stream", **form: Any) -> Any:
     return http.post("/v1/files", files={"file": (name, data, type)}, data=form)
 
 
@@ -63,10 +63,10 @@ def inline(name: str, data: bytes, type: str = "") -> dict[str, Any]:
 
 
 def answered(http: httpx.Client, **query: Any) -> dict[str, Any]:
-    taken = http.post("/v1/queries", json=query)
-    assert taken.status_code == 202, taken.text
-    found: dict[str, Any] = http.get(f"/v1/queries/{taken.json()['id']}", params={"wait": 20}).json()
-    return found
+    accepted = http.post("/v1/queries", json=query)
+    assert accepted.status_code == 202, accepted.text
+    reply: dict[str, Any] = http.get(f"/v1/queries/{accepted.json()['id']}", params={"wait": 20}).json()
+    return reply
 
 
 # ------------------------------------------------------------ what a document is
@@ -108,9 +108,9 @@ def test_a_document_is_what_its_content_is(data: bytes, declared: str, name: str
     ],
 )
 def test_what_is_no_document(data: bytes, declared: str, name: str, status: int) -> None:
-    with pytest.raises(HttpError) as found:
+    with pytest.raises(HttpError) as error_info:
         kind_of(data, declared, name)
-    assert found.value.status == status
+    assert error_info.value.status == status
 
 
 def test_the_text_of_a_page() -> None:
@@ -142,10 +142,10 @@ async def test_harm_is_done_elsewhere_and_ends() -> None:
     reader = Reader(DocumentSettings(max_pages=3, max_characters=1000, seconds=2, at_once=2))
     for name, (data, code) in HARM.items():
         began = time.monotonic()
-        with pytest.raises(HttpError) as found:
+        with pytest.raises(HttpError) as error_info:
             await reader.read(name, data)
         slow = {"document_too_complex"} if code == "broken_document" else set()  # on a busy machine
-        assert found.value.status == 400 and found.value.code in {code, *slow}, name
+        assert error_info.value.status == 400 and error_info.value.code in {code, *slow}, name
         assert time.monotonic() - began < 30
     assert (await reader.read("x", pdfs.encrypted("open", ""))).text == "open"
 
@@ -175,8 +175,8 @@ except OSError:
     print("not written")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    told, *rest = done.stdout.splitlines()
-    assert json.loads(told)["error"] == "document_too_complex", done.stderr
+    first_line, *rest = done.stdout.splitlines()
+    assert json.loads(first_line)["error"] == "document_too_complex", done.stderr
     assert rest == ["refused", "not written"], done.stderr
 
 
@@ -184,10 +184,10 @@ async def test_no_more_wait_than_may() -> None:
     import asyncio
 
     reader = Reader(DocumentSettings(at_once=1, waiting=1, seconds=20))
-    found = await asyncio.gather(*(reader.read("x", pdfs.with_text("a")) for _ in range(4)), return_exceptions=True)
-    refused = [one for one in found if isinstance(one, HttpError)]
-    assert [one.status for one in refused] == [429, 429]
-    assert all(one.headers["Retry-After"] for one in refused)
+    results = await asyncio.gather(*(reader.read("x", pdfs.with_text("a")) for _ in range(4)), return_exceptions=True)
+    refusal = [one for one in results if isinstance(one, HttpError)]
+    assert [one.status for one in refusal] == [429, 429]
+    assert all(one.headers["Retry-After"] for one in refusal)
 
 
 # ------------------------------------------------------------ files
@@ -195,24 +195,24 @@ async def test_no_more_wait_than_may() -> None:
 
 def test_files_in_openais_form(server: Served) -> None:
     client = server.openai(ONE.secret)
-    made = client.files.create(file=("cows.pdf", io.BytesIO(pdfs.with_text("Cows eat grass"))), purpose="user_data")
+    created = client.files.create(file=("cows.pdf", io.BytesIO(pdfs.with_text("Cows eat grass"))), purpose="user_data")
     other = client.files.create(
         file=("b.txt", b"plain"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
     )
-    assert made.id.startswith("file-") and made.filename == "cows.pdf" and made.status == "processed"
+    assert created.id.startswith("file-") and created.filename == "cows.pdf" and created.status == "processed"
     assert 3500 < other.expires_at - time.time() <= 3600
-    assert {made.id, other.id} <= {one.id for one in client.files.list(limit=1)}
-    assert client.files.retrieve(made.id).bytes == made.bytes
-    assert client.files.content(made.id).text == "Cows eat grass"
-    assert client.files.delete(made.id).deleted
+    assert {created.id, other.id} <= {one.id for one in client.files.list(limit=1)}
+    assert client.files.retrieve(created.id).bytes == created.bytes
+    assert client.files.content(created.id).text == "Cows eat grass"
+    assert client.files.delete(created.id).deleted
     with pytest.raises(Exception, match="404"):
-        client.files.retrieve(made.id)
+        client.files.retrieve(created.id)
     client.files.delete(other.id)
     client.close()
 
 
 @pytest.mark.parametrize(
-    ("form", "status", "told"),
+    ("form", "status", "message"),
     [
         ({"data": {"purpose": "user_data"}}, 400, "no document"),
         ({"files": {"file": ("a.bin", b"\0\1")}}, 415, "no text"),
@@ -225,37 +225,37 @@ def test_files_in_openais_form(server: Served) -> None:
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, ""),
     ],
 )
-def test_what_is_no_upload(http: httpx.Client, form: dict[str, Any], status: int, told: str) -> None:
-    found = http.post("/v1/files", **form)
-    assert (found.status_code, told in found.text) == (status, True), found.text
-    assert sorted(found.json()["error"]) == ["code", "message", "param", "type"]
+def test_what_is_no_upload(http: httpx.Client, form: dict[str, Any], status: int, message: str) -> None:
+    reply = http.post("/v1/files", **form)
+    assert (reply.status_code, message in reply.text) == (status, True), reply.text
+    assert sorted(reply.json()["error"]) == ["code", "message", "param", "type"]
 
 
 def test_who_may_not_ask_uploads_nothing(server: Served) -> None:
     with server.client() as nobody:
-        assert sent(nobody, "a.txt", b"x").status_code == 401
+        assert upload(nobody, "a.txt", b"x").status_code == 401
 
 
 def test_names_of_files_are_names(http: httpx.Client) -> None:
     names = {"../../etc/passwd": "passwd", "C:\\a\\b.txt": "b.txt", "a" * 500: "a" * 200}
-    for given, name in names.items():
-        made = sent(http, given, b"x").json()
-        assert made["filename"] == name
-        http.delete(f"/v1/files/{made['id']}")
+    for sent_name, name in names.items():
+        file = upload(http, sent_name, b"x").json()
+        assert file["filename"] == name
+        http.delete(f"/v1/files/{file['id']}")
 
 
 def test_limits_of_a_key(server: Served) -> None:
     with server.client(SMALL.secret) as http:
-        assert sent(http, "a.txt", b"x" * 51).status_code == 413
-        assert sent(http, "a.txt", b"x" * 40).status_code == 200
-        found = sent(http, "a.txt", b"x" * 40)
-        assert (found.status_code, found.json()["error"]["code"]) == (413, "files_full")
-        assert sent(http, "a.txt", b"x").status_code == 429
+        assert upload(http, "a.txt", b"x" * 51).status_code == 413
+        assert upload(http, "a.txt", b"x" * 40).status_code == 200
+        results = upload(http, "a.txt", b"x" * 40)
+        assert (results.status_code, results.json()["error"]["code"]) == (413, "files_full")
+        assert upload(http, "a.txt", b"x").status_code == 429
 
 
 def test_what_has_expired_is_gone(server: Served) -> None:
     with server.client(OTHER.secret) as http:
-        id = sent(http, "a.txt", b"x", **{"expires_after[seconds]": "1"}).json()["id"]
+        id = upload(http, "a.txt", b"x", **{"expires_after[seconds]": "1"}).json()["id"]
         end = time.monotonic() + 10
         while http.get(f"/v1/files/{id}").status_code == 200 or http.get("/v1/files").json()["data"]:
             assert time.monotonic() < end
@@ -266,30 +266,30 @@ def test_what_has_expired_is_gone(server: Served) -> None:
 
 
 def test_a_model_reads_documents(server: Served, http: httpx.Client) -> None:
-    kept = sent(http, "b.html", PAGE).json()["id"]
+    file_id = upload(http, "b.html", PAGE).json()["id"]
     parts = [
         {"type": "file", "file": inline("a.pdf", pdfs.with_text("Sheep"))},
-        {"type": "file", "file": {"file_id": kept}},
+        {"type": "file", "file": {"file_id": file_id}},
     ]
     body = {"model": "llm", "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]}
-    wanted = (
+    expected = (
         'said <document name="a.pdf">\nSheep\n</document>\n'
         '<document name="b.html">\nCows\n\neat grass\n</document>\nWhat?'
     )
-    assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == wanted
+    assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == expected
     client = server.openai(ONE.secret)
     parts = [
         {"type": "input_file", **inline("a.pdf", pdfs.with_text("Sheep"))},
-        {"type": "input_file", "file_id": kept},
+        {"type": "input_file", "file_id": file_id},
     ]
-    asked = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "What?"}]}]
-    assert client.responses.create(model="llm", input=asked).output_text == wanted
+    messages = [{"role": "user", "content": [*parts, {"type": "input_text", "text": "What?"}]}]
+    assert client.responses.create(model="llm", input=messages).output_text == expected
     client.close()
     assert (
         answered(
-            http, model="llm", input="What?", documents=[inline("a.pdf", pdfs.with_text("Sheep")), {"file_id": kept}]
+            http, model="llm", input="What?", documents=[inline("a.pdf", pdfs.with_text("Sheep")), {"file_id": file_id}]
         )["answer"]["text"]
-        == wanted
+        == expected
     )
 
 
@@ -299,9 +299,9 @@ def test_a_workflow_reads_documents_and_takes_settings(http: httpx.Client) -> No
         "input": "cows",
         "documents": [inline("a.txt", b"Cows eat grass. " * 40)],
     }
-    found = answered(http, **query)
-    assert found["status"] == "done", found
-    assert len(found["answer"]["sources"]) == 2
+    reply = answered(http, **query)
+    assert reply["status"] == "done", reply
+    assert len(reply["answer"]["sources"]) == 2
     one = answered(http, **query, settings={"found.k": 1, "answer.prompt": "Only {context} to {question}"})
     assert len(one["answer"]["sources"]) == 1
     assert one["answer"]["text"].startswith("said Only Cows")
@@ -316,14 +316,14 @@ def test_a_workflow_reads_documents_and_takes_settings(http: httpx.Client) -> No
     }
     assert (
         http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
-        == found["answer"]["text"]
+        == reply["answer"]["text"]
     )
 
 
 def test_an_app_tells_what_it_takes(http: httpx.Client) -> None:
-    told = http.get("/v1/models/template").json()
-    assert (told["documents"], sorted(told["inputs"]["required"])) == ("documents", ["documents", "question"])
-    assert "k" in told["settings"]["properties"]["found"]["properties"]
+    reply = http.get("/v1/models/template").json()
+    assert (reply["documents"], sorted(reply["inputs"]["required"])) == ("documents", ["documents", "question"])
+    assert "k" in reply["settings"]["properties"]["found"]["properties"]
     assert http.get("/v1/models/chain").json()["documents"] == "documents"
     assert "documents" not in http.get("/v1/models/plain").json()
 
@@ -342,26 +342,26 @@ def test_a_query_comes_as_a_form(http: httpx.Client) -> None:
         ("documents", ("a.pdf", pdfs.with_text("Sheep"), "application/pdf")),
         ("documents", ("b.txt", b"two", "text/plain")),
     ]
-    taken = http.post("/v1/queries", data={"query": json.dumps({"model": "chain", "input": "q"})}, files=files)
-    assert taken.status_code == 202, taken.text
-    found = http.get(f"/v1/queries/{taken.json()['id']}", params={"wait": 20}).json()
-    assert found["answer"]["text"] == "q: Sheep|two"
+    accepted = http.post("/v1/queries", data={"query": json.dumps({"model": "chain", "input": "q"})}, files=files)
+    assert accepted.status_code == 202, accepted.text
+    reply = http.get(f"/v1/queries/{accepted.json()['id']}", params={"wait": 20}).json()
+    assert reply["answer"]["text"] == "q: Sheep|two"
 
 
 def test_what_comes_with_a_query_goes_with_it(server: Served, http: httpx.Client) -> None:
-    found = answered(http, model="chain", input="q", documents=[inline("a.txt", b"one")])
-    assert found["status"] == "done"
+    reply = answered(http, model="chain", input="q", documents=[inline("a.txt", b"one")])
+    assert reply["status"] == "done"
     store = server.server.config.app.state.documents.store
-    assert not [one for one in store._kept.values() if one.query]
-    refused = http.post(
+    assert not [one for one in store._files.values() if one.query]
+    refusal = http.post(
         "/v1/queries", json={"model": "chain", "input": "q", "documents": [{"text": "a"}, {"file_id": "file-none"}]}
     )
-    assert refused.status_code == 404
-    assert not [one for one in store._kept.values() if one.query]
+    assert refusal.status_code == 404
+    assert not [one for one in store._files.values() if one.query]
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "told"),
+    ("query", "status", "message"),
     [
         ({"model": "plain", "input": "x", "documents": [{"text": "a"}]}, 400, "takes no documents"),
         ({"model": "plain", "input": "x", "settings": {"k": 1}}, 400, "no settings"),
@@ -383,9 +383,9 @@ def test_what_comes_with_a_query_goes_with_it(server: Served, http: httpx.Client
         ({"model": "chain", "input": "x", "documents": [{"url": "http://example.org/"}]}, 400, "fetches no documents"),
     ],
 )
-def test_documents_that_make_no_sense(http: httpx.Client, query: dict[str, Any], status: int, told: str) -> None:
-    found = http.post("/v1/queries", json=query)
-    assert (found.status_code, told in found.text) == (status, True), found.text
+def test_documents_that_make_no_sense(http: httpx.Client, query: dict[str, Any], status: int, message: str) -> None:
+    reply = http.post("/v1/queries", json=query)
+    assert (reply.status_code, message in reply.text) == (status, True), reply.text
 
 
 # ------------------------------------------------------------ keeping
@@ -396,15 +396,15 @@ async def store(request: pytest.FixtureRequest) -> Any:
     if request.param == "memory":
         yield MemoryFiles()
         return
-    kept = PostgresStore(request.getfixturevalue("postgres_dsn"), f"pool-{time.monotonic_ns()}")
-    await kept.open()
-    yield PostgresFiles(kept)
-    await kept.close()
+    stored = PostgresStore(request.getfixturevalue("postgres_dsn"), f"pool-{time.monotonic_ns()}")
+    await stored.open()
+    yield PostgresFiles(stored)
+    await stored.close()
 
 
 def file(id: str, tenant: str = "one", **more: Any) -> StoredFile:
-    about = {"purpose": "user_data", "kind": "text", "bytes": 5, "created": 1.0, "expires": None, "text": "hello"}
-    return StoredFile(id=id, tenant=tenant, name="a", **{**about, **more})
+    fields = {"purpose": "user_data", "kind": "text", "bytes": 5, "created": 1.0, "expires": None, "text": "hello"}
+    return StoredFile(id=id, tenant=tenant, name="a", **{**fields, **more})
 
 
 async def test_what_stores_of_files_keep(store: FileStore) -> None:
@@ -412,11 +412,11 @@ async def test_what_stores_of_files_keep(store: FileStore) -> None:
     await store.open()
     for one in (file("a"), file("a", "other", text="hi"), file("b", expires=10.0, created=2.0), file("c", query="q_1")):
         await store.put(one)
-    found = await store.get("one", "a")
-    assert found == file("a")
+    file_ = await store.get("one", "a")
+    assert file_ == file("a")
     assert await store.get("two", "a") is None
     assert [one.id for one in await store.uploaded("one")] == ["b", "a"]
-    assert (await store.kept("one"), await store.kept("two")) == (15, 0)
+    assert (await store.total_bytes("one"), await store.total_bytes("two")) == (15, 0)
     assert (await store.expire(9.0), await store.expire(10.0)) == (0, 1)
     assert await store.delete("one", query="q_2") == 0
     assert await store.delete("one", query="q_1") == 1

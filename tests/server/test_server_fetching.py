@@ -96,17 +96,17 @@ class Names:
     """A resolver; a name with several answers gives them in turn."""
 
     def __init__(self, **names: Iterable[list[str]]) -> None:
-        self.names = {name.replace("_", "."): iter(found) for name, found in names.items()}
+        self.names = {name.replace("_", "."): iter(addresses) for name, addresses in names.items()}
         self.asked: list[str] = []
 
     async def __call__(self, host: str, port: int) -> list[str]:
         self.asked.append(host)
         if (name_of_host(host) and host[-1].isdigit()) or ":" in host:
             return [host]
-        found = next(self.names[host], None) if host in self.names else None
-        if found is None:
+        addresses = next(self.names[host], None) if host in self.names else None
+        if addresses is None:
             raise OSError("no such name")
-        return found
+        return addresses
 
 
 def always(*addresses: str) -> Iterator[list[str]]:
@@ -125,16 +125,16 @@ class Case:
             "rebinding_example_org": iter([[PUBLIC], ["127.0.0.1"]]),
         }
         self.net, self.names = Net(port), Names(**names)
-        given = {"hosts": ["*"], "schemes": ["http", "https"], "ports": [80, 443, 8080], "seconds": 2, **settings}
-        self.fetcher = Fetcher(UrlSettings.model_validate(given), 2000, self.names, self.net)
+        options = {"hosts": ["*"], "schemes": ["http", "https"], "ports": [80, 443, 8080], "seconds": 2, **settings}
+        self.fetcher = Fetcher(UrlSettings.model_validate(options), 2000, self.names, self.net)
 
     def fetch(self, url: str) -> Fetched:
         return asyncio.run(self.fetcher.fetch(url))
 
     def refused(self, url: str) -> HttpError:
-        with pytest.raises(HttpError) as found:
+        with pytest.raises(HttpError) as error_info:
             self.fetch(url)
-        return found.value
+        return error_info.value
 
 
 # ------------------------------------------------------------ addresses
@@ -187,8 +187,8 @@ def test_names_of_hosts() -> None:
 
 def test_a_document_is_fetched(port: int) -> None:
     case = Case(port)
-    found = case.fetch("http://example.org/a/page.html?q=1#part")
-    assert (found.type, found.name) == ("text/html", "page.html")
+    fetched = case.fetch("http://example.org/a/page.html?q=1#part")
+    assert (fetched.type, fetched.name) == ("text/html", "page.html")
     assert case.net.asked == [(PUBLIC, 80)]
     seen = Pages.seen[-1]
     assert (seen["path"], seen["host"]) == ("/a/page.html?q=1", "example.org")
@@ -234,8 +234,8 @@ ATTACKS = (
 @pytest.mark.parametrize("url", ATTACKS)
 def test_what_lies_inside_is_not_reached(port: int, url: str) -> None:
     case = Case(port)
-    found = case.refused(url)
-    assert (found.status, found.code) == (400, "url_not_allowed"), str(found)
+    error = case.refused(url)
+    assert (error.status, error.code) == (400, "url_not_allowed"), str(error)
     assert all(is_public(address) for address, _ in case.net.asked)
 
 
@@ -263,9 +263,9 @@ def test_an_answer_that_changes_changes_nothing(port: int) -> None:
     ],
 )
 def test_what_a_server_may_do(port: int, path: str, status: int, code: str | None) -> None:
-    found = Case(port).refused(f"http://example.org{path}")
-    assert (found.status, found.code) == (status, code)
-    assert "secret" not in str(found)
+    error = Case(port).refused(f"http://example.org{path}")
+    assert (error.status, error.code) == (status, code)
+    assert "secret" not in str(error)
 
 
 def test_the_certificate_is_the_names(port: int) -> None:
@@ -295,10 +295,10 @@ def test_over_the_server(port: int) -> None:
     with served(documents={"urls": urls}) as server, server.client() as http:
         case = Case(port)
         server.server.config.app.state.documents._fetcher = case.fetcher
-        taken = http.post(
+        accepted = http.post(
             "/v1/queries", json={"model": "llm", "input": "x", "documents": [{"url": "http://example.org/a.html"}]}
         )
-        assert taken.status_code == 202, taken.text
+        assert accepted.status_code == 202, accepted.text
         part = {"type": "input_file", "file_url": "http://example.org/a.html"}
         body = {"model": "llm", "input": [{"role": "user", "content": [part]}]}
         assert http.post("/v1/responses", json=body).status_code == 200
@@ -306,6 +306,6 @@ def test_over_the_server(port: int) -> None:
     with served(documents={"urls": urls}) as server, server.client() as http:
         before = len(Pages.seen)
         for url in (f"http://127.0.0.1:{port}/", f"http://localhost:{port}/", f"http://[::ffff:127.0.0.1]:{port}/"):
-            found = http.post("/v1/queries", json={"model": "llm", "input": "x", "documents": [{"url": url}]})
-            assert (found.status_code, found.json()["error"]["code"]) == (400, "url_not_allowed")
+            reply = http.post("/v1/queries", json={"model": "llm", "input": "x", "documents": [{"url": url}]})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "url_not_allowed")
         assert len(Pages.seen) == before

@@ -12,18 +12,18 @@ import pytest
 from support.service import Served, served, slow_llm, until
 
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.admission import Admission, Refused, Ticket
+from teola_plugin.server.admission import Admission, AdmissionRefusal, Ticket
 
 SLOWLY = 0.4
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served() as found:
-        yield found
+    with served() as server:
+        yield server
 
 
-def begun(server: Served) -> set[Any]:
+def running_queries(server: Served) -> set[Any]:
     """Connections of whose request the server has the first byte."""
     return {one for one in tuple(server.server.server_state.connections) if "teola.began" in (one.scope or {})}  # type: ignore[union-attr]
 
@@ -31,18 +31,18 @@ def begun(server: Served) -> set[Any]:
 def asked_slowly(server: Served, path: str, headers: dict[str, str], **body: Any) -> tuple[int, dict[str, Any], str]:
     """Status, answer and query of a request whose first line comes a while before its last byte."""
     content = json.dumps({"model": "llm", **body}).encode()
-    about = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
-    head = "".join(f"{name}: {value}\r\n" for name, value in about.items())
+    fields = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     address = server.url.removeprefix("http://").split(":")
-    before = begun(server)
-    with socket.create_connection((address[0], int(address[1])), timeout=20) as made:
-        made.sendall(f"POST {path} HTTP/1.1\r\n".encode())
-        until(lambda: begun(server) - before)
+    before = running_queries(server)
+    with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\n".encode())
+        until(lambda: running_queries(server) - before)
         time.sleep(SLOWLY / 2)
-        made.sendall(f"{head}Connection: close\r\n\r\n".encode() + content[:10])
+        connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + content[:10])
         time.sleep(SLOWLY / 2)
-        made.sendall(content[10:])
-        answer = b"".join(iter(lambda: made.recv(1 << 16), b""))
+        connection.sendall(content[10:])
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     first, _, rest = answer.partition(b"\r\n\r\n")
     query = next((one for one in first.decode().splitlines() if one.lower().startswith("x-teola-query")), "")
     return int(first.split()[1]), json.loads(rest), query.partition(": ")[2]
@@ -58,25 +58,25 @@ def test_a_goal_counts_what_was_slow_to_come(server: Served) -> None:
     assert status == 200
     until(lambda: server.service.live.find("anonymous", id))
     with server.client() as http:
-        [shown] = [one for one in http.get("/v1/activity").json()["data"] if one["id"] == id]
-    assert shown["seconds"] >= SLOWLY and shown["within_goal"] is False
-    assert time.time() - shown["began"] >= SLOWLY
+        [query] = [one for one in http.get("/v1/activity").json()["data"] if one["id"] == id]
+    assert query["seconds"] >= SLOWLY and query["within_goal"] is False
+    assert time.time() - query["began"] >= SLOWLY
     until(lambda: server.service.admission.counts["llm"].answered)
     assert server.service.admission.counts["llm"].within_goal == before
 
 
 def test_a_deadline_that_has_passed_before_all_has_come(server: Served) -> None:
     headers = {"X-Teola-Deadline": f"{0.9 * SLOWLY:g}"}
-    status, told, _ = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES)
-    assert (status, told["error"]["code"]) == (504, "deadline_exceeded")
+    status, reply, _ = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES)
+    assert (status, reply["error"]["code"]) == (504, "deadline_exceeded")
 
 
 def test_submitted_queries_too(server: Served) -> None:
     headers = {"X-Teola-Goal": f"{0.9 * SLOWLY:g}"}
-    status, told, _ = asked_slowly(server, "/v1/queries", headers, input="hello")
+    status, reply, _ = asked_slowly(server, "/v1/queries", headers, input="hello")
     assert status == 202
     with server.client() as http:
-        done = http.get(f"/v1/queries/{told['id']}?wait=10").json()
+        done = http.get(f"/v1/queries/{reply['id']}?wait=10").json()
     assert done["seconds"] >= SLOWLY and done["within_goal"] is False
 
 
@@ -88,20 +88,20 @@ def test_the_next_request_of_a_connection_begins_with_its_own_first_byte(server:
             took = time.monotonic() - began
             time.sleep(SLOWLY)
         until(lambda: server.service.live.find("anonymous", id))
-        [shown] = [one for one in http.get("/v1/activity").json()["data"] if one["id"] == id]
-    assert shown["seconds"] <= took
+        [query] = [one for one in http.get("/v1/activity").json()["data"] if one["id"] == id]
+    assert query["seconds"] <= took
 
 
 def test_what_has_no_time_left_is_refused() -> None:
     """Beside others; where nothing runs, it is tried."""
     with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
-        asked = {"model": "llm", "input": "x", "parameters": {"max_tokens": 20}}
-        for id in [http.post("/v1/queries", json=asked).json()["id"] for _ in range(4)]:
+        body = {"model": "llm", "input": "x", "parameters": {"max_tokens": 20}}
+        for id in [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]:
             assert http.get(f"/v1/queries/{id}?wait=10").json()["status"] == "done"
-        slow = http.post("/v1/queries", json={**asked, "parameters": {"max_tokens": 180}}).json()
+        slow = http.post("/v1/queries", json={**body, "parameters": {"max_tokens": 180}}).json()
         headers = {"X-Teola-Goal": f"{SLOWLY + 0.05:g}"}
-        status, told, _ = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES, max_tokens=20)
-        assert (status, told["error"]["code"]) == (429, "goal")
+        status, reply, _ = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES, max_tokens=20)
+        assert (status, reply["error"]["code"]) == (429, "goal")
         http.delete(f"/v1/queries/{slow['id']}")
 
 
@@ -109,22 +109,22 @@ def test_admission_adds_what_has_gone_by() -> None:
     now = [100.0]
     admission = Admission(1000, 10**6, lambda: now[0])
 
-    def ask(goal: float, since: float) -> Ticket | Refused:
-        return admission.ask("a", 1, goal, since)
+    def ask(goal: float, since: float) -> Ticket | AdmissionRefusal:
+        return admission.admit("a", 1, goal, since)
 
     first = [ask(9, 100.0) for _ in range(6)]
     now[0] = 101.0
     for one in first:
         assert isinstance(one, Ticket)
-        one.end(whole=True)
-    beside = ask(9, 101.0)
-    assert isinstance(beside, Ticket)
+        one.end(answered=True)
+    parallel = ask(9, 101.0)
+    assert isinstance(parallel, Ticket)
     predicted = admission.predicted("a") or 0.0
     assert predicted > 0
-    refused = ask(predicted + 0.1, 100.5)
-    assert isinstance(refused, Refused) and refused.predicted == pytest.approx(predicted + 0.5)
+    refusal = ask(predicted + 0.1, 100.5)
+    assert isinstance(refusal, AdmissionRefusal) and refusal.predicted == pytest.approx(predicted + 0.5)
     assert isinstance(ask(predicted + 0.1, 101.0), Ticket)
     now[0] = 102.0
     before = admission.counts["a"].within_goal
-    beside.end(whole=True)
+    parallel.end(answered=True)
     assert admission.counts["a"].within_goal == before + 1

@@ -28,8 +28,8 @@ EXAMPLE = "examples/service/pool.yaml"
 def test_commands_hold_any_text() -> None:
     text = """Who's "there"? $HOME \\ é"""
     by_curl, by_client = commands("http://127.0.0.1:1", "my/app", text, keys=True)
-    asked = json.loads(shlex.split(by_curl)[-1])
-    assert asked == {"model": "my/app", "messages": [{"role": "user", "content": text}]}
+    body = json.loads(shlex.split(by_curl)[-1])
+    assert body == {"model": "my/app", "messages": [{"role": "user", "content": text}]}
     assert "$TEOLA_API_KEY" in by_curl
     code = shlex.split(by_client)[-1]
     compile(code, "command", "exec")
@@ -107,9 +107,9 @@ def test_what_is_printed_works(tmp_path: Path, open_folder: Path) -> None:
         assert process.stdout is not None
         _, by_curl, by_client, page = (process.stdout.readline().strip() for _ in range(4))
         started = [process.pid, *(one.pid for one in psutil.Process(process.pid).children(recursive=True))]
-        told = json.loads(_run(by_curl))
-        assert "nearest enclosing loop" in told["choices"][0]["message"]["content"]
-        assert told["usage"]["prompt_tokens"] > told["usage"]["completion_tokens"] > 0
+        reply = json.loads(_run(by_curl))
+        assert "nearest enclosing loop" in reply["choices"][0]["message"]["content"]
+        assert reply["usage"]["prompt_tokens"] > reply["usage"]["completion_tokens"] > 0
         assert "nearest enclosing loop" in _run(by_client)
         assert "<!doctype html>" in httpx.get(page.split()[-1], trust_env=False).text
     finally:

@@ -51,12 +51,12 @@ ANY = st.recursive(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """All places in a value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for at, inner in items:
-        yield from places(inner, (*path, at))
+        yield from paths_in(inner, (*path, at))
 
 
 def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
@@ -200,8 +200,8 @@ def nested(depth: int) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served() as found:
-        yield found
+    with served() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +216,10 @@ def post(http: httpx.Client, path: str, body: Any) -> httpx.Response:
     return http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
-def assert_no_fault(response: httpx.Response, sent: object) -> None:
-    assert response.status_code < 500, (sent, response.text)
+def assert_no_fault(response: httpx.Response, request_body: object) -> None:
+    assert response.status_code < 500, (request_body, response.text)
     if response.status_code >= 400:
-        assert sorted(response.json()["error"]) == SHAPE, sent
+        assert sorted(response.json()["error"]) == SHAPE, request_body
 
 
 @settings(max_examples=400 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -228,14 +228,14 @@ def test_nothing_that_is_sent_is_a_fault(server: Served, data: st.DataObject) ->
     path = data.draw(st.sampled_from(sorted(VALID)))
     body = VALID[path]
     for _ in range(data.draw(st.integers(1, 2))):
-        where = data.draw(st.sampled_from(list(places(body))))
+        where = data.draw(st.sampled_from(list(paths_in(body))))
         body = changed(body, where, data.draw(ANY))
     text = json.dumps(body)
     with server.client() as http:
-        found = http.post(path, content=text, headers={"Content-Type": "application/json"})
-    assert found.status_code < 500, (path, text, found.text)
-    if found.status_code >= 400:
-        assert sorted(found.json()["error"]) == SHAPE
+        reply = http.post(path, content=text, headers={"Content-Type": "application/json"})
+    assert reply.status_code < 500, (path, text, reply.text)
+    if reply.status_code >= 400:
+        assert sorted(reply.json()["error"]) == SHAPE
 
 
 @pytest.mark.parametrize("path", sorted(FULL))
@@ -244,7 +244,7 @@ def test_nothing_that_is_sent_is_a_fault(server: Served, data: st.DataObject) ->
 def test_no_mutation_of_a_right_body_is_a_fault(http: httpx.Client, path: str, data: st.DataObject) -> None:
     body = data.draw(st.sampled_from(FULL[path]))
     for _ in range(data.draw(st.integers(1, 2))):
-        where = data.draw(st.sampled_from(list(places(body))))
+        where = data.draw(st.sampled_from(list(paths_in(body))))
         body = changed(body, where, data.draw(BAD | ANY | st.integers(100, 400).map(nested)))
     if isinstance(body, dict) and "queries" not in path and data.draw(st.booleans()):
         body = {**body, "stream": True}
@@ -254,19 +254,19 @@ def test_no_mutation_of_a_right_body_is_a_fault(http: httpx.Client, path: str, d
     assert_no_fault(response, body)
     assert '"code":"internal_error"' not in response.text, body
     if response.status_code == 202:
-        ended = http.get(f"/v1/queries/{response.json()['id']}", params={"wait": 20}).json()
-        assert (ended["error"] or {}).get("code") != "internal_error", (body, ended)
+        query = http.get(f"/v1/queries/{response.json()['id']}", params={"wait": 20}).json()
+        assert (query["error"] or {}).get("code") != "internal_error", (body, query)
 
 
 def optional_places(path: str, body: dict[str, Any]) -> list[tuple[Any, ...]]:
     """The names in a body that may be left out, and are no data of the client's own."""
-    own = {"metadata", "inputs", "variables", "settings", "schema", "$defs", "properties", "parameters"}
-    own -= {"parameters"} if path == "/v1/queries" else set()
+    own_data = {"metadata", "inputs", "variables", "settings", "schema", "$defs", "properties", "parameters"}
+    own_data -= {"parameters"} if path == "/v1/queries" else set()
     required = {"model", "messages", "prompt", "input", "query", "documents", "role", "type", "name", "text"}
     return [
         where
-        for where in places(body)
-        if where and isinstance(where[-1], str) and where[-1] not in required and not own & set(where[:-1])
+        for where in paths_in(body)
+        if where and isinstance(where[-1], str) and where[-1] not in required and not own_data & set(where[:-1])
     ]
 
 
@@ -288,7 +288,7 @@ def test_null_is_as_if_it_was_left_out(http: httpx.Client, path: str, number: in
 
         assert by_null.status_code in (200, 202, 400), (where, by_null.text)
         assert by_null.status_code == left_out.status_code, (where, by_null.text, left_out.text)
-        assert said(by_null) == said(left_out), where
+        assert error_text(by_null) == error_text(left_out), where
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": None}, {"include_usage": False}])
@@ -300,8 +300,8 @@ def test_stream_without_usage_where_it_is_null(http: httpx.Client, path: str, op
     assert '"usage"' not in response.text
 
 
-def said(response: httpx.Response) -> str:
-    """The body without ids and times."""
+def error_text(response: httpx.Response) -> str:
+    """Return the body without ids and times."""
     text = re.sub(r'"(created\w*|ended|seconds)":[^,}]*', "", response.text)
     return re.sub(r"\b(chatcmpl|cmpl|resp|msg|fc|call|query|q|rerank|file)[-_][0-9a-f]{12,}", "", text)
 
@@ -337,9 +337,9 @@ def test_strangers_get_nothing() -> None:
         traced = [one["id"] for one in mine.get("/v1/activity").json()["data"]]
         with server.client(OTHER.secret) as other:
             for _ in range(10_000 if LONG else 100):
-                found = attempt(other, rng.choice(ids + traced), rng)
-                assert "secret" not in found.text
-                assert found.status_code in (404, 204, 202) or found.json().get("data") == []
+                reply = attempt(other, rng.choice(ids + traced), rng)
+                assert "secret" not in reply.text
+                assert reply.status_code in (404, 204, 202) or reply.json().get("data") == []
         assert len(mine.get("/v1/queries").json()["data"]) == 20
         assert {one["status"] for one in mine.get("/v1/queries").json()["data"]} == {"done"}
 
@@ -360,8 +360,8 @@ def attempt(http: httpx.Client, id: str, rng: random.Random) -> httpx.Response:
         case 5:
             return http.post(f"/pages/tickets/{name}")
         case 6:
-            asked = {"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}}
-            return http.post("/v1/queries", json=asked)
+            body = {"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}}
+            return http.post("/v1/queries", json=body)
     return http.get(rng.choice(["/v1/queries", "/v1/activity"]))
 
 
@@ -375,6 +375,6 @@ def test_over_tls(tmp_path: Path) -> None:
         import ssl
 
         trusted = ssl.create_default_context(cafile=str(certificate))
-        found = httpx.get(server.url.replace("http:", "https:") + "/ready", verify=trusted, trust_env=False)
-    assert found.status_code == 200
-    assert "max-age" in found.headers["strict-transport-security"]
+        reply = httpx.get(server.url.replace("http:", "https:") + "/ready", verify=trusted, trust_env=False)
+    assert reply.status_code == 200
+    assert "max-age" in reply.headers["strict-transport-security"]

@@ -25,9 +25,9 @@ from teola_plugin.cli.main import main
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.errors import HttpError
-from teola_plugin.server.live_queries import Visit
+from teola_plugin.server.live_queries import RequestSession
 from teola_plugin.server.queries.store import MemoryStore
-from teola_plugin.server.routes.answering import Whole, while_connected
+from teola_plugin.server.routes.answering import SessionResponse, while_connected
 from teola_plugin.server.run import listening, run
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import ServerSettings
@@ -37,8 +37,8 @@ CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served(max_body=20_000) as found:
-        yield found
+    with served(max_body=20_000) as server:
+        yield server
 
 
 def test_it_tells_how_it_is(server: Served) -> None:
@@ -50,14 +50,14 @@ def test_it_tells_how_it_is(server: Served) -> None:
 
 def test_ids_and_security_headers(server: Served) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine-1"})
+        reply = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine-1"})
         other = http.get("/v1/models", headers={"X-Request-ID": "no spaces\there"})
-    assert found.headers["x-request-id"] == "mine-1"
-    assert found.headers["x-teola-query"].startswith("query_")
+    assert reply.headers["x-request-id"] == "mine-1"
+    assert reply.headers["x-teola-query"].startswith("query_")
     assert other.headers["x-request-id"].startswith("req_")
-    assert found.headers["x-content-type-options"] == "nosniff"
-    assert "frame-ancestors 'none'" in found.headers["content-security-policy"]
-    assert "server" not in found.headers
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
+    assert "server" not in reply.headers
 
 
 def test_another_host_is_refused_where_no_key_is_asked_for(server: Served) -> None:
@@ -87,40 +87,40 @@ def test_a_large_answer_comes_whole_and_in_order(server: Served) -> None:
     with server.client() as http:
         data = http.post("/v1/embeddings", json=body).json()["data"]
         assert [one["index"] for one in data] == list(range(400))
-        again = http.post("/v1/embeddings", json=body, headers={"Connection": "close"})
-        assert again.json()["data"] == data
+        second = http.post("/v1/embeddings", json=body, headers={"Connection": "close"})
+        assert second.json()["data"] == data
 
 
 def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
-    told: list[str] = []
+    steps: list[str] = []
 
     class Told:
         query = SimpleNamespace(id="query_1")
 
         def end(self, outcome: str) -> None:
-            told.append(outcome)
+            steps.append(outcome)
 
     async def send(message: Any) -> None:
-        told.append(message["type"])
+        steps.append(message["type"])
 
-    asyncio.run(Whole(cast(Visit, Told()), {"answer": 1})({"type": "http"}, None, send))  # type: ignore[arg-type]
-    assert told == ["http.response.start", "http.response.body", "done"]
+    asyncio.run(SessionResponse(cast(RequestSession, Told()), {"answer": 1})({"type": "http"}, None, send))  # type: ignore[arg-type]
+    assert steps == ["http.response.start", "http.response.body", "done"]
 
 
 def test_a_client_that_leaves_ends_the_work_and_nobody_elses_request_to_stop_is_lost() -> None:
     """The work runs in the task of the request, which is told to stop for either reason."""
-    gone, ended = asyncio.Event(), list[str]()
+    left_event, statuses = asyncio.Event(), list[str]()
 
     class Left:
         async def receive(self) -> dict[str, str]:
-            await gone.wait()
+            await left_event.wait()
             return {"type": "http.disconnect"}
 
     async def work(*, stubborn: bool) -> str:
         try:
             await asyncio.sleep(20)
         except asyncio.CancelledError:
-            ended.append("told")
+            statuses.append("told")
             if not stubborn:
                 raise
         return "an answer"
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_ends_the_work_and_nobody_elses_request_to_stop_is_
     async def asked(*, stubborn: bool, leaves: bool) -> int | str:
         task = asyncio.ensure_future(while_connected(cast(Any, Left()), work(stubborn=stubborn)))
         await asyncio.sleep(0.01)
-        gone.set() if leaves else task.cancel()
+        left_event.set() if leaves else task.cancel()
         try:
             return await task
         except HttpError as error:
@@ -136,13 +136,13 @@ def test_a_client_that_leaves_ends_the_work_and_nobody_elses_request_to_stop_is_
         except asyncio.CancelledError:
             return "cancelled"
         finally:
-            gone.clear()
+            left_event.clear()
 
     async def main() -> None:
         assert await asked(stubborn=False, leaves=True) == 499
         assert await asked(stubborn=True, leaves=True) == 499
         assert await asked(stubborn=False, leaves=False) == "cancelled"
-        assert len(ended) == 3
+        assert len(statuses) == 3
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1
 
@@ -154,9 +154,9 @@ def test_what_a_query_costs_at_its_end_nobody_waits_for(server: Served, monkeypa
     answered, waited = threading.Event(), list[bool]()
     monkeypatch.setattr(server.service.live, "on_end", lambda _: waited.append(answered.wait(10)))
     with server.client() as http:
-        found = http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "x"}]})
+        reply = http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "x"}]})
         answered.set()
-    assert found.status_code == 200
+    assert reply.status_code == 200
     until(lambda: waited)
     assert waited == [True]
 
@@ -184,15 +184,15 @@ def test_a_body_that_is_too_large(server: Served) -> None:
 
     with server.client() as http:
         assert http.post("/v1/chat/completions", content=b" " * 30_000).status_code == 413
-        found = http.post("/v1/chat/completions", content=parts(), headers={"Content-Type": "application/json"})
-    assert found.status_code == 413
-    assert "larger than 20000 bytes" in found.json()["error"]["message"]
+        reply = http.post("/v1/chat/completions", content=parts(), headers={"Content-Type": "application/json"})
+    assert reply.status_code == 413
+    assert "larger than 20000 bytes" in reply.json()["error"]["message"]
 
 
 def test_only_json_is_read(server: Served) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", content='{"model": "llm"}', headers={"Content-Type": "text/plain"})
-    assert found.status_code == 400
+        reply = http.post("/v1/chat/completions", content='{"model": "llm"}', headers={"Content-Type": "text/plain"})
+    assert reply.status_code == 400
 
 
 def test_figures_for_prometheus(server: Served) -> None:
@@ -217,7 +217,7 @@ def test_a_client_that_leaves_cancels(stream: bool) -> None:
                 with pytest.raises(httpx.ReadTimeout):
                     http.post("/v1/chat/completions", json=CHAT, timeout=0.3)
         until(lambda: not engine.load().requests and not server.service.live.running)
-        assert server.service.live.ended[-1].status == "cancelled"
+        assert server.service.live.ended_queries[-1].status == "cancelled"
         assert server.service.admission.running == 0
 
 
@@ -233,12 +233,12 @@ def test_a_fault_of_ours_is_told_by_its_id_alone(server: Served, monkeypatch: py
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(type(server.service.models["llm"]), "whole", broken)
+    monkeypatch.setattr(type(server.service.models["llm"]), "answer", broken)
     with caplog.at_level(logging.ERROR, "teola_plugin.server"), server.client() as http:
-        found = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "seen"})
-    assert found.status_code == 500
-    assert "secret" not in found.text
-    assert "seen" in found.json()["error"]["message"]
+        reply = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "seen"})
+    assert reply.status_code == 500
+    assert "secret" not in reply.text
+    assert "seen" in reply.json()["error"]["message"]
     assert "seen" in caplog.text
     assert server.service.admission.running == 0
 
@@ -249,8 +249,8 @@ def test_a_failing_engine_is_told_before_and_within_a_stream() -> None:
     engine = slow_llm(0.01)
     engine.faults = Faults(die_after=0)
     with served(EnginePool.local([engine])) as server, server.client() as http:
-        found = http.post("/v1/chat/completions", json={**CHAT, "stream": True})
-        assert found.status_code in (502, 503) or "error" in found.text
+        reply = http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        assert reply.status_code in (502, 503) or "error" in reply.text
         assert server.service.admission.running == 0
 
 
@@ -290,13 +290,13 @@ def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) 
         finally:
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=20)
-    found = [json.loads(line) for line in errors.splitlines()]
-    assert [one["status"] for one in found] == [200, 404]
-    assert found[0]["query"].startswith("query_") and found[0]["request"].startswith("req_")
+    lines_ = [json.loads(line) for line in errors.splitlines()]
+    assert [one["status"] for one in lines_] == [200, 404]
+    assert lines_[0]["query"].startswith("query_") and lines_[0]["request"].startswith("req_")
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("setting", "message"),
     [
         ("server: {host: 0.0.0.0}", "teola key"),
         ("server: {prot: 1}", "line 2: server.prot: there is no such setting"),
@@ -307,11 +307,11 @@ def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) 
         ("server: {keys: [{name: a, hash: 'plain'}]}", "hash"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, capsys: Any, said: str, told: str) -> None:
-    (tmp_path / "pool.yaml").write_text(f"engines: {{llm: {{kind: fake}}}}\n{said}\n")
+def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, capsys: Any, setting: str, message: str) -> None:
+    (tmp_path / "pool.yaml").write_text(f"engines: {{llm: {{kind: fake}}}}\n{setting}\n")
     assert main(["serve", str(tmp_path / "pool.yaml"), "--port", "0"]) == 2
     errors = capsys.readouterr().err
-    assert told in errors
+    assert message in errors
     assert "'plain'" not in errors
 
 

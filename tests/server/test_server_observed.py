@@ -27,7 +27,7 @@ from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.logs import JsonLines, Lines, logging_to_stderr
 from teola_plugin.server.settings import ServerSettings, ServiceConfig, TracingSettings
-from teola_plugin.server.traces import KeptTraces
+from teola_plugin.server.traces import RecentTraces
 from teola_plugin.server.tracing import provider_of
 
 SECRET = "zzyzx-the-prompt"
@@ -48,25 +48,25 @@ def test_figures_are_told_by_app() -> None:
         for _ in range(3):
             http.post("/v1/chat/completions", json=CHAT, headers={"X-Teola-App": "farm"})
         until(lambda: figures(http).get('teola_queries_ended_total{app="farm",outcome="done"}') == 3)
-        found = figures(http)
-    assert found['teola_queries_accepted_total{app="farm"}'] == 3
-    assert found['teola_query_seconds_count{app="farm"}'] == 3
-    assert found['teola_queued_seconds_count{app="farm",engine="llm"}'] == 3
-    assert found['teola_primitive_seconds_count{app="farm",engine="llm"}'] == 3
-    assert found['teola_primitive_requests_bucket{app="farm",engine="llm",le="1.0"}'] == 3
-    assert found['teola_tokens_total{app="farm",what="computed"}'] > 0
-    assert found['teola_engine_kv_used{engine="llm"}'] >= 0
-    assert found["process_resident_memory_bytes"] > 1e6
+        metrics = figures(http)
+    assert metrics['teola_queries_accepted_total{app="farm"}'] == 3
+    assert metrics['teola_query_seconds_count{app="farm"}'] == 3
+    assert metrics['teola_queued_seconds_count{app="farm",engine="llm"}'] == 3
+    assert metrics['teola_primitive_seconds_count{app="farm",engine="llm"}'] == 3
+    assert metrics['teola_primitive_requests_bucket{app="farm",engine="llm",le="1.0"}'] == 3
+    assert metrics['teola_tokens_total{app="farm",what="computed"}'] > 0
+    assert metrics['teola_engine_kv_used{engine="llm"}'] >= 0
+    assert metrics["process_resident_memory_bytes"] > 1e6
 
 
 def test_what_is_held_in_the_cache_is_told_by_app() -> None:
     with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
-        asked = {"model": "llm", "input": "hello farm", "parameters": {"max_tokens": 200}}
-        ids = [http.post("/v1/queries", json=asked, headers={"X-Teola-App": app}).json()["id"] for app in "aab"]
+        body = {"model": "llm", "input": "hello farm", "parameters": {"max_tokens": 200}}
+        ids = [http.post("/v1/queries", json=body, headers={"X-Teola-App": app}).json()["id"] for app in "aab"]
         name = 'teola_engine_kv_tokens{{app="{}",engine="llm"}}'.format
         until(lambda: figures(http).get(name("b"), 0) > 10)
-        found = figures(http)
-        assert found[name("a")] > 1.5 * found[name("b")] > 0
+        metrics = figures(http)
+        assert metrics[name("a")] > 1.5 * metrics[name("b")] > 0
         for id in ids:
             http.delete(f"/v1/queries/{id}")
         until(lambda: not any(key.startswith("teola_engine_kv_tokens{") for key in figures(http)))
@@ -74,14 +74,14 @@ def test_what_is_held_in_the_cache_is_told_by_app() -> None:
 
 def test_figures_of_an_engine_are_those_of_all_its_instances() -> None:
     with served(EnginePool.local({"llm": [slow_llm(0.01), slow_llm(0.01)]})) as server, server.client() as http:
-        asked = {"model": "llm", "input": "hello", "parameters": {"max_tokens": 200}}
-        ids = [http.post("/v1/queries", json=asked).json()["id"] for _ in range(4)]
+        body = {"model": "llm", "input": "hello", "parameters": {"max_tokens": 200}}
+        ids = [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]
         engines = server.pool.instances("llm")
         until(lambda: all(one.load().kv_tokens.get("llm", 0) > 40 for one in engines))
-        held = sum(one.load().kv_tokens["llm"] for one in engines)
-        found = figures(http)
-        assert found['teola_engine_running{engine="llm"}'] == 4
-        assert found['teola_engine_kv_tokens{app="llm",engine="llm"}'] >= held
+        used_tokens = sum(one.load().kv_tokens["llm"] for one in engines)
+        metrics = figures(http)
+        assert metrics['teola_engine_running{engine="llm"}'] == 4
+        assert metrics['teola_engine_kv_tokens{app="llm",engine="llm"}'] >= used_tokens
         assert http.get("/pages/pool").json()["engines"][0]["requests"] == 4
         for id in ids:
             http.delete(f"/v1/queries/{id}")
@@ -110,44 +110,44 @@ def test_sizes_of_batches_are_those_of_all_queries_together() -> None:
         sink.ended(QueryTrace("q2", "b", 0.0, 1.0, (span("q2", "y", 7, 2),)))
         sink.ended(QueryTrace("q3", "b", 20.0, 21.0, ()))
         with server.client() as http:
-            found = figures(http)
-    assert found['teola_batch_requests_sum{engine="embedder"}'] == 5
-    assert found['teola_batch_requests_count{engine="embedder"}'] == 1
+            metrics = figures(http)
+    assert metrics['teola_batch_requests_sum{engine="embedder"}'] == 5
+    assert metrics['teola_batch_requests_count{engine="embedder"}'] == 1
 
 
 # ------------------------------------------------------------ kept traces
 
 
 def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
-    kept = KeptTraces(keep=2)
+    traces = RecentTraces(max_traces=2)
     for number, batch in enumerate((1, 1, 1, 2)):
-        kept.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, (span(f"q{number}", "x", batch),)))
-    assert len(kept) == 2 and kept.get("q0") is None
-    trace = kept.get("q2")
-    assert trace is not None and kept.shared(trace) == []
-    kept.ended(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
-    (shared,) = kept.shared(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
-    assert (shared.engine, shared.batch, shared.primitives, shared.others) == ("embedder", 2, ("x",), ("q3",))
-    kept.forget({"q3", "gone"})
-    assert kept.get("q3") is None
+        traces.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, (span(f"q{number}", "x", batch),)))
+    assert len(traces) == 2 and traces.get("q0") is None
+    trace = traces.get("q2")
+    assert trace is not None and traces.shared_batches(trace) == []
+    traces.ended(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
+    (shared,) = traces.shared_batches(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
+    assert (shared.engine, shared.batch, shared.primitives, shared.other_queries) == ("embedder", 2, ("x",), ("q3",))
+    traces.forget({"q3", "gone"})
+    assert traces.get("q3") is None
 
 
 def test_at_an_llm_a_batch_is_what_runs_at_the_same_time() -> None:
-    kept = KeptTraces()
+    traces = RecentTraces()
     for name, at in (("q0", 0.0), ("q1", 0.5), ("q2", 1.0), ("q3", 5.0)):  # each runs for a second
-        kept.ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
-    trace = kept.get("q1")
+        traces.ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
+    trace = traces.get("q1")
     assert trace is not None
-    assert [one.others for one in kept.shared(trace, ["embedder"])] == [("q0", "q2")]
-    assert [one.others for one in kept.shared(trace)] == [("q0",)]
+    assert [one.other_queries for one in traces.shared_batches(trace, ["embedder"])] == [("q0", "q2")]
+    assert [one.other_queries for one in traces.shared_batches(trace)] == [("q0",)]
 
 
 def test_traces_are_fewer_where_they_are_large() -> None:
-    kept = KeptTraces(keep=100, spans=10)
+    traces = RecentTraces(max_traces=100, max_spans=10)
     for number in range(5):
         spans = tuple(span(f"q{number}", f"x{i}", i) for i in range(6))
-        kept.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, spans))
-    assert len(kept) == 1
+        traces.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, spans))
+    assert len(traces) == 1
 
 
 # ------------------------------------------------------------ OpenTelemetry
@@ -162,12 +162,12 @@ def exporter() -> InMemorySpanExporter:
 def traced(exporter: InMemorySpanExporter) -> Iterator[Served]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with served(EnginePool.local(fake_engines(), tracing=provider), tracing_provider=provider) as found:
-        yield found
+    with served(EnginePool.local(fake_engines(), tracing=provider), tracing_provider=provider) as server:
+        yield server
 
 
-def spans_of(exporter: InMemorySpanExporter, least: int) -> dict[str, ReadableSpan]:
-    until(lambda: len(exporter.get_finished_spans()) >= least)
+def spans_of(exporter: InMemorySpanExporter, minimum: int) -> dict[str, ReadableSpan]:
+    until(lambda: len(exporter.get_finished_spans()) >= minimum)
     return {one.name: one for one in exporter.get_finished_spans()}
 
 
@@ -178,16 +178,16 @@ def test_a_request_is_a_span_of_its_callers_trace_with_its_query_below(
     with traced.client() as http:
         http.get("/health")
         answer = http.post("/v1/chat/completions?key=hidden", json=CHAT, headers={"traceparent": parent})
-    found = spans_of(exporter, 3)
-    request, query = found["POST /v1/chat/completions"], found["llm"]
-    assert request.kind.name == "SERVER" and not [name for name in found if "health" in name]
+    spans = spans_of(exporter, 3)
+    request, query = spans["POST /v1/chat/completions"], spans["llm"]
+    assert request.kind.name == "SERVER" and not [name for name in spans if "health" in name]
     assert request.context.trace_id == query.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
     assert request.parent is not None and request.parent.span_id == 0xB7AD6B7169203331
     assert query.parent is not None and query.parent.span_id == request.context.span_id
-    about = dict(request.attributes or {})
-    assert (about["http.request.method"], about["http.response.status_code"]) == ("POST", 200)
-    assert about["teola.query.id"] == answer.headers["x-teola-query"]
-    assert about["teola.request.id"] == answer.headers["x-request-id"]
+    fields = dict(request.attributes or {})
+    assert (fields["http.request.method"], fields["http.response.status_code"]) == ("POST", 200)
+    assert fields["teola.query.id"] == answer.headers["x-teola-query"]
+    assert fields["teola.request.id"] == answer.headers["x-request-id"]
     assert (query.attributes or {})["gen_ai.operation.name"] == "invoke_workflow"
 
 
@@ -201,7 +201,7 @@ def test_a_fault_is_an_error_and_a_refusal_is_none(
         http.post("/v1/chat/completions", json={**CHAT, "model": "nowhere"})
         until(exporter.get_finished_spans)
         assert exporter.get_finished_spans()[0].status.status_code.name == "UNSET"
-        monkeypatch.setattr(type(traced.service.models["llm"]), "whole", broken)
+        monkeypatch.setattr(type(traced.service.models["llm"]), "answer", broken)
         http.post("/v1/chat/completions", json=CHAT)
     until(lambda: any(one.status.status_code.name == "ERROR" for one in exporter.get_finished_spans()))
     assert SECRET not in "".join(one.to_json() for one in exporter.get_finished_spans())
@@ -239,9 +239,9 @@ def test_spans_go_to_a_collector() -> None:
     assert got[0][1]["x-key"] == "k"
 
 
-@pytest.mark.parametrize("said", ["endpoint: 'localhost:4317'", "endpoint: 'http://me:pw@host'", "{}", "share: 2"])
-def test_wrong_settings_of_tracing_are_told_without_what_is_secret(tmp_path: Any, said: str) -> None:
-    text = f"engines: {{llm: {{kind: fake}}}}\nserver: {{tracing: {{headers: {{k: 12345}}, {said.strip('{}')}}}}}\n"
+@pytest.mark.parametrize("setting", ["endpoint: 'localhost:4317'", "endpoint: 'http://me:pw@host'", "{}", "share: 2"])
+def test_wrong_settings_of_tracing_are_told_without_what_is_secret(tmp_path: Any, setting: str) -> None:
+    text = f"engines: {{llm: {{kind: fake}}}}\nserver: {{tracing: {{headers: {{k: 12345}}, {setting.strip('{}')}}}}}\n"
     (tmp_path / "pool.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         ServiceConfig.read(tmp_path / "pool.yaml")
@@ -285,7 +285,7 @@ def test_every_line_is_json_with_the_ids(lines: tuple[logging.Handler, io.String
 
     with served(log="json") as server, server.client() as http:
         answer = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine"})
-        monkeypatch.setattr(type(server.service.models["llm"]), "whole", broken)
+        monkeypatch.setattr(type(server.service.models["llm"]), "answer", broken)
         http.post("/v1/chat/completions", json=CHAT)
         until(lambda: lines[1].getvalue().count("\n") >= 3)
     first, fault, last = (json.loads(line) for line in lines[1].getvalue().splitlines())
@@ -311,11 +311,11 @@ def test_messages_of_exceptions_are_logged_only_where_that_is_wanted(details: bo
     except ValueError as error:
         info = (type(error), error, error.__traceback__)
     record = logging.LogRecord("teola_plugin", logging.ERROR, "", 0, "request %s failed", ("r1",), info)
-    others = logging.Formatter().format(record)  # which Python keeps
-    told = Lines(details=details).format(record)
-    assert SECRET in others and logging.Formatter().format(record) == others
-    assert "r1" in told and "ValueError" in told
-    assert (SECRET in told) is details
+    plain_line = logging.Formatter().format(record)  # which Python keeps
+    line = Lines(details=details).format(record)
+    assert SECRET in plain_line and logging.Formatter().format(record) == plain_line
+    assert "r1" in line and "ValueError" in line
+    assert (SECRET in line) is details
 
 
 def test_secrets_stand_nowhere(
@@ -332,10 +332,10 @@ def test_secrets_stand_nowhere(
         log="json",
         tracing_provider=provider,
     ) as server:
-        shown = asked_everywhere(server)
+        output = asked_everywhere(server)
     spans = "".join(one.to_json() for one in exporter.get_finished_spans())
     assert len(exporter.get_finished_spans()) > 5 and lines[1].getvalue().count("\n") > 5
-    for where, text in {**shown, "the log": lines[1].getvalue(), "spans": spans}.items():
+    for where, text in {**output, "the log": lines[1].getvalue(), "spans": spans}.items():
         for secret in (SECRET, answer, ONE.secret, str(ONE.settings["hash"])):
             assert secret not in text, f"{where} tells {secret}"
 
@@ -379,9 +379,9 @@ def test_while_it_drains_new_requests_are_told_to_come_back() -> None:
         asked_before_the_end(server, {**CHAT, "max_tokens": 20}),
         server.client() as http,  # a new connection
     ):
-        refused = http.post("/v1/chat/completions", json=CHAT)
+        refusal = http.post("/v1/chat/completions", json=CHAT)
         assert http.get("/ready").status_code == 503 and http.get("/health").status_code == 200
-        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert refusal.status_code == 503 and int(refusal.headers["retry-after"]) > 0
 
 
 def test_what_does_not_end_in_time_is_cut_off() -> None:
@@ -409,8 +409,8 @@ def test_logging_is_as_before_when_the_server_has_ended(capsys: pytest.CaptureFi
 
 
 def test_settings_hide_what_is_secret() -> None:
-    given = {
+    options = {
         "tracing": {"endpoint": "http://127.0.0.1:4317", "headers": {"key": "planted"}},
         "store": "postgres://u:planted@h",
     }
-    assert "planted" not in repr(ServerSettings.model_validate(given))
+    assert "planted" not in repr(ServerSettings.model_validate(options))

@@ -26,13 +26,13 @@ TOOL = {
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 
 
-def said(content: Any, **more: Any) -> dict[str, Any]:
+def chat_body(content: Any, **more: Any) -> dict[str, Any]:
     """A chat of one message."""
     return {"model": "llm", "messages": [{"role": "user", "content": content}], **more}
 
 
 def answer(prompt: Prompt, sampling: Sampling) -> str:
-    """What the tests' LLM writes: a call where it may call, JSON where it must, else words of its own prompt."""
+    """Return what the tests' LLM writes: a call where it may call, JSON where it must, else words of its own prompt."""
     if prompt.tools and "call" in prompt.flat():
         return f"Let me see. <tool_call>{CALL}</tool_call>"
     if sampling.json_schema:
@@ -46,14 +46,14 @@ def answer(prompt: Prompt, sampling: Sampling) -> str:
 def server() -> Iterator[Served]:
     profile = replace(profiles.noop()["llm"], prefix_caching=True)
     pool = EnginePool.local([FakeLLM("llm", profile, answer=answer), FakeEmbedder(), FakeReranker()])
-    with served(pool) as found:
-        yield found
+    with served(pool) as server:
+        yield server
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[Any]:
-    with server.openai() as made:
-        yield made
+    with server.openai() as client:
+        yield client
 
 
 def test_models_are_the_engines(client: Any) -> None:
@@ -66,60 +66,60 @@ def test_a_chat(client: Any) -> None:
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
     ]
-    found = client.chat.completions.create(model="llm", messages=messages)
-    [choice] = found.choices
+    reply = client.chat.completions.create(model="llm", messages=messages)
+    [choice] = reply.choices
     assert choice.message.content == "you said: be kind | hi"
     assert choice.finish_reason == "stop"
-    assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens > 0
-    again = client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "hi " * 200}])
-    again = client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "hi " * 200}])
-    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens > 0
+    second = client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "hi " * 200}])
+    second = client.chat.completions.create(model="llm", messages=[{"role": "user", "content": "hi " * 200}])
+    assert second.usage.prompt_tokens_details.cached_tokens > 0
 
 
 def test_a_streamed_chat(client: Any) -> None:
-    asked: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "a b c d e f"}]}
-    whole = client.chat.completions.create(**asked).choices[0].message.content
-    chunks = list(client.chat.completions.create(**asked, stream=True))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole
+    body: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "a b c d e f"}]}
+    text = client.chat.completions.create(**body).choices[0].message.content
+    chunks = list(client.chat.completions.create(**body, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
     assert len(chunks) > 4
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in chunks][-1] == "stop"
     assert all(c.usage is None for c in chunks)
-    told = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert told[-1].choices == []
-    assert told[-1].usage.completion_tokens > 0
+    chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens > 0
 
 
 def test_several_choices(client: Any) -> None:
-    asked: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "x"}], "n": 3}
-    assert [c.message.content for c in client.chat.completions.create(**asked).choices] == ["you said: x"] * 3
+    body: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "x"}], "n": 3}
+    assert [c.message.content for c in client.chat.completions.create(**body).choices] == ["you said: x"] * 3
     texts = {0: "", 1: "", 2: ""}
-    for chunk in client.chat.completions.create(**asked, stream=True):
+    for chunk in client.chat.completions.create(**body, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert set(texts.values()) == {"you said: x"}
 
 
 def test_a_cut_answer_says_so(client: Any) -> None:
-    found = client.chat.completions.create(
+    reply = client.chat.completions.create(
         model="llm", messages=[{"role": "user", "content": "long " * 9}], max_completion_tokens=2
     )
-    assert found.choices[0].finish_reason == "length"
-    assert found.usage.completion_tokens == 2
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens == 2
 
 
 def test_tools(client: Any) -> None:
-    asked: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "call"}], "tools": [TOOL]}
-    message = client.chat.completions.create(**asked).choices[0]
+    body: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "call"}], "tools": [TOOL]}
+    message = client.chat.completions.create(**body).choices[0]
     assert message.finish_reason == "tool_calls"
     assert message.message.content == "Let me see."
     [call] = message.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
-    chunks = list(client.chat.completions.create(**asked, stream=True))
+    chunks = list(client.chat.completions.create(**body, stream=True))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == "Let me see."
-    [told] = [c.choices[0].delta.tool_calls for c in chunks if c.choices[0].delta.tool_calls]
-    assert told[0].function.arguments == call.function.arguments
+    [tool_calls] = [c.choices[0].delta.tool_calls for c in chunks if c.choices[0].delta.tool_calls]
+    assert tool_calls[0].function.arguments == call.function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    done = [*asked["messages"], message.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    done = [*body["messages"], message.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
     assert "rain" in client.chat.completions.create(model="llm", messages=done).choices[0].message.content
 
 
@@ -129,12 +129,12 @@ def test_a_demanded_tool_is_written_by_its_schema(server: Served, client: Any) -
     before = engine._answer
     engine._answer = lambda prompt, sampling: seen.append(sampling) or CALL
     try:
-        found = client.chat.completions.create(
+        reply = client.chat.completions.create(
             model="llm", messages=[{"role": "user", "content": "?"}], tools=[TOOL], tool_choice="required"
         )
     finally:
         engine._answer = before
-    assert found.choices[0].message.tool_calls[0].function.name == "weather"
+    assert reply.choices[0].message.tool_calls[0].function.name == "weather"
     assert json.loads(seen[0].json_schema)["properties"]["name"] == {"enum": ["weather"]}
 
 
@@ -145,42 +145,42 @@ def test_a_json_schema(client: Any) -> None:
         city: str
         people: int
 
-    found = client.chat.completions.parse(
+    reply = client.chat.completions.parse(
         model="llm", messages=[{"role": "user", "content": "?"}], response_format=City
     )
-    assert found.choices[0].message.parsed == City(city="Oslo", people=7)
+    assert reply.choices[0].message.parsed == City(city="Oslo", people=7)
 
 
 def test_completions(client: Any) -> None:
-    found = client.completions.create(model="llm", prompt=["one", "two"], n=2, max_tokens=50)
-    assert [c.text for c in found.choices] == ["and then one"] * 2 + ["and then two"] * 2
+    reply = client.completions.create(model="llm", prompt=["one", "two"], n=2, max_tokens=50)
+    assert [c.text for c in reply.choices] == ["and then one"] * 2 + ["and then two"] * 2
     chunks = list(client.completions.create(model="llm", prompt="one", stream=True, max_tokens=50))
     assert "".join(c.choices[0].text for c in chunks) == "and then one"
     assert len(client.completions.create(model="llm", prompt="one " * 30).choices[0].text) < 100  # 16 tokens
 
 
 def test_embeddings(server: Served, client: Any) -> None:
-    found = client.embeddings.create(model="embedder", input=["a cow", "a sheep"])  # comes as base64
+    reply = client.embeddings.create(model="embedder", input=["a cow", "a sheep"])  # comes as base64
     plain = client.embeddings.create(model="embedder", input="a cow", encoding_format="float")
-    assert found.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
-    assert len(found.data) == 2
-    assert found.usage.total_tokens > 0
+    assert reply.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
+    assert len(reply.data) == 2
+    assert reply.usage.total_tokens > 0
 
 
 def test_reranking(server: Served) -> None:
-    asked = {"model": "reranker", "query": "red cow", "documents": ["a sheep", {"text": "a red cow"}, "a cow"]}
+    body = {"model": "reranker", "query": "red cow", "documents": ["a sheep", {"text": "a red cow"}, "a cow"]}
     with server.client() as http:
-        found = http.post("/v1/rerank", json={**asked, "top_n": 2, "return_documents": True}).json()
-    assert [one["index"] for one in found["results"]] == [1, 2]
-    assert found["results"][0]["document"] == {"text": "a red cow"}
-    assert found["results"][0]["relevance_score"] > found["results"][1]["relevance_score"]
+        reply = http.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": True}).json()
+    assert [one["index"] for one in reply["results"]] == [1, 2]
+    assert reply["results"][0]["document"] == {"text": "a red cow"}
+    assert reply["results"][0]["relevance_score"] > reply["results"][1]["relevance_score"]
 
 
 def test_responses(client: Any) -> None:
-    found = client.responses.create(model="llm", instructions="be kind", input="hi")
-    assert found.output_text == "you said: be kind | hi"
-    assert found.status == "completed"
-    assert found.usage.total_tokens > 0
+    reply = client.responses.create(model="llm", instructions="be kind", input="hi")
+    assert reply.output_text == "you said: be kind | hi"
+    assert reply.status == "completed"
+    assert reply.usage.total_tokens > 0
     turns: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]
     turns += [{"role": "assistant", "content": "b"}]
     assert client.responses.create(model="llm", input=[*turns, {"role": "user", "content": "c"}]).output_text.endswith(
@@ -201,8 +201,8 @@ def test_streamed_responses(client: Any) -> None:
 
 def test_responses_call_tools(client: Any) -> None:
     tool = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
-    found = client.responses.create(model="llm", input="call", tools=[tool])
-    [call] = [item for item in found.output if item.type == "function_call"]
+    reply = client.responses.create(model="llm", input="call", tools=[tool])
+    [call] = [item for item in reply.output if item.type == "function_call"]
     assert json.loads(call.arguments) == {"city": "Oslo"}
     after = [
         {"role": "user", "content": "thanks"},
@@ -219,7 +219,7 @@ def test_responses_call_tools(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
+    ("path", "body", "status", "message"),
     [
         ("chat/completions", {"model": "nobody", "messages": [{"role": "user", "content": "x"}]}, 404, "nobody"),
         ("chat/completions", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]}, 400, "llm"),
@@ -227,17 +227,17 @@ def test_responses_call_tools(client: Any) -> None:
         ("chat/completions", {"model": "llm", "messages": [{"role": "king", "content": "x"}]}, 400, "role"),
         (
             "chat/completions",
-            said("x", logprobs=True),
+            chat_body("x", logprobs=True),
             400,
             "logprobs",
         ),
         (
             "chat/completions",
-            said("x", temprature=1),
+            chat_body("x", temprature=1),
             400,
             "temprature",
         ),
-        ("chat/completions", said("\ud800"), 400, "surrogate"),
+        ("chat/completions", chat_body("\ud800"), 400, "surrogate"),
         (
             "chat/completions",
             {
@@ -256,20 +256,20 @@ def test_responses_call_tools(client: Any) -> None:
         ("nowhere", {}, 404, "openapi"),
     ],
 )
-def test_errors_are_openais(server: Served, path: str, body: dict[str, Any], status: int, told: str) -> None:
+def test_errors_are_openais(server: Served, path: str, body: dict[str, Any], status: int, message: str) -> None:
     with server.client() as http:
-        found = http.post(f"/v1/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert found.status_code == status, found.text
-    error = found.json()["error"]
+        reply = http.post(f"/v1/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
     assert sorted(error) == ["code", "message", "param", "type"]
-    assert told in error["message"]
+    assert message in error["message"]
 
 
 def test_what_is_no_json(server: Served) -> None:
     with server.client() as http:
-        found = http.post("/v1/chat/completions", content="{", headers={"Content-Type": "application/json"})
+        reply = http.post("/v1/chat/completions", content="{", headers={"Content-Type": "application/json"})
         deep = http.post("/v1/chat/completions", content="[" * 100_000, headers={"Content-Type": "application/json"})
-    assert (found.status_code, deep.status_code) == (400, 400)
+    assert (reply.status_code, deep.status_code) == (400, 400)
 
 
 def test_a_prompt_that_is_too_long(server: Served) -> None:
@@ -277,7 +277,7 @@ def test_a_prompt_that_is_too_long(server: Served) -> None:
     engine._profile = replace(engine.profile, max_request_size=10)
     with served(EnginePool.local([engine])) as small, small.client() as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "word " * 50}]}
-        for asked in (body, {**body, "stream": True}):
-            found = http.post("/v1/chat/completions", json=asked)
-            assert found.status_code == 400
-            assert found.json()["error"]["code"] == "context_length_exceeded"
+        for request_body in (body, {**body, "stream": True}):
+            reply = http.post("/v1/chat/completions", json=request_body)
+            assert reply.status_code == 400
+            assert reply.json()["error"]["code"] == "context_length_exceeded"

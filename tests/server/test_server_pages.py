@@ -24,8 +24,8 @@ ONE, OTHER = key("one", operator=True), key("other")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served() as found:
-        yield found
+    with served() as server:
+        yield server
 
 
 def test_nothing_comes_from_elsewhere(server: Served) -> None:
@@ -40,7 +40,7 @@ def test_nothing_comes_from_elsewhere(server: Served) -> None:
         assert not re.search(r"https?://|innerHTML|eval\(", file.read_text() if file.is_file() else "")
 
 
-def asked(server: Served, secret: str = "") -> str:
+def run_query(server: Served, secret: str = "") -> str:
     with server.client(secret) as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "a secret"}]}
         return str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
@@ -48,25 +48,25 @@ def asked(server: Served, secret: str = "") -> str:
 
 def test_a_query_is_opened_by_a_ticket_that_is_good_once() -> None:
     with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as http:
-        id = asked(server, ONE.secret)
+        id = run_query(server, ONE.secret)
         for _ in range(1000):
-            if (made := http.post(f"/pages/tickets/{id}")).status_code == 200:
+            if (ticket := http.post(f"/pages/tickets/{id}")).status_code == 200:
                 break
             time.sleep(0.02)
         with server.client() as nobody:
-            page = nobody.get(made.json()["url"])
-            again = nobody.get(made.json()["url"])
+            page = nobody.get(ticket.json()["url"])
+            second = nobody.get(ticket.json()["url"])
             assert nobody.post(f"/pages/tickets/{id}").status_code == 401
         assert page.status_code == 200
         assert "a secret" not in page.text
         assert "sandbox" in page.headers["content-security-policy"]
-        assert again.status_code == 404
+        assert second.status_code == 404
         with server.client(OTHER.secret) as other:
             assert other.post(f"/pages/tickets/{id}").status_code == 404
             assert other.get("/pages/pool").status_code == 403
-        found = http.get("/pages/pool").json()
-        assert [one["name"] for one in found["engines"]] == ["embedder", "llm", "reranker", "store"]
-        assert found["figures"]["accepted"] == 1
+        reply = http.get("/pages/pool").json()
+        assert [one["name"] for one in reply["engines"]] == ["embedder", "llm", "reranker", "store"]
+        assert reply["figures"]["accepted"] == 1
 
 
 def page_of(server: Served, http: httpx.Client, id: str) -> str:
@@ -85,13 +85,15 @@ def test_the_page_of_a_submitted_query_has_what_is_kept_of_it(server: Served) ->
 
 
 def test_sources_and_errors_stand_on_the_page_as_text() -> None:
-    about = {"tenant": "t", "model": "m", "app": "m", "body": {}, "variables": {}, "created": 0.0}
-    done = Record("q_1", **about, answer={"text": "<b>", "sources": [{"text": "<script>"}, "two", {"id": 3}]})
-    failed = Record("q_2", **about, error={"message": "<b> broke"})
-    found = dict(answers([done, failed, Record("q_3", **about)]))
-    assert list(found) == ["Answer of q_1", "Sources", "Error of q_2"]
-    assert found["Answer of q_1"] == "<pre>&lt;b&gt;</pre>" and found["Error of q_2"] == "<pre>&lt;b&gt; broke</pre>"
-    assert found["Sources"].count("<details>") == 3 and "<script>" not in found["Sources"]
+    fields = {"tenant": "t", "model": "m", "app": "m", "body": {}, "variables": {}, "created": 0.0}
+    done = Record("q_1", **fields, answer={"text": "<b>", "sources": [{"text": "<script>"}, "two", {"id": 3}]})
+    failed = Record("q_2", **fields, error={"message": "<b> broke"})
+    sections = dict(answers([done, failed, Record("q_3", **fields)]))
+    assert list(sections) == ["Answer of q_1", "Sources", "Error of q_2"]
+    assert (
+        sections["Answer of q_1"] == "<pre>&lt;b&gt;</pre>" and sections["Error of q_2"] == "<pre>&lt;b&gt; broke</pre>"
+    )
+    assert sections["Sources"].count("<details>") == 3 and "<script>" not in sections["Sources"]
 
 
 def test_a_query_that_waits_is_found_and_its_page_leads_to_the_form(
@@ -134,8 +136,8 @@ def test_pages_of_other_sites_cannot_ask_a_server_without_keys(server: Served) -
                 ("/v1/queries/q_1/resume", {"json": {}}),
                 ("/v1/files", {"files": {"file": b"text"}}),
             ):
-                found = http.post(path, headers={"Origin": origin}, **body)  # type: ignore[arg-type]
-                assert (found.status_code, found.json()["error"]["code"]) == (403, "cross_origin"), (origin, path)
+                reply = http.post(path, headers={"Origin": origin}, **body)  # type: ignore[arg-type]
+                assert (reply.status_code, reply.json()["error"]["code"]) == (403, "cross_origin"), (origin, path)
         assert len(http.get("/v1/activity").json()["data"]) == before
         assert http.post("/v1/chat/completions", json=chat, headers={"Origin": server.url}).status_code == 200
     with served(keys=[ONE.settings]) as guarded, guarded.client(ONE.secret) as http:
@@ -145,7 +147,7 @@ def test_pages_of_other_sites_cannot_ask_a_server_without_keys(server: Served) -
 
 def test_batch_mates_of_the_own_tenant_are_named_and_no_others() -> None:
     with served(keys=[ONE.settings, OTHER.settings]) as server:
-        ids = [asked(server, secret) for secret in (ONE.secret, ONE.secret, OTHER.secret)]
+        ids = [run_query(server, secret) for secret in (ONE.secret, ONE.secret, OTHER.secret)]
         until(lambda: len(server.service.traces) == 3)
         first, mate, foreign = (
             server.service.live.find(t, i) for t, i in zip(("one", "one", "other"), ids, strict=True)
@@ -167,12 +169,12 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 @pytest.mark.long
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize(("page", "told"), [("recent", "query_"), ("pool", "embedder"), ("try", ">llm<")])
-def test_a_browser_shows_them(server: Served, tmp_path: Path, page: str, told: str) -> None:
-    asked(server)
+@pytest.mark.parametrize(("page", "message"), [("recent", "query_"), ("pool", "embedder"), ("try", ">llm<")])
+def test_a_browser_shows_them(server: Served, tmp_path: Path, page: str, message: str) -> None:
+    run_query(server)
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=4000", "--dump-dom", f"{server.url}/#{page}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
-    section = shown.partition(f'<section id="{page}"')[2].partition("</section>")[0]
-    assert told in section
+    output = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
+    section = output.partition(f'<section id="{page}"')[2].partition("</section>")[0]
+    assert message in section
     assert "hidden" not in section.partition(">")[0]

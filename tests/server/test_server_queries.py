@@ -35,31 +35,31 @@ def llm() -> FakeLLM:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     apps = {"failing": {"object": "support.served_apps:failing"}}
-    with served(EnginePool.local([llm()]), apps=apps, keys=[ONE.settings, OTHER.settings]) as found:
-        yield found
+    with served(EnginePool.local([llm()]), apps=apps, keys=[ONE.settings, OTHER.settings]) as server:
+        yield server
 
 
 @pytest.fixture
 def http(server: Served) -> Iterator[httpx.Client]:
-    with server.client(ONE.secret) as made:
-        yield made
+    with server.client(ONE.secret) as client:
+        yield client
 
 
 def submit(http: httpx.Client, text: str, **more: Any) -> str:
-    found = http.post("/v1/queries", json={"model": "llm", "input": text, **more})
-    assert found.status_code == 202, found.text
-    assert found.headers["location"] == f"/v1/queries/{found.json()['id']}"
-    return str(found.json()["id"])
+    reply = http.post("/v1/queries", json={"model": "llm", "input": text, **more})
+    assert reply.status_code == 202, reply.text
+    assert reply.headers["location"] == f"/v1/queries/{reply.json()['id']}"
+    return str(reply.json()["id"])
 
 
 def waited(http: httpx.Client, id: str) -> dict[str, Any]:
-    found: dict[str, Any] = http.get(f"/v1/queries/{id}", params={"wait": 20}).json()
-    return found
+    reply: dict[str, Any] = http.get(f"/v1/queries/{id}", params={"wait": 20}).json()
+    return reply
 
 
-def events(http: httpx.Client, id: str, last: str = "", most: int = 10**6) -> list[tuple[str, str, Any]]:
+def events(http: httpx.Client, id: str, last: str = "", limit: int = 10**6) -> list[tuple[str, str, Any]]:
     """(id, kind, data), the first `most`."""
-    found: list[tuple[str, str, Any]] = []
+    results: list[tuple[str, str, Any]] = []
     part: dict[str, str] = {}
     headers = {"Last-Event-ID": last} if last else {}
     with http.stream("GET", f"/v1/queries/{id}/events", headers=headers) as answer:
@@ -69,59 +69,59 @@ def events(http: httpx.Client, id: str, last: str = "", most: int = 10**6) -> li
                 name, _, value = line.partition(": ")
                 part[name] = value
                 continue
-            found.append((part["id"], part["event"], json.loads(part["data"])))
-            if len(found) >= most:
+            results.append((part["id"], part["event"], json.loads(part["data"])))
+            if len(results) >= limit:
                 break
-    return found
+    return results
 
 
 def test_a_query_is_submitted_and_waited_for(http: httpx.Client) -> None:
     id = submit(http, "hi", parameters={"max_tokens": 50})
     assert http.get(f"/v1/queries/{id}").json()["status"] in ("queued", "running", "done")
-    found = waited(http, id)
-    assert found["status"] == "done"
-    assert found["answer"]["text"] == "said hi"
-    assert found["answer"]["usage"]["completion_tokens"] > 0
-    assert found["attempt"] == 1
+    query = waited(http, id)
+    assert query["status"] == "done"
+    assert query["answer"]["text"] == "said hi"
+    assert query["answer"]["usage"]["completion_tokens"] > 0
+    assert query["attempt"] == 1
     assert id in [one["id"] for one in http.get("/v1/queries").json()["data"]]
 
 
 def test_events_go_on_where_the_connection_broke(http: httpx.Client) -> None:
     id = submit(http, "a b c d e f g h")
-    begun = events(http, id, most=3)
-    rest = events(http, id, last=begun[-1][0])
-    kinds = [kind for _, kind, _ in begun + rest]
+    started = events(http, id, limit=3)
+    rest = events(http, id, last=started[-1][0])
+    kinds = [kind for _, kind, _ in started + rest]
     assert kinds[0] == "running"
     assert kinds[-1] == "done"
     assert "reset" not in kinds
-    text = "".join(data["text"] for _, kind, data in begun + rest if kind == "delta")
+    text = "".join(data["text"] for _, kind, data in started + rest if kind == "delta")
     assert text == rest[-1][2]["answer"]["text"] == "said a b c d e f g h"
-    assert events(http, id) == events(http, id, last="nonsense") == begun + rest
+    assert events(http, id) == events(http, id, last="nonsense") == started + rest
 
 
 def test_what_was_heard_of_another_run_is_void(http: httpx.Client) -> None:
     id = submit(http, "x")
     waited(http, id)
-    found = events(http, id, last="0-4")
-    assert found[0][1] == "reset"
-    assert "".join(data["text"] for _, kind, data in found if kind == "delta") == "said x"
+    received = events(http, id, last="0-4")
+    assert received[0][1] == "reset"
+    assert "".join(data["text"] for _, kind, data in received if kind == "delta") == "said x"
 
 
 def test_several_follow_one_query(http: httpx.Client, server: Served) -> None:
     id = submit(http, "a b c d e")
 
     def follow(_: int) -> Any:
-        with server.client(ONE.secret) as own:
-            return events(own, id)
+        with server.client(ONE.secret) as http_:
+            return events(http_, id)
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(follow, range(4)))
-    assert all(one == found[0] for one in found)
+        results = list(threads.map(follow, range(4)))
+    assert all(one == results[0] for one in results)
 
 
 def test_a_query_is_cancelled(http: httpx.Client, server: Served) -> None:
     id = submit(http, "slowly")
-    assert events(http, id, most=2)[-1][1] == "delta"
+    assert events(http, id, limit=2)[-1][1] == "delta"
     assert http.post(f"/v1/queries/{id}/cancel").json()["status"] == "cancelled"
     assert http.post(f"/v1/queries/{id}/cancel").json()["status"] == "cancelled"
     assert events(http, id)[-1][1] == "cancelled"
@@ -139,10 +139,10 @@ def test_a_query_is_forgotten(http: httpx.Client) -> None:
 
 
 def test_what_goes_wrong_is_told(http: httpx.Client) -> None:
-    found = waited(http, str(http.post("/v1/queries", json={"model": "failing", "input": "x"}).json()["id"]))
-    assert found["status"] == "failed"
-    assert found["error"]["code"] == "internal_error"
-    assert "secret" not in json.dumps(found)
+    reply = waited(http, str(http.post("/v1/queries", json={"model": "failing", "input": "x"}).json()["id"]))
+    assert reply["status"] == "failed"
+    assert reply["error"]["code"] == "internal_error"
+    assert "secret" not in json.dumps(reply)
 
 
 def test_variables_are_answers_that_are_not_there_yet(http: httpx.Client) -> None:
@@ -156,7 +156,7 @@ def test_variables_are_answers_that_are_not_there_yet(http: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "message"),
     [
         ({"model": "llm"}, 400, "input"),
         ({"model": "llm", "input": []}, 400, "empty"),
@@ -169,18 +169,18 @@ def test_variables_are_answers_that_are_not_there_yet(http: httpx.Client) -> Non
         ({"model": "llm", "input": "x", "code": "import os"}, 400, "code"),
     ],
 )
-def test_submissions_that_make_no_sense(http: httpx.Client, body: Any, status: int, told: str) -> None:
-    found = http.post("/v1/queries", json=body)
-    assert found.status_code == status
-    assert told in found.json()["error"]["message"]
+def test_submissions_that_make_no_sense(http: httpx.Client, body: Any, status: int, message: str) -> None:
+    reply = http.post("/v1/queries", json=body)
+    assert reply.status_code == status
+    assert message in reply.json()["error"]["message"]
 
 
 def test_a_parameter_that_makes_no_sense_says_where_it_is_told_of(http: httpx.Client) -> None:
     """OpenAI's reference knows nothing of addresses that its protocol has not."""
-    own = http.get("/v1/queries", params={"status": "bogus"})
+    ours = http.get("/v1/queries", params={"status": "bogus"})
     theirs = http.post("/v1/embeddings", json={"model": "llm", "input": "x", "encoding_format": "bogus"})
-    assert own.status_code == theirs.status_code == 400
-    assert own.json()["error"]["message"].endswith("see /openapi.json for what this address takes")
+    assert ours.status_code == theirs.status_code == 400
+    assert ours.json()["error"]["message"].endswith("see /openapi.json for what this address takes")
     assert "see OpenAI's reference" in theirs.json()["error"]["message"]
 
 
@@ -196,8 +196,8 @@ def test_tenants_do_not_meet(http: httpx.Client, server: Served) -> None:
         assert other.post(f"/v1/queries/{id}/cancel").status_code == 404
         other.delete(f"/v1/queries/{id}")
         assert other.get("/v1/queries").json()["data"] == other.get("/v1/activity").json()["data"] == []
-        taken = other.post("/v1/queries", json={"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}})
-        assert taken.status_code == 404
+        accepted = other.post("/v1/queries", json={"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}})
+        assert accepted.status_code == 404
         assert other.delete("/v1/tenant").json()["queries"] == 0
     assert waited(http, id)["status"] == "done"
 
@@ -210,18 +210,18 @@ def test_a_tenant_is_forgotten(server: Served) -> None:
 
 
 def test_the_page_of_a_query(http: httpx.Client) -> None:
-    made = http.post(
+    chat = http.post(
         "/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "private"}]}
     )
-    id, found = made.headers["x-teola-query"], None
+    id, page = chat.headers["x-teola-query"], None
     for _ in range(1000):  # the pool tells of its end a moment later
-        found = http.get(f"/v1/activity/{id}")
-        if found.status_code == 200:
+        page = http.get(f"/v1/activity/{id}")
+        if page.status_code == 200:
             break
         time.sleep(0.02)
-    assert found is not None and "<h1>" in found.text
-    assert "private" not in found.text
-    assert "default-src 'none'" in found.headers["content-security-policy"]
+    assert page is not None and "<h1>" in page.text
+    assert "private" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
 # ------------------------------------------------------------ keeping
@@ -250,8 +250,8 @@ async def test_what_stores_keep(store: Store) -> None:
         assert await store.get("two", "a") is None
         assert [one.id for one in await store.unfinished()] == ["a"]
         await store.put(record("a", status="done", answer={"text": "x"}))
-        found = await store.get("one", "a")
-        assert found is not None and found.answer == {"text": "x"}
+        stored = await store.get("one", "a")
+        assert stored is not None and stored.answer == {"text": "x"}
         assert await store.unfinished() == []
         assert await store.expire(9.0) == 0
         assert await store.expire(10.0) == 1
@@ -279,9 +279,9 @@ async def test_a_restarted_server_goes_on() -> None:
     await store.put(Record(id="gone", status="queued", **{**base, "model": "gone"}))
     keys = [{**ONE.settings, "requests_per_minute": 1}]
     with served(EnginePool.local([llm()]), keys=keys, store=store) as server, server.client(ONE.secret) as http:
-        found = {id: waited(http, id) for id in ("begun", "wrote", "waits", "gone")}
+        queries = {id: waited(http, id) for id in ("begun", "wrote", "waits", "gone")}
         void = events(http, "begun", last="1-5")
-    assert {id: (one["status"], one["attempt"]) for id, one in found.items()} == {
+    assert {id: (one["status"], one["attempt"]) for id, one in queries.items()} == {
         "begun": ("done", 2),
         "wrote": ("interrupted", 1),
         "waits": ("done", 1),
@@ -294,8 +294,8 @@ def test_what_runs_when_the_server_stops_is_as_after_a_crash() -> None:
     store = MemoryStore()
     with served(EnginePool.local([llm()]), store=store, drain=0) as server, server.client() as http:
         id = submit(http, "slowly")
-        events(http, id, most=2)
-    [left] = [one for one in store._kept.values() if one.id == id]
+        events(http, id, limit=2)
+    [left] = [one for one in store._records.values() if one.id == id]
     assert left.status == "running"
 
 

@@ -150,7 +150,7 @@ def test_null_is_not_carried_to_another_server() -> None:
         "messages": [{**MESSAGES[0], "name": None}],
     }
 
-    assert ChatRequest.model_validate(body).given() == BODIES["chat/completions"]
+    assert ChatRequest.model_validate(body).sent_fields() == BODIES["chat/completions"]
 
 
 def test_null_in_a_schema_is_kept(http: httpx.Client) -> None:
@@ -468,7 +468,7 @@ def test_deep_nesting_is_refused(http: httpx.Client, depth: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "shown"),
+    ("model", "expected"),
     [
         ("/srv/models/llama", "llama"),
         ("/srv/models/llama/", "llama"),
@@ -480,8 +480,8 @@ def test_deep_nesting_is_refused(http: httpx.Client, depth: int) -> None:
         ("llama", "llama"),
     ],
 )
-def test_model_is_shown_without_folders(model: str, shown: str) -> None:
-    assert without_folders(model) == shown
+def test_model_is_shown_without_folders(model: str, expected: str) -> None:
+    assert without_folders(model) == expected
 
 
 def test_no_route_tells_a_path_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

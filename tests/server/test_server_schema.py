@@ -29,14 +29,14 @@ UNLIKE_JSON = ("/metrics", "/v1/activity/{id}", "/v1/files/{id}/content", "/v1/q
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     documents = {"seconds": 5, "urls": {"hosts": ["docs.example.org"]}}
-    with served(apps=APPS, keys=[ONE.settings], documents=documents) as found:
-        yield found
+    with served(apps=APPS, keys=[ONE.settings], documents=documents) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def http(server: Served) -> Iterator[httpx.Client]:
-    with server.client(ONE.secret) as made:
-        yield made
+    with server.client(ONE.secret) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +45,20 @@ def schema(server: Served) -> Any:
 
 
 def operations(schema: Any) -> list[Any]:
-    return [found.ok() for found in schema.get_all_operations()]
+    return [operation.ok() for operation in schema.get_all_operations()]
 
 
-def known(http: httpx.Client, path: str) -> str:
-    """An id of something that is there."""
+def new_id(http: httpx.Client, path: str) -> str:
+    """Create a file or a query, and return its id."""
     if "/files/" in path:
         return str(http.post("/v1/files", files={"file": ("a.txt", b"text")}).json()["id"])
-    made = http.post("/v1/queries", json={"model": "llm", "input": "x"}).json()
-    return str(made["query" if "/activity/" in path else "id"])
+    query = http.post("/v1/queries", json={"model": "llm", "input": "x"}).json()
+    return str(query["query" if "/activity/" in path else "id"])
 
 
 def test_every_route_is_in_the_schema(schema: Any) -> None:
-    told = {one.path for one in operations(schema)}
-    assert {"/v1/chat/completions", "/v1/files", "/v1/files/{id}", "/v1/queries", "/v1/tenant", "/v1/rerank"} <= told
+    paths = {one.path for one in operations(schema)}
+    assert {"/v1/chat/completions", "/v1/files", "/v1/files/{id}", "/v1/queries", "/v1/tenant", "/v1/rerank"} <= paths
     assert len(operations(schema)) >= 20
 
 
@@ -83,13 +83,13 @@ def tried(http: httpx.Client, operation: Any, mode: Any, seen: list[int]) -> Non
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
         if "id" in (case.path_parameters or {}) and len(seen) % 2:
-            case.path_parameters["id"] = known(http, operation.path)
-        found = case.call(headers={"Authorization": f"Bearer {ONE.secret}"}, timeout=30)
-        seen.append(found.status_code)
-        assert found.status_code < 500, (operation.label, case.as_curl_command(), found.text)
-        if found.status_code >= 400:
-            assert sorted(found.json()["error"]) == ["code", "message", "param", "type"], operation.label
-        elif operation.path not in UNLIKE_JSON and found.headers.get("content-type") == "application/json":
-            found.json()
+            case.path_parameters["id"] = new_id(http, operation.path)
+        reply = case.call(headers={"Authorization": f"Bearer {ONE.secret}"}, timeout=30)
+        seen.append(reply.status_code)
+        assert reply.status_code < 500, (operation.label, case.as_curl_command(), reply.text)
+        if reply.status_code >= 400:
+            assert sorted(reply.json()["error"]) == ["code", "message", "param", "type"], operation.label
+        elif operation.path not in UNLIKE_JSON and reply.headers.get("content-type") == "application/json":
+            reply.json()
 
     check()

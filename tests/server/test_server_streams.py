@@ -79,9 +79,9 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 def folded_chat(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
-    whole: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for chunk in chunks:
-        whole |= {key: value for key, value in chunk.items() if key != "choices" and value is not None}
+        joined |= {key: value for key, value in chunk.items() if key != "choices" and value is not None}
         for part in chunk["choices"]:
             choice = choices.setdefault(part["index"], {"index": part["index"], "message": {"content": ""}})
             delta, message = part.pop("delta"), choice["message"]
@@ -91,32 +91,32 @@ def folded_chat(chunks: list[dict[str, Any]]) -> dict[str, Any]:
                 message["tool_calls"].append(call)
             message |= delta
             choice |= {key: value for key, value in part.items() if value is not None or key not in choice}
-    return {**whole, "choices": [choices[index] for index in sorted(choices)]}
+    return {**joined, "choices": [choices[index] for index in sorted(choices)]}
 
 
 def folded_completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
-    whole: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for chunk in chunks:
-        whole |= {key: value for key, value in chunk.items() if key != "choices" and value is not None}
+        joined |= {key: value for key, value in chunk.items() if key != "choices" and value is not None}
         for part in chunk["choices"]:
             choice = choices.setdefault(part["index"], {**part, "text": ""})
             choice |= {**part, "text": choice["text"] + part["text"]}
-    return {**whole, "choices": [choices[index] for index in sorted(choices)]}
+    return {**joined, "choices": [choices[index] for index in sorted(choices)]}
 
 
 def folded_response(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The response at the end; what was streamed of its text and its calls is checked against it."""
-    whole: dict[str, Any] = events[-1]["response"]
-    texts = {item["id"]: item["content"][0]["text"] for item in whole["output"] if item["type"] == "message"}
-    calls = {item["id"]: item["arguments"] for item in whole["output"] if item["type"] == "function_call"}
+    joined: dict[str, Any] = events[-1]["response"]
+    texts = {item["id"]: item["content"][0]["text"] for item in joined["output"] if item["type"] == "message"}
+    calls = {item["id"]: item["arguments"] for item in joined["output"] if item["type"] == "function_call"}
     for kind, expected in (("output_text", texts), ("function_call_arguments", calls)):
         streamed = dict.fromkeys(expected, "")
         for event in events:
             if event["type"] == f"response.{kind}.delta":
                 streamed[event["item_id"]] += event["delta"]
         assert streamed == expected
-    return whole
+    return joined
 
 
 def comparable(value: Any) -> Any:
@@ -131,11 +131,11 @@ def comparable(value: Any) -> Any:
 
 def assert_chats_are_equal(http: httpx.Client, body: dict[str, Any]) -> str:
     """Return the text of the first choice."""
-    whole = http.post("/v1/chat/completions", json=body)
-    assert whole.status_code == 200, whole.text
+    joined = http.post("/v1/chat/completions", json=body)
+    assert joined.status_code == 200, joined.text
     streamed = folded_chat(events_of(http.post("/v1/chat/completions", json={**body, **WITH_USAGE})))
 
-    expected = comparable(whole.json())
+    expected = comparable(joined.json())
     for choice in expected["choices"]:
         choice["message"]["content"] = choice["message"]["content"] or ""  # null beside calls
     assert comparable(streamed) == expected
@@ -143,11 +143,11 @@ def assert_chats_are_equal(http: httpx.Client, body: dict[str, Any]) -> str:
 
 
 def assert_responses_are_equal(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-    whole = http.post("/v1/responses", json=body)
-    assert whole.status_code == 200, whole.text
+    joined = http.post("/v1/responses", json=body)
+    assert joined.status_code == 200, joined.text
     streamed = folded_response(events_of(http.post("/v1/responses", json={**body, "stream": True})))
 
-    assert comparable(streamed) == comparable(whole.json())
+    assert comparable(streamed) == comparable(joined.json())
     return streamed
 
 
@@ -200,10 +200,10 @@ def test_events_of_a_query_say_what_its_answer_says(http: httpx.Client, text: st
 def test_streamed_completion_is_the_whole_one(http: httpx.Client, prompt: Any, n: int, max_tokens: int) -> None:
     body = {"model": "llm", "prompt": prompt, "n": n, "max_tokens": max_tokens}
 
-    whole = http.post("/v1/completions", json=body).json()
+    joined = http.post("/v1/completions", json=body).json()
     streamed = folded_completion(events_of(http.post("/v1/completions", json={**body, **WITH_USAGE})))
 
-    assert comparable(streamed) == comparable(whole)
+    assert comparable(streamed) == comparable(joined)
 
 
 # ------------------------------------------------------------ apps

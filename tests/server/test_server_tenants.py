@@ -64,20 +64,20 @@ class Tenant:
         self.ids.setdefault(kind, []).append(id)
 
     def submit(self, **query: Any) -> str:
-        found = self.http.post("/v1/queries", json={"model": "llm", "input": self.text(), **query})
-        assert found.status_code == 202, found.text
-        self.add("query", found.json()["id"])
-        self.add("live", found.json()["query"])
-        return str(found.json()["id"])
+        reply = self.http.post("/v1/queries", json={"model": "llm", "input": self.text(), **query})
+        assert reply.status_code == 202, reply.text
+        self.add("query", reply.json()["id"])
+        self.add("live", reply.json()["query"])
+        return str(reply.json()["id"])
 
     def chat(self, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
         body = {"model": "llm", "messages": [{"role": "user", "content": self.text()}], **more}
-        found = self.http.post("/v1/chat/completions", json=body, headers=headers)
-        assert found.status_code == 200, found.text
-        self.add("live", found.headers["x-teola-query"])
-        told: dict[str, Any] = found.json()
-        self.add("response", told["id"])
-        return told
+        reply = self.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+        self.add("live", reply.headers["x-teola-query"])
+        message: dict[str, Any] = reply.json()
+        self.add("response", message["id"])
+        return message
 
 
 def settled(owner: Tenant) -> Tenant:
@@ -85,15 +85,15 @@ def settled(owner: Tenant) -> Tenant:
     done = owner.submit()
     owner.submit(input="{{x}}", variables={"x": {"query": done}})
     owner.submit(model="reading", documents=[{"name": owner.mark, "text": owner.text()}], settings={"found.k": 1})
-    kept = owner.submit(model="notes", documents=[{"name": owner.mark, "text": owner.text()}])
+    stored = owner.submit(model="notes", documents=[{"name": owner.mark, "text": owner.text()}])
     file = owner.http.post("/v1/files", files={"file": (f"{owner.mark}.txt", owner.text().encode())})
     owner.add("file", file.json()["id"])
     owner.submit(documents=[{"file_id": file.json()["id"]}])
     owner.submit(model="chain", input=owner.text())
     for id in list(owner.ids["query"]):
-        found = owner.http.get(f"/v1/queries/{id}", params={"wait": 20}).json()
-        assert found["status"] == "done", found
-    assert owner.mark in owner.http.get(f"/v1/queries/{kept}").text
+        reply = owner.http.get(f"/v1/queries/{id}", params={"wait": 20}).json()
+        assert reply["status"] == "done", reply
+    assert owner.mark in owner.http.get(f"/v1/queries/{stored}").text
     owner.chat({"X-Teola-Query": f"trip-{owner.mark[-4:]}"})
     owner.chat(model="chatting")
     owner.chat(model="talk", metadata={"thread_id": "thread"})
@@ -110,14 +110,14 @@ def settled(owner: Tenant) -> Tenant:
 @pytest.fixture
 def server() -> Iterator[Served]:
     pool = EnginePool.local([llm(), FakeEmbedder(), FakeReranker(), FakeStore()])
-    with served(pool, apps=APPS, keys=[ONE.settings, OTHER.settings, THIRD.settings]) as found:
-        yield found
+    with served(pool, apps=APPS, keys=[ONE.settings, OTHER.settings, THIRD.settings]) as server:
+        yield server
 
 
 def routes(server: Served) -> list[tuple[str, str]]:
     """All of the server: method and path, also those that its schema does not tell."""
-    found = [one for one in server.server.config.app.routes if isinstance(one, APIRoute)]
-    return sorted((method, one.path) for one in found for method in one.methods)
+    results = [one for one in server.server.config.app.routes if isinstance(one, APIRoute)]
+    return sorted((method, one.path) for one in results for method in one.methods)
 
 
 # ------------------------------------------------------------ attempts
@@ -126,23 +126,23 @@ def routes(server: Served) -> list[tuple[str, str]]:
 class Thief:
     """Knows all ids of somebody else's, and tries them everywhere."""
 
-    def __init__(self, http: httpx.Client, of: Tenant, known: list[tuple[str, str]], rng: random.Random) -> None:
+    def __init__(self, http: httpx.Client, of: Tenant, routes: list[tuple[str, str]], rng: random.Random) -> None:
         self.http, self.of, self.rng = http, of, rng
-        self.routes = [one for one in known if "{" in one[1] and "name" not in one[1]]
+        self.routes = [one for one in routes if "{" in one[1] and "name" not in one[1]]
         self.tried: dict[str, int] = {}
         self.own = set[str]()
         """Names that it has given to queries of its own."""
 
     def attempt(self) -> None:
         kind = self.rng.choice(["route"] * 6 + ["list", "body", "body", "header", "content", "thread"])
-        where, found = getattr(self, f"_{kind}")()
+        where, reply = getattr(self, f"_{kind}")()
         self.tried[where] = self.tried.get(where, 0) + 1
-        assert found.status_code < 500, (where, found.text)
-        assert self.of.mark not in found.text, (where, found.text)
-        assert found.status_code != 403, (where, found.text)
+        assert reply.status_code < 500, (where, reply.text)
+        assert self.of.mark not in reply.text, (where, reply.text)
+        assert reply.status_code != 403, (where, reply.text)
 
     def _id(self, *kinds: str) -> str:
-        ids = [id for kind, found in self.of.ids.items() for id in found if not kinds or kind in kinds]
+        ids = [id for kind, ids_ in self.of.ids.items() for id in ids_ if not kinds or kind in kinds]
         return self.rng.choice(ids)
 
     def _route(self) -> tuple[str, httpx.Response]:
@@ -155,64 +155,64 @@ class Thief:
         nobodys = id[:-8] + secrets.token_hex(4)
         more: dict[str, Any] = {"json": {"value": None}} if path.endswith("resume") else {}
         headers = {"Last-Event-ID": self.rng.choice(["", "1-0", "1-5"])}
-        found = self.http.request(method, path.replace("{id}", spelled), headers=headers, **more)
+        reply = self.http.request(method, path.replace("{id}", spelled), headers=headers, **more)
         if id in self.own:
-            return f"{method} {path}", found
-        assert found.status_code in (404, 405, 204, 307) or found.json().get("data") == [], (method, path, found.text)
+            return f"{method} {path}", reply
+        assert reply.status_code in (404, 405, 204, 307) or reply.json().get("data") == [], (method, path, reply.text)
         if spelled == id:
             other = self.http.request(method, path.replace("{id}", nobodys), headers=headers, **more)
-            assert told(found, id) == told(other, nobodys), (method, path)
-        return f"{method} {path}", found
+            assert message_without_id(reply, id) == message_without_id(other, nobodys), (method, path)
+        return f"{method} {path}", reply
 
     def _list(self) -> tuple[str, httpx.Response]:
         path = self.rng.choice(["/v1/queries", "/v1/activity", "/v1/files", "/v1/models", "/version", "/health"])
-        found = self.http.get(
+        reply = self.http.get(
             path, params={"limit": 500, **({"after": self._id("file")} if path == "/v1/files" else {})}
         )
-        return path, found
+        return path, reply
 
     def _body(self) -> tuple[str, httpx.Response]:
         """Ids in what is sent."""
         post, id = self.http.post, self._id()
         match self.rng.randrange(5):
             case 0:
-                asked = {"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}}
-                where, found = "variable", post("/v1/queries", json=asked)
+                body = {"model": "llm", "input": "{{x}}", "variables": {"x": {"query": id}}}
+                where, reply = "variable", post("/v1/queries", json=body)
             case 1:
-                asked = {"model": self.rng.choice(["llm", "reading"]), "input": "x", "documents": [{"file_id": id}]}
-                where, found = "document", post("/v1/queries", json=asked)
+                body = {"model": self.rng.choice(["llm", "reading"]), "input": "x", "documents": [{"file_id": id}]}
+                where, reply = "document", post("/v1/queries", json=body)
             case 2:
                 part = {"type": "file", "file": {"file_id": id}}
-                asked = {"model": "llm", "messages": [{"role": "user", "content": [part]}]}
-                where, found = "file of a chat", post("/v1/chat/completions", json=asked)
+                body = {"model": "llm", "messages": [{"role": "user", "content": [part]}]}
+                where, reply = "file of a chat", post("/v1/chat/completions", json=body)
             case 3:
-                asked = {
+                body = {
                     "model": "llm",
                     "input": [{"role": "user", "content": [{"type": "input_file", "file_id": id}]}],
                 }
-                where, found = "file of a response", post("/v1/responses", json=asked)
+                where, reply = "file of a response", post("/v1/responses", json=body)
             case _:
-                asked = {"model": "llm", "input": "x", "previous_response_id": id}
-                where, found = "previous response", post("/v1/responses", json=asked)
-        assert found.status_code == (400 if where == "previous response" else 404), (where, found.text)
-        return where, found
+                body = {"model": "llm", "input": "x", "previous_response_id": id}
+                where, reply = "previous response", post("/v1/responses", json=body)
+        assert reply.status_code == (400 if where == "previous response" else 404), (where, reply.text)
+        return where, reply
 
     def _header(self) -> tuple[str, httpx.Response]:
         """A query of the same name is another one."""
         headers = {"X-Teola-Query": self._id("live"), "X-Request-ID": self._id("request")}
         self.own.add(headers["X-Teola-Query"])
-        asked = {"model": "llm", "messages": [{"role": "user", "content": "what is it?"}], "max_tokens": 5}
-        return "name of a query", self.http.post("/v1/chat/completions", json=asked, headers=headers)
+        body = {"model": "llm", "messages": [{"role": "user", "content": "what is it?"}], "max_tokens": 5}
+        return "name of a query", self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     def _content(self) -> tuple[str, httpx.Response]:
         """What was asked, answered, indexed: by apps, and by what a cache holds of it."""
         model = self.rng.choice(["notes", "reading", "llm", "chatting"])
         documents = [{"text": "hay"}] if model in ("notes", "reading") else []
-        asked = {"model": model, "input": "keeps this to itself, whoever may ask for it", "documents": documents}
-        id = self.http.post("/v1/queries", json=asked).json()["id"]
-        found = self.http.get(f"/v1/queries/{id}", params={"wait": 20})
-        assert found.json()["status"] == "done", found.text
-        return f"content of {model}", found
+        body = {"model": model, "input": "keeps this to itself, whoever may ask for it", "documents": documents}
+        id = self.http.post("/v1/queries", json=body).json()["id"]
+        reply = self.http.get(f"/v1/queries/{id}", params={"wait": 20})
+        assert reply.json()["status"] == "done", reply.text
+        return f"content of {model}", reply
 
     def _thread(self) -> tuple[str, httpx.Response]:
         thread = self.rng.choice(
@@ -222,9 +222,9 @@ class Thief:
         return "thread", self.http.post("/v1/chat/completions", json=body)
 
 
-def told(found: httpx.Response, id: str) -> Any:
-    """Of an answer, what does not depend on the id."""
-    return found.status_code, found.text.replace(id, "ID")
+def message_without_id(reply: httpx.Response, id: str) -> Any:
+    """Return what an answer says, without what depends on the id."""
+    return reply.status_code, reply.text.replace(id, "ID")
 
 
 def test_neither_gets_at_anything_of_the_others(server: Served) -> None:
@@ -240,9 +240,9 @@ def test_neither_gets_at_anything_of_the_others(server: Served) -> None:
         assert after["activity"].items() <= before["activity"].items()  # the latest thousand of all tenants are kept
         assert {**after, "activity": None} == {**before, "activity": None}
         tried = {where for thief in thieves for where in thief.tried}
-        known = {f"{method} {path}" for method, path in thieves[0].routes}
-        assert tried >= known | {"variable", "document", "name of a query", "thread", "previous response"}
-        assert len(known) >= 9
+        known_routes = {f"{method} {path}" for method, path in thieves[0].routes}
+        assert tried >= known_routes | {"variable", "document", "name of a query", "thread", "previous response"}
+        assert len(known_routes) >= 9
         running = owner.ids["running"][0]
         assert one.get(f"/v1/queries/{running}").json()["status"] in ("running", "done")
 
@@ -267,8 +267,8 @@ def test_caches_and_drafts_are_apart() -> None:
         one, two = (Tenant(http, "the same " * 30) for http in clients)
 
         def cached(tenant: Tenant) -> int:
-            found: int = tenant.chat(temperature=0)["usage"]["prompt_tokens_details"]["cached_tokens"]
-            return found
+            results: int = tenant.chat(temperature=0)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return results
 
         assert (cached(one), cached(one) > 0, cached(two)) == (0, True, 0)
         until(lambda: len(server.pool.traces) == 3)
@@ -284,14 +284,14 @@ def test_caches_and_drafts_are_apart() -> None:
 # ------------------------------------------------------------ forgetting
 
 
-@pytest.mark.parametrize("kept", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
-def test_what_was_cached_before_is_not_met_again_after_a_restart(kept: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("stored", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_what_was_cached_before_is_not_met_again_after_a_restart(stored: str, request: pytest.FixtureRequest) -> None:
     """The engine stays, as that of a shared pool does; the server and its connections are new ones."""
     engine, store, name = llm("on"), MemoryStore(), f"pool-{time.monotonic_ns()}"
     keys, mark = [ONE.settings, OTHER.settings], "the same " * 30
 
     def opened() -> Store:
-        return store if kept == "memory" else PostgresStore(request.getfixturevalue("postgres_dsn"), name)
+        return store if stored == "memory" else PostgresStore(request.getfixturevalue("postgres_dsn"), name)
 
     def cached(*, forget: bool = False) -> dict[str, bool]:
         """Whose prompt was met in the cache."""
@@ -310,11 +310,11 @@ def test_what_was_cached_before_is_not_met_again_after_a_restart(kept: str, requ
     assert cached() == {"one": True, "other": True}  # under the name that it has since then
 
 
-@pytest.mark.parametrize("kept", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
-def test_nothing_is_left_of_a_tenant(kept: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("stored", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_nothing_is_left_of_a_tenant(stored: str, request: pytest.FixtureRequest) -> None:
     """Neither in what its key can ask for, nor in rows, nor anywhere in the process that the server leads to."""
     store: Store = MemoryStore()
-    dsn = request.getfixturevalue("postgres_dsn") if kept == "postgres" else ""
+    dsn = request.getfixturevalue("postgres_dsn") if stored == "postgres" else ""
     if dsn:
         store = PostgresStore(dsn, f"pool-{time.monotonic_ns()}")
     engines = [llm(), FakeEmbedder(), FakeReranker(), FakeStore()]
@@ -324,14 +324,14 @@ def test_nothing_is_left_of_a_tenant(kept: str, request: pytest.FixtureRequest) 
         server.client(ONE.secret) as one,
         server.client(OTHER.secret) as two,
     ):
-        mine, others = settled(Tenant(one)), settled(Tenant(two))
+        mine, theirs = settled(Tenant(one)), settled(Tenant(two))
         thread = threading.Thread(target=follow, args=(server, mine.ids["running"][0]))
         thread.start()
         state = server.server.config.app.state
         rows = pool_rows(server)
         assert holders(mine.mark, server.service, server.pool, state) and len(rows) == 2
-        told = one.delete("/v1/tenant").json()
-        assert told["queries"] == len(mine.ids["query"]) + 1 and told["files"] >= 1
+        reply = one.delete("/v1/tenant").json()
+        assert reply["queries"] == len(mine.ids["query"]) + 1 and reply["files"] >= 1
         thread.join(20)
         assert not thread.is_alive()
         for path in ("/v1/queries", "/v1/activity", "/v1/files"):
@@ -349,12 +349,12 @@ def test_nothing_is_left_of_a_tenant(kept: str, request: pytest.FixtureRequest) 
         assert pool_rows(server) < rows
         if dsn:
             assert rows_with(dsn, mine.mark) == []
-            assert rows_with(dsn, others.mark) != []
+            assert rows_with(dsn, theirs.mark) != []
         thief = Thief(one, mine, routes(server), random.Random(1))
         for _ in range(60):
             thief.attempt()
-        assert len(others.http.get("/v1/queries").json()["data"]) == len(others.ids["query"]) + 1
-        assert seen(others)["files"]
+        assert len(theirs.http.get("/v1/queries").json()["data"]) == len(theirs.ids["query"]) + 1
+        assert seen(theirs)["files"]
 
 
 def follow(server: Served, id: str) -> None:

@@ -32,29 +32,29 @@ def encodings() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     engines = [FakeEmbedder("embedder"), FakeEmbedder("other"), FakeEmbedder(NAMED), FakeLLM("llm")]
-    with served(EnginePool.local(engines), token_ids={"embedder": "cl100k_base", "llm": "cl100k_base"}) as found:
-        yield found
+    with served(EnginePool.local(engines), token_ids={"embedder": "cl100k_base", "llm": "cl100k_base"}) as server:
+        yield server
 
 
 @pytest.fixture
 def http(server: Served) -> Iterator[httpx.Client]:
-    with server.client() as made:
-        yield made
+    with server.client() as client:
+        yield client
 
 
-def vectors(http: httpx.Client, model: str, given: Any) -> list[list[float]]:
-    found = http.post("/v1/embeddings", json={"model": model, "input": given})
-    assert found.status_code == 200, found.text
-    return [one["embedding"] for one in found.json()["data"]]
+def vectors(http: httpx.Client, model: str, input: Any) -> list[list[float]]:
+    reply = http.post("/v1/embeddings", json={"model": model, "input": input})
+    assert reply.status_code == 200, reply.text
+    return [one["embedding"] for one in reply.json()["data"]]
 
 
 @pytest.mark.parametrize("model", ["embedder", NAMED])
 def test_ids_are_the_text_that_they_stand_for(http: httpx.Client, model: str) -> None:
     encoding = tiktoken.get_encoding("cl100k_base")
     texts = [text for text in TEXTS if text]
-    wanted = vectors(http, model, texts)
-    assert vectors(http, model, [encoding.encode(text) for text in texts]) == wanted
-    assert vectors(http, model, encoding.encode(texts[0])) == wanted[:1]
+    expected = vectors(http, model, texts)
+    assert vectors(http, model, [encoding.encode(text) for text in texts]) == expected
+    assert vectors(http, model, encoding.encode(texts[0])) == expected[:1]
 
 
 def test_langchain_by_base_url_and_name_alone(server: Served, http: httpx.Client, monkeypatch: Any) -> None:
@@ -63,22 +63,25 @@ def test_langchain_by_base_url_and_name_alone(server: Served, http: httpx.Client
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     for model in ("embedder", NAMED):
-        made = OpenAIEmbeddings(base_url=server.base, model=model)
-        for found, wanted in zip(made.embed_documents(TEXTS), vectors(http, model, TEXTS), strict=True):
-            assert found == pytest.approx(wanted)
-        assert made.embed_query(TEXTS[0]) == pytest.approx(vectors(http, model, TEXTS[0])[0])
+        embeddings = OpenAIEmbeddings(base_url=server.base, model=model)
+        for vector, expected in zip(embeddings.embed_documents(TEXTS), vectors(http, model, TEXTS), strict=True):
+            assert vector == pytest.approx(expected)
+        assert embeddings.embed_query(TEXTS[0]) == pytest.approx(vectors(http, model, TEXTS[0])[0])
 
 
 def test_a_prompt_of_ids(server: Served) -> None:
     with server.openai() as client:
         ids = tiktoken.get_encoding("cl100k_base").encode("one two")
-        given: dict[str, Any] = {"model": "llm", "max_tokens": 20, "temperature": 0}
-        wanted = client.completions.create(prompt="one two", **given).choices[0].text
-        assert [one.text for one in client.completions.create(prompt=[ids, ids], **given).choices] == [wanted, wanted]
+        options: dict[str, Any] = {"model": "llm", "max_tokens": 20, "temperature": 0}
+        expected = client.completions.create(prompt="one two", **options).choices[0].text
+        assert [one.text for one in client.completions.create(prompt=[ids, ids], **options).choices] == [
+            expected,
+            expected,
+        ]
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "told"),
+    ("model", "value", "message"),
     [
         ("other", [1, 2], "token_ids: {other: cl100k_base}"),
         ("embedder", [10**7], "cl100k_base does not have"),
@@ -87,10 +90,10 @@ def test_a_prompt_of_ids(server: Served) -> None:
         ("embedder", [], "input is empty"),
     ],
 )
-def test_what_is_refused(http: httpx.Client, model: str, given: Any, told: str) -> None:
-    found = http.post("/v1/embeddings", json={"model": model, "input": given})
-    assert found.status_code == 400
-    assert told in found.json()["error"]["message"]
+def test_what_is_refused(http: httpx.Client, model: str, value: Any, message: str) -> None:
+    reply = http.post("/v1/embeddings", json={"model": model, "input": value})
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
 
 
 def test_an_encoding_that_cannot_be_fetched(http: httpx.Client, monkeypatch: Any) -> None:
@@ -98,12 +101,12 @@ def test_an_encoding_that_cannot_be_fetched(http: httpx.Client, monkeypatch: Any
         raise OSError(name)
 
     monkeypatch.setattr(tiktoken, "get_encoding", fails)
-    found = http.post("/v1/embeddings", json={"model": "embedder", "input": [1]})
-    assert found.status_code == 503
-    assert "TIKTOKEN_CACHE_DIR" in found.json()["error"]["message"]
+    reply = http.post("/v1/embeddings", json={"model": "embedder", "input": [1]})
+    assert reply.status_code == 503
+    assert "TIKTOKEN_CACHE_DIR" in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("said", [{"embeder": "cl100k_base"}, {"llm": "cl100"}])
-def test_settings_that_make_no_sense(said: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"server\.token_ids.*Next: "), served(token_ids=said):
+@pytest.mark.parametrize("setting", [{"embeder": "cl100k_base"}, {"llm": "cl100"}])
+def test_settings_that_make_no_sense(setting: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"server\.token_ids.*Next: "), served(token_ids=setting):
         pass

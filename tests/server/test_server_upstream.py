@@ -201,8 +201,8 @@ ODD_TEXTS = ["\u2028", "\u2029", "\x85", "\x0b\x1c", "\r\n\r\ndata: x", "\ud83d"
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
 def test_any_text_reaches_the_client_whole(http: httpx.Client, upstream: FixedReplies, path: str, text: str) -> None:
     field = "text" if path == "/v1/completions" else "message"
-    said = text if path == "/v1/completions" else {"role": "assistant", "content": text}
-    upstream.reply_with({**COMPLETION, "choices": [{"index": 0, "finish_reason": "stop", field: said}]})
+    expected_text = text if path == "/v1/completions" else {"role": "assistant", "content": text}
+    upstream.reply_with({**COMPLETION, "choices": [{"index": 0, "finish_reason": "stop", field: expected_text}]})
 
     answer = post(http, path, stream=False)
 

@@ -25,20 +25,20 @@ ONE = key("one", tokens_per_minute=100_000)
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     apps = {name: {"object": f"support.telling_models:{name}"} for name in OWN}
-    with served(apps=apps, keys=[ONE.settings], goal=None) as found:
-        yield found
+    with served(apps=apps, keys=[ONE.settings], goal=None) as server:
+        yield server
 
 
 def usage_of(server: Served, name: str, *, stream: bool) -> tuple[dict[str, Any], str]:
-    """As it is told, and the query."""
+    """Return the usage that an answer has, and its query's id."""
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body = {"model": name, "messages": [{"role": "user", "content": "goats"}], **options}
     with server.client(ONE.secret) as http:
-        found = http.post("/v1/chat/completions", json=body)
-    assert found.status_code == 200, found.text
-    told = [line for line in found.text.splitlines() if '"usage":{' in line][-1].removeprefix("data: ")
-    usage: dict[str, Any] = json.loads(told)["usage"]
-    return usage, found.headers["x-teola-query"]
+        response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    line = [line for line in response.text.splitlines() if '"usage":{' in line][-1].removeprefix("data: ")
+    usage: dict[str, Any] = json.loads(line)["usage"]
+    return usage, response.headers["x-teola-query"]
 
 
 def of_the_pool(server: Served, id: str) -> int:
@@ -76,10 +76,10 @@ def test_a_model_that_an_engine_serves_is_counted_as_the_engines(monkeypatch: py
     """Its messages tell, too: by its own code, which reads what the engine has carried."""
     openai = pytest.importorskip("langchain_openai")
     with openai_stub.openai_stub() as stub:
-        own = openai.ChatOpenAI(
+        own_model = openai.ChatOpenAI(
             base_url=stub.base_url, api_key="none", model=openai_stub.MODEL, max_retries=0, stream_usage=True
         )
-        monkeypatch.setattr(telling_models, "bound", own, raising=False)
+        monkeypatch.setattr(telling_models, "bound", own_model, raising=False)
         path = "support.telling_models:bound"
         apps = {"bound": {"object": path, "bind": {path: "llm"}}}
         engine = OpenAIServer("llm", base_url=stub.base_url, model=openai_stub.MODEL)

@@ -135,7 +135,7 @@ def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
     names = [name for kind in ("app", "chat") for name, model in models.items() if model.kind == kind]
     console.print(f"serving {', '.join(models)} at {url}")
     if names:
-        text = models[names[0]].told().get("example") or "Hello"
+        text = models[names[0]].details().get("example") or "Hello"
         for command in commands(url, names[0], text, keys=keys):
             console.print(f"  {command}")
     console.print(f"  a browser: {url}/")
