@@ -74,8 +74,8 @@ GIVEN = {
         "1.05": "what benchmarks/graphs.py takes for possible",
         **dict.fromkeys(("1.74", "2.31", "1.56", "1.25"), "Spec-Bench's"),
     },
-    "docs/cluster.md": {"1.5": "cluster/host/outbox.py: GAP"},
-    "docs/placement.md": {"1.5": "scheduling/placement/rebalance.py: HOT"},
+    "docs/cluster.md": {"1.5": "cluster/host/clients.py: GAP"},
+    "docs/placement.md": {"1.5": "scheduling/placement/rebalance.py: HOT_RATIO"},
     "docs/compatibility-langchain.md": {"1.0": "the ordinary weight"},
 }
 """Document -> figures that were not measured, and whose they are."""

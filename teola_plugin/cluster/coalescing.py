@@ -1,4 +1,4 @@
-"""Streams in parcels by time: the first result at once, later ones together."""
+"""Groups streamed results by time: the first result goes out at once, later ones together."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from teola_plugin.requests.results import Piece, Result
 
 
 async def coalesced(results: AsyncIterator[Result], seconds: float) -> AsyncIterator[list[Result]]:
-    """Lists of results: the first piece of each request and every end go out at once, later pieces wait for company
-    for up to `seconds`. Pieces of one request that wait together are joined."""
+    """Yield lists of results: the first piece of each request and every end at once, later pieces after up to
+    `seconds`.
+
+    Pieces of one request that wait together are joined.
+    """
     queue: asyncio.Queue[Result | None] = asyncio.Queue()
-    reader = asyncio.ensure_future(_read(results, queue))
-    begun: set[str] = set()
+    reader = asyncio.ensure_future(_read_into(results, queue))
+    started_ids: set[str] = set()
     try:
         while (first := await queue.get()) is not None:
-            held = [first]
-            if not _urgent(first, begun):
-                await _more(queue, held, begun, seconds)
-            ended = _drain(queue, held, begun)
-            yield _joined(held)
-            if ended:
+            batch = [first]
+            if not _is_urgent(first, started_ids):
+                await _collect(queue, batch, started_ids, seconds)
+            is_last = _take_queued(queue, batch, started_ids)
+            yield _joined(batch)
+            if is_last:
                 break
         await reader  # raises what the engine raised
     finally:
         reader.cancel()
 
 
-async def _read(results: AsyncIterator[Result], queue: asyncio.Queue[Result | None]) -> None:
+async def _read_into(results: AsyncIterator[Result], queue: asyncio.Queue[Result | None]) -> None:
     try:
         async for result in results:
             queue.put_nowait(result)
@@ -36,18 +39,20 @@ async def _read(results: AsyncIterator[Result], queue: asyncio.Queue[Result | No
         queue.put_nowait(None)
 
 
-def _urgent(result: Result, begun: set[str]) -> bool:
-    if isinstance(result, Piece) and result.request_id in begun:
+def _is_urgent(result: Result, started_ids: set[str]) -> bool:
+    if isinstance(result, Piece) and result.request_id in started_ids:
         return False
-    begun.add(result.request_id)
+    started_ids.add(result.request_id)
     return True
 
 
-async def _more(queue: asyncio.Queue[Result | None], held: list[Result], begun: set[str], seconds: float) -> None:
-    """Wait for company until the time is over or something urgent comes."""
+async def _collect(
+    queue: asyncio.Queue[Result | None], batch: list[Result], started_ids: set[str], seconds: float
+) -> None:
+    """Wait for more results until the time is up or an urgent one comes."""
     loop = asyncio.get_running_loop()
-    ends = loop.time() + seconds
-    while (left := ends - loop.time()) > 0:
+    deadline = loop.time() + seconds
+    while (left := deadline - loop.time()) > 0:
         try:
             result = await asyncio.wait_for(queue.get(), left)
         except TimeoutError:
@@ -55,40 +60,40 @@ async def _more(queue: asyncio.Queue[Result | None], held: list[Result], begun: 
         if result is None:
             queue.put_nowait(None)
             return
-        held.append(result)
-        if _urgent(result, begun):
+        batch.append(result)
+        if _is_urgent(result, started_ids):
             return
 
 
-def _drain(queue: asyncio.Queue[Result | None], held: list[Result], begun: set[str]) -> bool:
-    """What is there without waiting; whether it is the end."""
+def _take_queued(queue: asyncio.Queue[Result | None], batch: list[Result], started_ids: set[str]) -> bool:
+    """Add the results that are there without waiting. Return True at the end of the stream."""
     while not queue.empty():
         result = queue.get_nowait()
         if result is None:
             return True
-        _urgent(result, begun)
-        held.append(result)
+        _is_urgent(result, started_ids)
+        batch.append(result)
     return False
 
 
 def joined(before: Result | None, after: Result) -> Piece | None:
-    """Two pieces of one request as one; None where they are no such, or hold more than text."""
+    """Return two pieces of one request as one; None if they are not such pieces, or hold more than text."""
     if type(before) is Piece and type(after) is Piece:
         return Piece(after.request_id, before.text + after.text, before.tokens + after.tokens)
     return None
 
 
 def _joined(results: list[Result]) -> list[Result]:
-    """Neighbouring pieces of a request as one; the order of a request's results stays."""
-    found: list[Result] = []
-    places: dict[str, int] = {}
+    """Join neighbouring pieces of each request; the order of a request's results stays."""
+    merged: list[Result] = []
+    positions: dict[str, int] = {}
     for result in results:
-        at = places.get(result.request_id)
-        before = found[at] if at is not None else None
-        together = joined(before, result) if at is not None else None
-        if at is not None and together is not None:
-            found[at] = together
+        position = positions.get(result.request_id)
+        previous = merged[position] if position is not None else None
+        piece = joined(previous, result) if position is not None else None
+        if position is not None and piece is not None:
+            merged[position] = piece
             continue
-        places[result.request_id] = len(found)
-        found.append(result)
-    return found
+        positions[result.request_id] = len(merged)
+        merged.append(result)
+    return merged

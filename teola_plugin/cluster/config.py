@@ -31,34 +31,35 @@ Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "websearc
 
 
 class Autoscale(BaseModel):
-    """Instances follow the queue: one more while more than `queued_per_instance` requests wait for each of them."""
+    """Lets the number of instances follow the queue: one more while more than `queued_per_instance` requests wait for
+    each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     least: int = Field(1, ge=1)
     most: int = Field(ge=1)
     queued_per_instance: float = Field(8.0, gt=0)
     up_after: float = Field(5.0, ge=0)
-    """Seconds that the queue must be long before one is added."""
+    """Seconds that the queue must be long before an instance is added."""
     down_after: float = Field(60.0, ge=0)
-    """Seconds without a queue before one is taken away."""
+    """Seconds without a queue before an instance is removed."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Autoscale:
+    def _check_limits(self) -> Autoscale:
         if self.least > self.most:
             raise ValueError(f"least is {self.least}, most is {self.most}: give most at least as many")
         return self
 
 
 class EngineConfig(BaseModel):
-    """One engine: what it is, and what each of its instances may use."""
+    """The settings of one engine, and the resources of each of its instances."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Kind | None = None
     factory: str = Field("", pattern=r"^$|^[\w.]+:[\w.]+$")
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
-    """A folder or hub name (vllm, openai; embedding and reranking, which have small ones of their own); `bundled` for
-    the small one that comes with the package (vllm, reranking)."""
+    """A folder or hub name (vllm, openai; embedding and reranking, which have small defaults); `bundled` for the small
+    model that comes with the package (vllm, reranking)."""
     dsn: str = Field("", repr=False)  # it may hold a password
     """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the instance."""
     base_url: str = Field("", repr=False)
@@ -76,50 +77,50 @@ class EngineConfig(BaseModel):
     engine_args: Mapping[str, Any] = Field(default_factory=dict)
     """Passed on to vLLM as they are: tensor_parallel_size, quantization, enable_lora, max_model_len, ..."""
     drafts: Any = None
-    """Of vLLM: `auto`, `off`, or options of `Drafts`. None: what `options` say of them, or the engine's own default."""
+    """vLLM only: `auto`, `off`, or options of `Drafts`. None: what `options` say, or the engine's own default."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Further arguments of the engine's class."""
     policy: str = "topology-aware"
     max_queued: int = Field(10_000, ge=1)
-    """Requests that may wait; more are refused with `EngineOverloaded`."""
+    """Requests that may wait; more raise `EngineOverloaded`."""
     autoscale: Autoscale | None = None
 
     @field_validator("policy")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_policy(cls, value: str) -> str:
         if value not in POLICIES:
             raise ValueError(f"there is no policy {value!r}; use one of {', '.join(POLICIES)}")
         return value
 
     @field_validator("drafts")
     @classmethod
-    def _drafts(cls, value: Any) -> Any:
+    def _normalize_drafts(cls, value: Any) -> Any:
         if value is not None:
-            _known_drafts(value)
+            _check_drafts_value(value)
         return "off" if value is False else value
 
     @field_validator("instances", "cpus", "gpus", "max_queued", mode="before")
     @classmethod
-    def _numbers(cls, value: Any) -> Any:
+    def _check_numbers(cls, value: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("it must be a number")
         return value
 
     @field_validator("cores", mode="before")
     @classmethod
-    def _sets(cls, value: Any) -> Any:
+    def _check_cores(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError('it must be a list with one text for each instance, e.g. ["0-3", "4-7"]')
-        return tuple(map(_cores, value))
+        return tuple(map(_checked_cores, value))
 
     @model_validator(mode="after")
-    def _whole(self) -> EngineConfig:
+    def _check_engine(self) -> EngineConfig:
         if (self.kind is None) == (not self.factory):
             raise ValueError("give either kind or factory")
-        needed = {"vllm": "model", "pgvector": "dsn", "fulltext": "dsn", "openai": "base_url"}
-        wanted = needed.get(self.kind or "", "")
-        if wanted and not getattr(self, wanted):
-            raise ValueError(f"an engine of kind {self.kind} needs {wanted}")
+        required_settings = {"vllm": "model", "pgvector": "dsn", "fulltext": "dsn", "openai": "base_url"}
+        required = required_settings.get(self.kind or "", "")
+        if required and not getattr(self, required):
+            raise ValueError(f"an engine of kind {self.kind} needs {required}")
         if self.engine_args and self.kind != "vllm":
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         self._check_drafts()
@@ -128,14 +129,16 @@ class EngineConfig(BaseModel):
             raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
         if self.gpus > 1 and self.gpus % 1:
             raise ValueError(f"gpus is {self.gpus:g}: give a part of one GPU, or whole ones")
-        said = self.memory_share
-        if said is not None and 0 < self.gpus < said:
-            raise ValueError(f"gpu_memory_utilization {said:g} is more than gpus: {self.gpus:g} reserves of the card")
+        memory_share = self.memory_share
+        if memory_share is not None and 0 < self.gpus < memory_share:
+            raise ValueError(
+                f"gpu_memory_utilization {memory_share:g} is more than gpus: {self.gpus:g} reserves of the card"
+            )
         return self
 
     def _check_drafts(self) -> None:
         if self.kind == "vllm" and "drafts" in self.options:
-            _known_drafts(self.options["drafts"])
+            _check_drafts_value(self.options["drafts"])
         if self.drafts is None:
             return
         if self.kind != "vllm":
@@ -145,7 +148,7 @@ class EngineConfig(BaseModel):
             raise ValueError("drafts stand beside the options and in them: leave one of them out")
 
     def _check_options(self) -> None:
-        """Those without which an engine cannot be made, and those that have no place in a file."""
+        """Raise ValueError for options that an engine lacks, and for those that do not belong in a file."""
         if self.kind == "websearch" and "api_key" in self.options:
             raise ValueError("a key does not belong in this file: set the service's environment variable on the nodes")
         for kind, option in (("fulltext", "documents"), ("tools", "tools")):
@@ -154,17 +157,17 @@ class EngineConfig(BaseModel):
 
     @property
     def memory_share(self) -> float | None:
-        """The share of a card's memory that was said for each instance; None for none."""
-        said = (self.engine_args if self.kind == "vllm" else self.options).get("gpu_memory_utilization")
-        return float(said) if isinstance(said, int | float) else None
+        """The share of a card's memory that is set for each instance; None if none is."""
+        share = (self.engine_args if self.kind == "vllm" else self.options).get("gpu_memory_utilization")
+        return float(share) if isinstance(share, int | float) else None
 
     @property
     def most_instances(self) -> int:
         return max(self.instances, self.autoscale.most if self.autoscale else 0)
 
 
-def _known_drafts(value: Any) -> None:
-    """Raises `ValueError` for what is no drafts."""
+def _check_drafts_value(value: Any) -> None:
+    """Raise `ValueError` if the value does not describe drafts."""
     from teola_plugin.engines.drafts.options import drafts_of
 
     try:
@@ -173,32 +176,32 @@ def _known_drafts(value: Any) -> None:
         raise ValueError(f"{error.message.rstrip('.')}; {error.hint}") from None
 
 
-def _cores(value: Any) -> str:
-    """Of one instance. Raises `ValueError`."""
+def _checked_cores(value: Any) -> str:
+    """Return the cores of one instance as text. Raises `ValueError`."""
     text = str(value)
     try:
-        known = not isinstance(value, bool | float) and parse_cores(text)
+        cores = not isinstance(value, bool | float) and parse_cores(text)
     except ValueError:
-        known = ()
-    if not known:
+        cores = ()
+    if not cores:
         raise ValueError(f'{value!r} names no cores; write e.g. "0-3" or "0,2"')
     return text
 
 
 class PoolConfig(BaseModel):
-    """Everything about one pool."""
+    """The settings of one pool."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     engines: dict[str, EngineConfig] = Field(min_length=1)
     server: Any = None
-    """Of `teola serve`, which reads them from the same file, and checks them: see `server.settings`."""
+    """Settings of `teola serve`, which reads them from the same file and checks them (see `server.settings`)."""
     apps: Any = None
-    """The same."""
+    """Apps of `teola serve`, likewise."""
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """The file's content. Raises `ConfigError`, which names file, line and remedy."""
+        """Return the file's content. Raises `ConfigError`, which names file, line and remedy."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
@@ -211,13 +214,13 @@ class PoolConfig(BaseModel):
 
     @classmethod
     def parse(cls, text: str, source: str = "pool") -> Self:
-        """`read` for text. `source` leads the messages."""
+        """Return the content of YAML text. `source` leads the messages. Raises `ConfigError`."""
         try:
             root, data = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(_syntax(source, error), hint="mend the YAML there") from None
-        if twice := list(_twice(root, source)):
-            raise ConfigError("\n".join(twice), hint="leave one of them out: only the last would count")
+            raise ConfigError(_syntax_error(source, error), hint="mend the YAML there") from None
+        if duplicates := list(_duplicate_keys(root, source)):
+            raise ConfigError("\n".join(duplicates), hint="leave one of them out: only the last would count")
         if not isinstance(data, dict):
             raise ConfigError(f"{source}, line 1: it holds no settings.", hint="begin with `engines:` (see the docs)")
         try:
@@ -226,25 +229,27 @@ class PoolConfig(BaseModel):
             raise ConfigError("\n".join(_faults(source, root, error)), hint=_REMEDY) from None
 
 
-_SECRET = frozenset({"dsn", "base_url", "hash", "headers"})
-"""They, and what is in them, may hold a password."""
+_SECRET_SETTINGS = frozenset({"dsn", "base_url", "hash", "headers"})
+"""Settings that may hold a password, also inside."""
 _REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every setting"
 
 
-def _syntax(source: str, error: yaml.YAMLError) -> str:
+def _syntax_error(source: str, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"{source}, line {mark.line + 1 if mark else 1}: {problem}."
 
 
-def _twice(node: Any, source: str, known: tuple[Any, ...] = ()) -> Iterator[str]:
-    """What YAML would take without a word: keys that stand twice in one mapping. `known`: nodes around it, by aliases
-    perhaps itself."""
-    if any(node is one for one in known):
+def _duplicate_keys(node: Any, source: str, ancestors: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Yield a message for each key that stands twice in one mapping, which YAML accepts.
+
+    `ancestors` are the nodes around this one; aliases may make a node its own ancestor.
+    """
+    if any(node is other for other in ancestors):
         return
     if isinstance(node, yaml.SequenceNode):
-        for one in node.value:
-            yield from _twice(one, source, (*known, node))
+        for other in node.value:
+            yield from _duplicate_keys(other, source, (*ancestors, node))
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -252,10 +257,10 @@ def _twice(node: Any, source: str, known: tuple[Any, ...] = ()) -> Iterator[str]
             if name and name in seen:
                 yield f"{source}, line {key.start_mark.line + 1}: {name} stands there twice."
             seen.add(name)
-            yield from _twice(value, source, (*known, node))
+            yield from _duplicate_keys(value, source, (*ancestors, node))
 
 
-_WANTED = {
+_MESSAGES = {
     "string_type": "it must be text",
     "int_type": "it must be a whole number",
     "int_parsing": "it must be a whole number",
@@ -269,29 +274,29 @@ _WANTED = {
     "missing": "it is missing",
     "too_short": "it is empty",
 }
-"""Of pydantic's kinds of faults, those that a stranger to it would not understand."""
+"""Messages for those of pydantic's faults that a user would not understand."""
 
 
-def _told(fault: Any) -> str:
+def _explain(fault: Any) -> str:
     if fault["type"] == "string_pattern_mismatch" and fault["loc"][-1] == "factory":
         return "it must be of the form package.module:callable"
-    said = str(fault["msg"]).removeprefix("Value error, ")
-    return _WANTED.get(fault["type"], said.replace("Input should be", "it must be"))
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return _MESSAGES.get(fault["type"], message.replace("Input should be", "it must be"))
 
 
 def _faults(source: str, root: Any, error: ValidationError) -> list[str]:
-    found = []
+    messages = []
     for fault in error.errors():
         path = tuple(key for key in fault["loc"] if not (isinstance(key, str) and key.startswith("function-")))
-        shown = isinstance(fault["input"], str | int | float | bool | None) and fault["type"] != "missing"
-        given = f" (got {fault['input']!r})" if shown and not _SECRET & set(path) else ""
+        is_shown = isinstance(fault["input"], str | int | float | bool | None) and fault["type"] != "missing"
+        got_text = f" (got {fault['input']!r})" if is_shown and not _SECRET_SETTINGS & set(path) else ""
         where = ".".join(str(key) for key in path if key != "[key]") or "the file"
-        found.append(f"{source}, line {_line(root, path)}: {where}: {_told(fault)}{given}.")
-    return found
+        messages.append(f"{source}, line {_line(root, path)}: {where}: {_explain(fault)}{got_text}.")
+    return messages
 
 
 def _line(node: Any, path: tuple[Any, ...]) -> int:
-    """The line of the deepest node on the path that is there; from 1."""
+    """Return the line, from 1, of the deepest node on the path that exists."""
     line: int = node.start_mark.line + 1
     for key in path:
         if isinstance(node, yaml.MappingNode):

@@ -15,14 +15,14 @@ from teola_plugin.errors import ConfigError, EngineUnavailable, extra
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.shims import ray as shim
 
-_inherited: list[bool] = []
+_connected_parents: list[bool] = []
 """Not empty in a process that was forked from one that was connected."""
 
 
 def _note_fork() -> None:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        _inherited.append(True)
+        _connected_parents.append(True)
         atexit.unregister(ray.shutdown)  # it would wait for the parent's threads at the child's end, for ever
 
 
@@ -30,7 +30,7 @@ in_child(_note_fork)
 
 
 def ensure_ray() -> Any:
-    """The module. Raises `EngineUnavailable` when it is not installed."""
+    """Return the module. Raises `EngineUnavailable` if Ray is not installed."""
     try:
         import ray
     except ImportError:
@@ -38,8 +38,8 @@ def ensure_ray() -> Any:
     return ray
 
 
-def checked(address: str) -> str:
-    """The address, if one can stream over it. Raises `ConfigError`."""
+def check_address(address: str) -> str:
+    """Return the address if answers can be streamed over it. Raises `ConfigError`."""
     if address.startswith("ray://"):
         raise ConfigError(
             f"{address!r} is an address of Ray Client, over which answers cannot be streamed.",
@@ -53,50 +53,50 @@ def checked(address: str) -> str:
 def connect(address: str | None = None, *, token: str = "") -> None:
     """Connect this process to the cluster. Idempotent. Raises `ConfigError`, `EngineUnavailable`.
 
-    `token`: a file; by default that of the pool of this machine at that address, if there is one.
+    `token` is a file; the default is that of the pool of this machine at that address, if there is one.
     """
     ray = ensure_ray()
-    wanted = checked(address or os.environ.get(ADDRESS, "") or "auto")
+    cluster_address = check_address(address or os.environ.get(ADDRESS, "") or "auto")
     if ray.is_initialized():
-        if _inherited:
-            raise _forked()
-        _same_cluster(ray, wanted)
+        if _connected_parents:
+            raise _forked_error()
+        _check_same_cluster(ray, cluster_address)
         return
-    there = shim.current_address() if wanted == "auto" else wanted
-    tokens.take(ray, token or token_of(there))
-    if there != "auto":
-        _reachable(there)
-    if wanted != "auto":  # with which Ray may yet find a token that is its own
-        _admitted(wanted)
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    known_address = shim.current_address() if cluster_address == "auto" else cluster_address
+    tokens.use_token(ray, token or token_of(known_address))
+    if known_address != "auto":
+        _check_reachable(known_address)
+    if cluster_address != "auto":  # for "auto", Ray may yet find a token of its own
+        _check_token(cluster_address)
+    init_options = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
-        with shim.loopback_as_it_is(there.rpartition(":")[0] in LOOPBACK):
-            ray.init(address=wanted, namespace=NAMESPACE, **quiet)
+        with shim.loopback_as_it_is(known_address.rpartition(":")[0] in LOOPBACK):
+            ray.init(address=cluster_address, namespace=NAMESPACE, **init_options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        if there != wanted:
-            _admitted(there)  # Ray does not say that it was for want of a token
-        raise _refused(wanted, error) from error
+        if known_address != cluster_address:
+            _check_token(known_address)  # Ray does not say that the token was missing
+        raise _no_cluster_error(cluster_address, error) from error
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of `host:port`; the port is 0 where none is given. Raises `ConfigError`."""
+    """Return the two parts of `host:port`; the port is 0 if there is none. Raises `ConfigError`."""
     host, _, port = (address if ":" in address else f"{address}:0").rpartition(":")
     if not port.isdigit():
         raise ConfigError(f"{address!r} has no number for its port.", hint="write host:port, e.g. 10.0.0.1:6379")
     return host, int(port)
 
 
-def _reachable(address: str) -> None:
-    """Ray itself tries for minutes before it says so."""
+def _check_reachable(address: str) -> None:
+    """Raise `EngineUnavailable` at once if nothing listens at the address: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), 5.0).close()
     except (OSError, ValueError) as error:
-        raise _refused(address, error) from None
+        raise _no_cluster_error(address, error) from None
 
 
-def _admitted(address: str) -> None:
-    """Ray itself asks for 20 s before it gives up, and does not say why."""
+def _check_token(address: str) -> None:
+    """Raise `EngineUnavailable` if the cluster wants another token: Ray itself tries for 20 s, and does not say why."""
     if shim.has_tokens(ensure_ray()) and shim.wants_another_token(address):
         raise EngineUnavailable(
             f"the Ray cluster at {address!r} asks for a token; this process has shown none, or another one.",
@@ -105,16 +105,16 @@ def _admitted(address: str) -> None:
         )
 
 
-def _same_cluster(ray: Any, wanted: str) -> None:
-    here = ray.get_runtime_context().gcs_address
-    if wanted != "auto" and plain(wanted) != plain(here):
+def _check_same_cluster(ray: Any, address: str) -> None:
+    connected_address = ray.get_runtime_context().gcs_address
+    if address != "auto" and plain(address) != plain(connected_address):
         raise ConfigError(
-            f"this process is connected to the Ray cluster at {here} already, not to {wanted}.",
+            f"this process is connected to the Ray cluster at {connected_address} already, not to {address}.",
             hint="use one cluster in a process, or call ray.shutdown() before",
         )
 
 
-def _forked() -> EngineUnavailable:
+def _forked_error() -> EngineUnavailable:
     return EngineUnavailable(
         "this process was forked from one that was connected to Ray: Ray does not work here.",
         hint="connect in the child alone (e.g. gunicorn's post_fork hook, or without preloading), or start processes "
@@ -122,8 +122,8 @@ def _forked() -> EngineUnavailable:
     )
 
 
-def _refused(address: str, error: Exception) -> EngineUnavailable:
-    """The reason in one line, and what to do about it."""
+def _no_cluster_error(address: str, error: Exception) -> EngineUnavailable:
+    """Return the error with the reason in one line and what to do about it."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     if "ersion mismatch" in str(error):
         hint = "use the same versions of Python and Ray in the app and in the cluster"
@@ -136,11 +136,11 @@ def _refused(address: str, error: Exception) -> EngineUnavailable:
 
 
 def actor(name: str) -> Any:
-    """The handle of a named actor. Raises ValueError when there is none."""
+    """Return the handle of a named actor. Raises ValueError if there is none."""
     return ensure_ray().get_actor(name, namespace=NAMESPACE)
 
 
 def was_restarted() -> bool:
-    """Whether Ray made this actor anew after it was lost."""
+    """Return True if Ray made this actor again after it was lost."""
     ray = ensure_ray()
     return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)

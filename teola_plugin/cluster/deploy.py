@@ -1,4 +1,4 @@
-"""Starting and ending a pool: its Ray cluster, if it has none yet, its directory and its engines."""
+"""Starts and ends a pool: its Ray cluster, if it has none yet, its directory and its engines."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 from teola_plugin.cluster import connection
 from teola_plugin.cluster.config import PoolConfig
-from teola_plugin.cluster.deployment.cluster_room import need_room
-from teola_plugin.cluster.deployment.head import alive, end_process, start_head
+from teola_plugin.cluster.deployment.head import end_process, is_alive, start_head
 from teola_plugin.cluster.deployment.records import Record, address_of
-from teola_plugin.cluster.deployment.room import Ask
+from teola_plugin.cluster.deployment.room import Reservation, need_room
 from teola_plugin.cluster.names import actor_name, directory_name, directory_options, pool_of
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.errors import ConfigError, RegistrationError
 
 log = logging.getLogger("teola_plugin")
-SILENT = 60.0
-"""Seconds after which it is said which engines are still starting: a large model takes minutes."""
+REPORT_AFTER_S = 60.0
+"""Seconds after which the engines that are still starting are reported: a large model takes minutes."""
 
 
 def up(
@@ -33,9 +32,9 @@ def up(
 ) -> str:
     """Start the pool, on a cluster of its own if no address is given. Returns the cluster's address.
 
-    A cluster of its own asks for a token and listens on this machine alone, unless `host` (`address` or
-    `address:port`) says where others reach it. `on_started` is called with each engine that is up, `on_waiting` with
-    what is waited for. What was started is ended again if something fails. Raises `EngineUnavailable` (also where the
+    A cluster of its own asks for a token and listens on this machine alone, unless `host` (`address` or `address:port`)
+    says where others reach it. `on_started` is called with each engine that is up, `on_waiting` with a line about what
+    is still missing. What was started is ended again if something fails. Raises `EngineUnavailable` (also if the
     cluster is too small for what the engines reserve, and does not grow by itself), `ConfigError`, `RegistrationError`
     (a pool of that name runs with other settings).
     """
@@ -47,11 +46,17 @@ def up(
     record = _running(config.name) if address is None else None
     started = record is None and address is None
     if record is None:
-        record = _begun(config.name, host) if address is None else Record(config.name, address)
+        record = _start_cluster(config.name, host) if address is None else Record(config.name, address)
     try:
         connection.connect(record.address, token=record.token)
         if not _exists(config.name):
-            need_room([Ask.of(name, one, one.instances) for name, one in config.engines.items()], on_waiting)
+            need_room(
+                [
+                    Reservation.of(name, engine_config, engine_config.instances)
+                    for name, engine_config in config.engines.items()
+                ],
+                on_waiting,
+            )
         _create(config, on_started, on_waiting)
     except BaseException:
         if started:
@@ -62,14 +67,14 @@ def up(
     return record.address
 
 
-def _begun(name: str, host: str) -> Record:
+def _start_cluster(name: str, host: str) -> Record:
     head = start_head(name, host)
     return Record(name, head.address, head.pid, head.token)
 
 
 def _running(name: str) -> Record | None:
     record = Record.read(name)
-    if record is not None and record.pid and not alive(record.pid):
+    if record is not None and record.pid and not is_alive(record.pid):
         record.forget()
         return None
     return record
@@ -93,13 +98,13 @@ def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None], on_wa
             f"a pool {config.name!r} runs already, with other settings.",
             hint="end it with `teola down`, or give this one another name",
         )
-    waiting, began = {directory.start.remote(name): name for name in config.engines}, time.monotonic()
-    while waiting:
-        ended, _ = ray.wait(list(waiting), num_returns=1, timeout=SILENT)
-        if not ended:
-            on_waiting(f"still starting after {time.monotonic() - began:.0f} s: {', '.join(waiting.values())}")
-        for ref in ended:
-            name = waiting.pop(ref)
+    starting, started_at = {directory.start.remote(name): name for name in config.engines}, time.monotonic()
+    while starting:
+        done_refs, _ = ray.wait(list(starting), num_returns=1, timeout=REPORT_AFTER_S)
+        if not done_refs:
+            on_waiting(f"still starting after {time.monotonic() - started_at:.0f} s: {', '.join(starting.values())}")
+        for ref in done_refs:
+            name = starting.pop(ref)
             try:
                 on_started(ray.get(ref))
             except Exception as error:
@@ -108,23 +113,28 @@ def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None], on_wa
 
 
 def status(pool: str, address: str | None = None) -> list[dict[str, Any]]:
-    """How each engine is, as plain data. Raises `EngineUnavailable`, `RegistrationError`."""
+    """Return the state of each engine, as plain data. Raises `EngineUnavailable`, `RegistrationError`."""
     connection.connect(address_of(pool, address))
-    found: list[dict[str, Any]] = connection.ensure_ray().get(_directory(pool).status.remote())
-    return found
+    rows: list[dict[str, Any]] = connection.ensure_ray().get(_directory(pool).status.remote())
+    return rows
 
 
 def batches(pool: str, engine: str, address: str | None = None) -> list[dict[str, Any]]:
-    """The engine's last batches, oldest first: `batch`, `instance`, `at` (seconds since 1970), `apps`, and `members`:
-    (client, app, primitive) of each request."""
+    """Return the engine's last batches, oldest first.
+
+    Each has `batch`, `instance`, `at` (seconds since 1970), `apps`, and `members`: (client, app, primitive) of each
+    request.
+    """
     connection.connect(address_of(pool, address))
-    found: list[dict[str, Any]] = connection.ensure_ray().get(_host(pool, engine).recent_batches.remote())
-    return found
+    rows: list[dict[str, Any]] = connection.ensure_ray().get(_host(pool, engine).recent_batches.remote())
+    return rows
 
 
 def scale(pool: str, engine: str, instances: int, address: str | None = None) -> int:
-    """Add or take away instances of an engine while queries run. Returns how many there are. Raises `EngineUnavailable`
-    where there is no room for more."""
+    """Add or remove instances of an engine while queries run. Returns their number.
+
+    Raises `EngineUnavailable` if the cluster has no room for more.
+    """
     connection.connect(address_of(pool, address))
     host = _host(pool, engine)
     try:
@@ -151,14 +161,14 @@ def down(pool: str, address: str | None = None) -> None:
 
 
 def _kill(ray: Any, pool: str) -> None:
-    """Every actor of the pool that is left."""
-    for found in ray.util.list_named_actors(all_namespaces=True):
-        name = found["name"]
+    """Kill every actor of the pool that is left."""
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name = entry["name"]
         if pool_of(name) == pool:
             try:
-                ray.kill(ray.get_actor(name, namespace=found["namespace"]), no_restart=True)
+                ray.kill(ray.get_actor(name, namespace=entry["namespace"]), no_restart=True)
             except ValueError:
-                pass  # gone meanwhile
+                pass  # it has ended meanwhile
 
 
 def _directory(pool: str) -> Any:

@@ -1,4 +1,4 @@
-"""How the actors of a pool are named, and with which options Ray makes them."""
+"""The names of a pool's actors, and the options with which Ray makes them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from teola_plugin.cluster.config import EngineConfig
 
 NAMESPACE = "teola"
-THREADS = 4000
-"""Calls that an actor works on at once: they wait, they do not compute. Each client has two open for news."""
+MAX_CONCURRENT_CALLS = 4000
+"""Calls that an actor works on at once: they wait more than they compute. Each client has two open for events."""
 _QUIET = {"enable_task_events": False}
-"""Ray keeps no record of each call: a quarter of what a call costs, for a dashboard that a pool does not have."""
+"""Ray keeps no record of each call: that is a quarter of a call's cost, for a dashboard that a pool does not have."""
 
 
 def actor_name(pool: str, engine: str) -> str:
@@ -23,19 +23,19 @@ def directory_name(pool: str) -> str:
 
 
 def pool_of(actor: str) -> str:
-    """The pool that an actor of this name belongs to; empty for actors of others."""
+    """Return the pool that an actor of this name belongs to; empty for actors of others."""
     first, _, rest = actor.partition("/")
     return rest.partition("/")[0] if first == "teola" else ""
 
 
 def host_options(pool: str, engine: str) -> dict[str, Any]:
-    """An engine host outlives whoever made it, and is made again when its process or node dies."""
+    """Return the options of an engine host: it outlives its maker, and is made again when its process or node dies."""
     return {
         "name": actor_name(pool, engine),
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "max_restarts": -1,
-        "max_concurrency": THREADS,
+        "max_concurrency": MAX_CONCURRENT_CALLS,
         **_QUIET,
         "num_cpus": 0,
         "get_if_exists": True,
@@ -47,9 +47,9 @@ def directory_options(pool: str) -> dict[str, Any]:
 
 
 def instance_options(config: EngineConfig) -> dict[str, Any]:
-    """Instances belong to their host, which makes a new one when one dies; Ray spreads them over the nodes."""
+    """Return the options of an instance, which belongs to its host; Ray spreads instances over the nodes."""
     return {
-        "max_concurrency": THREADS,
+        "max_concurrency": MAX_CONCURRENT_CALLS,
         **_QUIET,
         "num_cpus": config.cpus,
         "num_gpus": config.gpus,
@@ -60,7 +60,7 @@ def instance_options(config: EngineConfig) -> dict[str, Any]:
 
 
 def engine_spec(name: str, config: EngineConfig) -> Mapping[str, Any]:
-    """What `build_engine` needs, as plain data."""
+    """Return what `build_engine` needs, as plain data."""
     return {"name": name, **config.model_dump(include=_SPEC)}
 
 

@@ -1,4 +1,4 @@
-"""Ray's failures as this package's errors."""
+"""Translates Ray's failures into this package's errors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from teola_plugin.errors import EngineUnavailable, TeolaError
 
 
 def actor_gone(error: BaseException) -> bool:
-    """Whether the actor, its node or the whole cluster cannot be reached."""
+    """Return True if the actor, its node or the whole cluster cannot be reached."""
     from ray import exceptions
 
     return isinstance(error, exceptions.RayActorError | exceptions.RaySystemError | exceptions.NodeDiedError)
 
 
 def translated(error: BaseException, engine: str, instance: str = "") -> BaseException:
-    """What a caller of this package gets: our own errors as they were raised, a dead actor as `EngineUnavailable`."""
+    """Return the error that a caller of this package gets.
+
+    Our own errors stay as they were raised; a dead actor becomes `EngineUnavailable`.
+    """
     from ray import exceptions
 
     if isinstance(error, exceptions.RayTaskError):

@@ -1,7 +1,7 @@
 """Large values go from instance to instance: a Ray object holds them, parcels hold references to it.
 
-The instance that made the values owns the object. Ray counts its readers and frees it when the last one has let go;
-when the owner dies, the values are lost, and whoever needs them has them made again (`SharedPort`).
+The instance that made the values owns the object. Ray counts its readers and frees it when the last one has let go.
+When the owner dies, the values are lost, and whoever needs them requests them again (`SharedPort`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.engine_requests.remote_values import RemoteValue
 
 log = logging.getLogger("teola_plugin")
-LARGE = 64 * 1024
-"""Bytes of the values of one batch from which on they stay: below, references cost more than carrying the values."""
-PATIENCE = 30.0
+LARGE_BYTES = 64 * 1024
+"""Size of one batch's values, in bytes, from which on they stay: smaller ones cost less to carry than references."""
+FETCH_TIMEOUT_S = 30.0
 """Seconds that a look-up may take before the value counts as lost."""
 _refs: ContextVar[list[Any]] = ContextVar("teola_refs")
 
 
 class ValueLost(EngineError):
-    """From an instance to the client, which has the value made again: what a request was to read is gone."""
+    """Tells the client that a value which a request was to read is lost: the client requests it again."""
 
 
 @contextmanager
 def collecting_refs(refs: list[Any]) -> Iterator[None]:
-    """While a parcel is packed or unpacked: Ray's references, which travel beside its bytes so that Ray counts them."""
+    """Collect Ray's references while a parcel is packed or unpacked: they travel beside its bytes, so that Ray counts
+    them."""
     token = _refs.set(refs)
     try:
         yield
@@ -43,7 +44,7 @@ def collecting_refs(refs: list[Any]) -> Iterator[None]:
 
 
 class RayBatch:
-    """One Ray object, with the values of one batch."""
+    """A Ray object with the values of one batch."""
 
     __slots__ = ("ref",)
 
@@ -61,99 +62,103 @@ def _ray_batch(at: int) -> RayBatch:
 
 
 class RayValue(RemoteValue):
-    """One of the values. `remake` is known at the client alone: it asks for the value anew."""
+    """One of the values. Only the client sets `remake`, which requests the value again."""
 
-    __slots__ = ("at", "held", "remake")
+    __slots__ = ("batch", "index", "remake")
 
-    def __init__(self, held: RayBatch, at: int) -> None:
-        self.held, self.at = held, at
+    def __init__(self, batch: RayBatch, index: int) -> None:
+        self.batch, self.index = batch, index
         self.remake: Callable[[], Awaitable[Any]] | None = None
 
     def __reduce__(self) -> Any:
-        return RayValue, (self.held, self.at)
+        return RayValue, (self.batch, self.index)
 
 
-# ---------------------------------------------------------------- at the instance that makes them
+# ---------------------------------------------------------------- at the instance that makes the values
 
 
-def store_large(results: list[Result], staying: Collection[str]) -> list[Result]:
-    """The results, with references in place of the values of the requests `staying`, if those are large together."""
-    done = [result for result in results if isinstance(result, Done) and result.request_id in staying]
+def store_large(results: list[Result], kept_requests: Collection[str]) -> list[Result]:
+    """Return the results, with references in place of the values of `kept_requests` if these are large together."""
+    done = [result for result in results if isinstance(result, Done) and result.request_id in kept_requests]
     values = pickle.dumps([result.value for result in done], protocol=5) if done else b""
-    if len(values) < LARGE:
+    if len(values) < LARGE_BYTES:
         return results
     import ray
 
     try:
-        held = RayBatch(ray.put(values))
-    except Exception as error:  # no room: they travel
+        batch = RayBatch(ray.put(values))
+    except Exception as error:  # no room: they are carried
         log.warning("%d bytes of values cannot be kept: %r", len(values), error)
         return results
-    kept = {result.request_id: replace(result, value=RayValue(held, number)) for number, result in enumerate(done)}
-    return [kept.get(result.request_id, result) for result in results]
+    references = {
+        result.request_id: replace(result, value=RayValue(batch, number)) for number, result in enumerate(done)
+    }
+    return [references.get(result.request_id, result) for result in results]
 
 
-# ---------------------------------------------------------------- where they are read
+# ---------------------------------------------------------------- at the readers
 
 
 def remote_values_in(payload: Any) -> list[RayValue]:
-    """What stands in a payload's fields for values."""
+    """Return the remote values among a payload's fields."""
     if not is_dataclass(payload):
         return []
     return [value for field in fields(payload) if isinstance(value := getattr(payload, field.name), RayValue)]
 
 
-def with_values(payload: Any, found: Mapping[RayValue, Any]) -> Any:
-    """The payload with its values."""
-    values = {f.name: found[v] for f in fields(payload) if isinstance(v := getattr(payload, f.name), RayValue)}
+def with_values(payload: Any, fetched: Mapping[RayValue, Any]) -> Any:
+    """Return the payload with the fetched values in place of remote ones."""
+    values = {f.name: fetched[v] for f in fields(payload) if isinstance(v := getattr(payload, f.name), RayValue)}
     return replace(payload, **values)
 
 
 async def fetch_inputs(batch: Sequence[Request]) -> tuple[list[Request], list[Failed]]:
-    """A batch with the values that it reads; requests whose values are lost fail."""
-    wanted = {request.id: kept for request in batch if (kept := remote_values_in(request.payload))}
-    if not wanted:
+    """Return the batch with the values that it reads, and a failure for each request whose values are lost."""
+    remote_inputs = {request.id: remote for request in batch if (remote := remote_values_in(request.payload))}
+    if not remote_inputs:
         return list(batch), []
-    found = await fetch([one for kept in wanted.values() for one in kept])
+    fetched = await fetch([value for remote in remote_inputs.values() for value in remote])
     ready: list[Request] = []
-    lost: list[Failed] = []
+    failures: list[Failed] = []
     for request in batch:
-        if not all(one in found for one in wanted.get(request.id, ())):
-            lost.append(Failed(request.id, ValueLost("a value that it reads is lost.")))
+        if not all(value in fetched for value in remote_inputs.get(request.id, ())):
+            failures.append(Failed(request.id, ValueLost("a value that it reads is lost.")))
         else:
             ready.append(
-                replace(request, payload=with_values(request.payload, found)) if request.id in wanted else request
+                replace(request, payload=with_values(request.payload, fetched))
+                if request.id in remote_inputs
+                else request
             )
-    return ready, lost
+    return ready, failures
 
 
-async def fetch(kept: Iterable[RayValue]) -> dict[RayValue, Any]:
-    """The values; lost ones are left out."""
-    asked = list(kept)
-    refs = list({one.held.ref for one in asked})
-    found = dict(zip(refs, await asyncio.gather(*map(_read, refs)), strict=True))
-    return {one: values[one.at] for one in asked if (values := found[one.held.ref]) is not None}
+async def fetch(remote_values: Iterable[RayValue]) -> dict[RayValue, Any]:
+    """Return the values, by their references; lost ones are left out."""
+    requested = list(remote_values)
+    refs = list({value.batch.ref for value in requested})
+    batches = dict(zip(refs, await asyncio.gather(*map(_read, refs)), strict=True))
+    return {value: values[value.index] for value in requested if (values := batches[value.batch.ref]) is not None}
 
 
 async def _read(ref: Any) -> list[Any] | None:
     from ray.exceptions import RayError
 
     try:
-        values: list[Any] = pickle.loads(await asyncio.wait_for(asyncio.wrap_future(ref.future()), PATIENCE))
+        values: list[Any] = pickle.loads(await asyncio.wait_for(asyncio.wrap_future(ref.future()), FETCH_TIMEOUT_S))
     except (RayError, TimeoutError) as error:
         log.warning("values that an instance kept are lost (%s): they are made again", type(error).__name__)
         return None
     return values
 
 
-async def fetch_or_remake(kept: Sequence[RayValue]) -> dict[RayValue, Any]:
-    """The values at the client; lost ones are made again. Raises what their engine raises."""
-    found = await fetch(kept)
-    lost = [one for one in kept if one not in found]
-    return found | dict(zip(lost, await asyncio.gather(*map(_remake, lost)), strict=True))
+async def fetch_or_remake(remote_values: Sequence[RayValue]) -> dict[RayValue, Any]:
+    """Return the values at the client; lost ones are made again. Raises what their engine raises."""
+    fetched = await fetch(remote_values)
+    missing = [value for value in remote_values if value not in fetched]
+    return fetched | dict(zip(missing, await asyncio.gather(*map(_remake, missing)), strict=True))
 
 
-async def _remake(kept: RayValue) -> Any:
-    if kept.remake is None:
+async def _remake(remote_value: RayValue) -> Any:
+    if remote_value.remake is None:
         raise EngineUnavailable("a value of the shared pool is lost.", retryable=True, hint="ask again")
-    return await kept.remake()
+    return await remote_value.remake()

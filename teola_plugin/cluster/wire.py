@@ -1,7 +1,7 @@
-"""What clients, engine hosts and instances say to one another. Frozen, picklable with the standard library alone.
+"""Messages between clients, engine hosts and instances. Frozen, picklable with the standard library alone.
 
-Messages travel in parcels: a list of them, pickled once. Ray sends bytes fastest, and puts parcels above 100 kB into
-its shared memory by itself. References to large values (see `remote_values`) go beside the bytes, where Ray sees them.
+Messages travel in parcels: lists that are pickled once. Ray sends bytes fastest, and puts parcels above 100 kB into its
+shared memory by itself. References to large values (see `remote_values`) travel beside the bytes, where Ray sees them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ PROTOCOL = 5
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The requests of one primitive, and what follows it."""
+    """Sends the requests of one primitive, and the primitives that follow it."""
 
     event: Enqueue
     requests: tuple[Request, ...]
     primitive: Primitive | None = None
-    """Given when something follows: it says how the requests' values make its value."""
+    """Set if something follows: it says how the requests' values make the primitive's value."""
     then: tuple[Follow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody wants these requests any more, nor what follows them."""
+    """Cancels requests that nobody needs any more, and what follows them."""
 
     requests: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class UpdateDepths:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Somebody reads the pieces of these requests from now on, and has heard so many characters of each."""
+    """Says that the pieces of these requests have a reader from now on, who knows so many characters of each."""
 
     requests: tuple[tuple[str, int], ...]
 
@@ -76,7 +76,7 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class RequestPiece:
-    """A piece of a streamed request, of texts put together over a few milliseconds."""
+    """A piece of a streamed request: its texts of a few milliseconds, joined."""
 
     request: str
     piece: Piece
@@ -88,7 +88,7 @@ class RequestEnded:
     value: Any
     error: BaseException | None = None
     version: Version | None = None
-    """SEARCHING: what it was true for (see `Done.version`)."""
+    """SEARCHING: the version of the collection that was searched (see `Done.version`)."""
     cuts: tuple[int, ...] = ()
     """See `Done.cuts`."""
 
@@ -96,12 +96,12 @@ class RequestEnded:
 RequestEvent = RequestStarted | RequestPiece | RequestEnded
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- facts
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a client needs to know of an engine."""
+    """The facts about an engine that a client needs."""
 
     name: str
     kinds: frozenset[PrimitiveKind]
@@ -109,19 +109,19 @@ class EngineFacts:
     versions: Mapping[str, str]
     instances: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What objects of frameworks ask of an engine, e.g. the model's name."""
+    """Attributes that objects of frameworks read from an engine, e.g. the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A client introduces itself."""
+    """Introduces a client to an engine host."""
 
     client: str
     protocol: int
     python: tuple[int, ...]
     package: str
     greeting: int = 1
-    """How often it has greeted: what it says belongs to one greeting, and is void after the next."""
+    """Number of the client's greeting, from 1. Its messages belong to one greeting, and are void after the next."""
 
 
 def not_picklable(engine: str, error: Exception) -> EngineError:
@@ -133,7 +133,7 @@ def not_picklable(engine: str, error: Exception) -> EngineError:
 
 
 def not_accepted(engine: str, error: Exception) -> TeolaError:
-    """Why a host could not even queue a request: its own trouble, and nobody else's."""
+    """Return the error of a request that a host could not even queue. Other requests are not affected."""
     if isinstance(error, TeolaError):
         return error
     return EngineError(
@@ -143,13 +143,13 @@ def not_accepted(engine: str, error: Exception) -> TeolaError:
     )
 
 
-def sendable(engine: str, news: RequestEvent) -> RequestEvent:
-    """The news, or an end that says why it cannot travel."""
+def sendable(engine: str, event: RequestEvent) -> RequestEvent:
+    """Return the event, or an end with the reason if the event cannot be pickled."""
     try:
-        pack([news])
+        pack([event])
     except Exception as error:
-        return RequestEnded(news.request, None, _cannot_be_sent(engine, error))
-    return news
+        return RequestEnded(event.request, None, _cannot_be_sent(engine, error))
+    return event
 
 
 def _cannot_be_sent(engine: str, error: Exception) -> EngineError:
@@ -161,7 +161,7 @@ def _cannot_be_sent(engine: str, error: Exception) -> EngineError:
 
 
 def request_ids(order: Order) -> tuple[str, ...]:
-    """The requests that an order brings."""
+    """Return the ids of the requests in an order."""
     return tuple(request.id for request in order.requests) if isinstance(order, Submit) else ()
 
 
@@ -169,10 +169,10 @@ def request_ids(order: Order) -> tuple[str, ...]:
 
 
 def _pickled_by_fields(cls: type[Any]) -> None:
-    """Frozen data with slots pickles slowly (`dataclasses` walks its fields in Python, twice): say it in one tuple."""
-    names = [known.name for known in fields(cls)]
-    read = attrgetter(*names)
-    copyreg.pickle(cls, lambda one: (cls, read(one) if len(names) > 1 else (read(one),)))
+    """Pickle a frozen class with slots as one tuple: `dataclasses` walks its fields in Python, twice, which is slow."""
+    names = [f.name for f in fields(cls)]
+    read_fields = attrgetter(*names)
+    copyreg.pickle(cls, lambda instance: (cls, read_fields(instance) if len(names) > 1 else (read_fields(instance),)))
 
 
 for _cls in (
@@ -196,7 +196,7 @@ Parcel = bytes | tuple[bytes, list[Any]]
 
 
 def pack(messages: Sequence[Any]) -> Parcel:
-    """One parcel. Raises what `pickle` raises for values that cannot travel."""
+    """Return one parcel. Raises what `pickle` raises for values that cannot be pickled."""
     refs: list[Any] = []
     with collecting_refs(refs):
         body = pickle.dumps(list(messages), protocol=5)
@@ -206,27 +206,30 @@ def pack(messages: Sequence[Any]) -> Parcel:
 def unpack(parcel: Parcel) -> list[Any]:
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
     with collecting_refs(refs):
-        found: list[Any] = pickle.loads(body)
-    return found
+        messages: list[Any] = pickle.loads(body)
+    return messages
 
 
-def pack_orders(orders: Sequence[Order], refused: Callable[[Order, Exception], None]) -> Parcel | None:
-    """A parcel whose orders are pickled one by one, with the names of their requests: one that cannot be read over
-    there fails alone. `refused` is told of those that cannot be written; None when there is no other."""
+def pack_orders(orders: Sequence[Order], on_refused: Callable[[Order, Exception], None]) -> Parcel | None:
+    """Return a parcel of orders that are pickled one by one, with the ids of their requests.
+
+    An order that cannot be unpickled by the host fails alone. `on_refused` gets orders that cannot be pickled. Returns
+    None if no order is left.
+    """
     refs: list[Any] = []
     wrapped = []
     with collecting_refs(refs):
         for order in orders:
             try:
                 wrapped.append((request_ids(order), pickle.dumps(order, protocol=5)))
-            except Exception as error:  # something in it cannot travel: the others must
-                refused(order, error)
+            except Exception as error:  # the others must travel all the same
+                on_refused(order, error)
         body = pickle.dumps(wrapped, protocol=5)
     return ((body, refs) if refs else body) if wrapped else None
 
 
 def unpack_orders(parcel: Parcel) -> list[tuple[tuple[str, ...], Order | Exception]]:
-    """The orders with the names of their requests; the reason for one that cannot be read."""
+    """Return the orders with the ids of their requests; the reason in place of an order that cannot be read."""
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
     with collecting_refs(refs):
         return [(names, _read(wrapped)) for names, wrapped in pickle.loads(body)]
@@ -241,5 +244,5 @@ def _read(wrapped: bytes) -> Order | Exception:
 
 
 def size_of(parcel: Parcel) -> int:
-    """Bytes of its messages."""
+    """Return the size of a parcel's messages, in bytes."""
     return len(parcel[0] if isinstance(parcel, tuple) else parcel)

@@ -29,7 +29,7 @@ def test_a_parcel_takes_along_what_there_is_to_tell() -> None:
 def test_what_nobody_fetches_does_not_pile_up() -> None:
     engine: Any = SimpleNamespace(on_prefix_events=None)
     reports = CacheReports(engine)
-    for _ in range(cache_reports.MOST + 1):
+    for _ in range(cache_reports.MAX_EVENTS + 1):
         engine.on_prefix_events((PrefixStored((1,)),))
     (report,) = reports.take()
     assert report.news == (PrefixesCleared(),)

@@ -11,9 +11,8 @@ import pytest
 from teola_plugin.cluster.coalescing import coalesced
 from teola_plugin.cluster.config import Autoscale
 from teola_plugin.cluster.host import clients
-from teola_plugin.cluster.host.clients import Client
+from teola_plugin.cluster.host.clients import Client, Outbox
 from teola_plugin.cluster.host.followers import Followers, follower_order
-from teola_plugin.cluster.host.outbox import Outbox
 from teola_plugin.cluster.host.scaling import QueueDepth
 from teola_plugin.cluster.names import actor_name, directory_name, pool_of
 from teola_plugin.cluster.remote_values import RayBatch, RayValue, remote_values_in, store_large
@@ -54,7 +53,7 @@ RULE = Autoscale(least=1, most=3, queued_per_instance=4, up_after=2, down_after=
 )
 def test_the_autoscaler_follows_the_queue(seen: Sequence[tuple[float, int, int]], wanted: list[int]) -> None:
     rule = QueueDepth(RULE)
-    assert [rule.wanted(at, queued, instances) for at, queued, instances in seen] == wanted
+    assert [rule.target(at, queued, instances) for at, queued, instances in seen] == wanted
 
 
 async def test_first_pieces_and_ends_go_at_once_the_rest_by_time() -> None:
@@ -115,7 +114,7 @@ async def test_news_are_read_in_order_and_pieces_joined() -> None:
         RequestPiece("r", Piece("r", "b")),
         RequestEnded("r", "ab"),
     ):
-        client.tell(news)
+        client.send_event(news)
     client.close()
     assert await client.outbox.take() == (
         1,
@@ -151,13 +150,13 @@ async def test_news_wait_in_little_room() -> None:
 
 
 async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "MOST", 9)
+    monkeypatch.setattr(clients, "MAX_EVENTS", 9)
     client = Client("c")
     for n in range(9):
-        client.tell(RequestEnded(f"r{n}", n))
-    assert not client.lost(60.0) and client.lost(-1.0)
-    client.tell(RequestEnded("r9", 9))
-    assert client.lost(60.0)
+        client.send_event(RequestEnded(f"r{n}", n))
+    assert not client.is_lost(60.0) and client.is_lost(-1.0)
+    client.send_event(RequestEnded("r9", 9))
+    assert client.is_lost(60.0)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +182,9 @@ def test_references_travel_beside_the_bytes() -> None:
     parcel = pack(asked)
     assert isinstance(parcel, tuple) and parcel[1] == ["a reference of Ray's"]
     one, two = (remote_values_in(request.payload)[0] for request in unpack(parcel))
-    assert one.held is two.held and one.held.ref == "a reference of Ray's" and (one.at, two.at) == (0, 1)
+    assert one.batch is two.batch and one.batch.ref == "a reference of Ray's" and (one.index, two.index) == (0, 1)
     [(names, order)] = unpack_orders(pack_orders([Submit(event(SEARCH), tuple(asked))], lambda *_: None) or b"")
-    assert names == ("r0", "r1") and remote_values_in(order.requests[1].payload)[0].at == 1  # type: ignore[union-attr]
+    assert names == ("r0", "r1") and remote_values_in(order.requests[1].payload)[0].index == 1  # type: ignore[union-attr]
 
 
 def test_an_order_that_cannot_be_written_fails_alone() -> None:
@@ -244,9 +243,9 @@ def test_a_follower_is_made_of_the_value_before_it() -> None:
 def test_it_goes_to_its_own_engine_when_the_value_is_there() -> None:
     taken = Taken()
     taken.followers.expect("me", order((follow(),)))
-    taken.followers.ended("other", "r1", [9.0], None)
+    taken.followers.end_request("other", "r1", [9.0], None)
     assert not taken.elsewhere
-    taken.followers.ended("me", "r1", [1.0], None)
+    taken.followers.end_request("me", "r1", [1.0], None)
     [(engine, sent)] = taken.elsewhere
     assert engine == "store" and sent.requests[0].payload == SearchVector("c", [1.0], 2)
 
@@ -256,14 +255,14 @@ def test_nothing_follows(how: str) -> None:
     taken = Taken()
     taken.followers.expect("me", order((follow(),)))
     if how == "failed":
-        taken.followers.ended("me", "r1", None, EngineError("x"))
+        taken.followers.end_request("me", "r1", None, EngineError("x"))
     elif how == "cancelled":
         taken.followers.cancel("me", ["r1"])
     elif how == "unwanted":
         taken.followers.cancel("me", ["q-ahead1", "q-ahead1.0"])
     else:
         taken.followers.forget("me")
-    taken.followers.ended("me", "r1", [1.0], None)
+    taken.followers.end_request("me", "r1", [1.0], None)
     assert not taken.here and not taken.elsewhere
 
 
@@ -271,7 +270,7 @@ def test_a_chain_is_sent_on_with_what_follows() -> None:
     taken, again = Taken(), Primitive("more", K.EMBEDDING, "embedder", named(texts=Ref("$input")), after=("search",))
     last: Any = Follow(again, "q-ahead2", {"texts": "t"}, (), event(again), "")
     taken.followers.expect("me", order((follow((last,)),)))
-    taken.followers.ended("me", "r1", [1.0], None)
+    taken.followers.end_request("me", "r1", [1.0], None)
     assert taken.elsewhere[0][1].then == (last,) and taken.elsewhere[0][1].primitive == SEARCH
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from teola_plugin.cluster.config import Autoscale, EngineConfig, PoolConfig
-from teola_plugin.cluster.connection import checked
+from teola_plugin.cluster.connection import check_address
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.names import engine_spec
 from teola_plugin.errors import ConfigError
@@ -95,7 +95,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_ray_client_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="6379"):
-        checked("ray://somewhere:10001")
+        check_address("ray://somewhere:10001")
 
 
 def test_a_factory_of_ones_own() -> None:

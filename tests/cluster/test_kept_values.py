@@ -95,7 +95,7 @@ def vectors(fakes_address: str) -> list[Any]:
 
 def lost(kept: list[Any]) -> bool:
     """Nobody can read them. Ray lets a dead owner's objects be read for a moment after it counts them as freed."""
-    for ref in {one.held.ref for one in kept}:
+    for ref in {one.batch.ref for one in kept}:
         try:
             ray.get(ref, timeout=5)
         except ray.exceptions.RayError:

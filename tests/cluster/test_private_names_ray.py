@@ -137,7 +137,7 @@ def test_whether_a_cluster_wants_another_token(monkeypatch: pytest.MonkeyPatch) 
         assert shim.wants_another_token("127.0.0.1:1") is wants
     monkeypatch.setattr(raylet, "GcsClient", client(AuthenticationError("no")))
     with pytest.raises(EngineUnavailable, match="asks for a token"):
-        connection._admitted("127.0.0.1:1")
+        connection._check_token("127.0.0.1:1")
     monkeypatch.delattr(raylet, "GcsClient")
     assert not shim.wants_another_token("127.0.0.1:1"), "Ray says it in the next step"
 

@@ -12,13 +12,13 @@ import pytest
 
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import EngineConfig, PoolConfig
-from teola_plugin.cluster.deployment import cluster_room
-from teola_plugin.cluster.deployment.room import Ask, shortage
+from teola_plugin.cluster.deployment import room
+from teola_plugin.cluster.deployment.room import Reservation, shortage
 from teola_plugin.errors import EngineUnavailable
 
 
-def ask(engine: str, instances: int = 1, **settings: Any) -> Ask:
-    return Ask.of(engine, EngineConfig.model_validate({"kind": "fake", **settings}), instances)
+def ask(engine: str, instances: int = 1, **settings: Any) -> Reservation:
+    return Reservation.of(engine, EngineConfig.model_validate({"kind": "fake", **settings}), instances)
 
 
 def node(gpus: float = 0, cpus: float = 8, **others: float) -> dict[str, float]:
@@ -41,7 +41,7 @@ def node(gpus: float = 0, cpus: float = 8, **others: float) -> dict[str, float]:
         ([ask("a", 1024, cpus=1)], [node(cpus=1024)]),
     ],
 )
-def test_what_fits(asks: list[Ask], nodes: list[dict[str, float]]) -> None:
+def test_what_fits(asks: list[Reservation], nodes: list[dict[str, float]]) -> None:
     assert shortage(asks, nodes) == ""
 
 
@@ -63,7 +63,7 @@ def test_what_fits(asks: list[Ask], nodes: list[dict[str, float]]) -> None:
         ([ask("a", cpus=8), ask("b", gpus=1, cpus=1)], [node(1), node(0, 4)], "do not fit on the nodes together"),
     ],
 )
-def test_what_does_not(asks: list[Ask], nodes: list[dict[str, float]], says: str) -> None:
+def test_what_does_not(asks: list[Reservation], nodes: list[dict[str, float]], says: str) -> None:
     assert says in shortage(asks, nodes)
 
 
@@ -101,7 +101,7 @@ def named(address: str) -> list[str]:
 
 
 def test_what_others_hold_and_one_more_instance(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_room, "BUSY", 0.5)
+    monkeypatch.setattr(room, "RELEASE_TIMEOUT_S", 0.5)
     deploy.up(pool("first", llm={"gpus": 1.0}), ray_address)
     try:
         deploy.up(pool("first", llm={"gpus": 1.0}), ray_address)  # it is there, and asks for nothing more
@@ -141,7 +141,7 @@ def test_a_cluster_that_grows_is_waited_for(newer: bool, tmp_path: Path) -> None
 
     said: list[str] = []
     with growing(newer, head={"CPU": 1}, worker={"CPU": 1, "GPU": 1}) as address:
-        assert cluster_room._grows()
+        assert room._can_grow()
         deploy.up(pool("growing", llm={"gpus": 1}), address, on_waiting=said.append)
         end(address, "growing")
     assert any("waiting for the cluster to grow: an instance of 'llm' asks for 1 GPU" in line for line in said)

@@ -38,7 +38,7 @@ async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]
         made.read_into(PieceLog())
     one.enqueue([made], event("a"))
     one._receive_all([RequestPiece("a", Piece("a", "one")), RequestPiece("a", Piece("a", " two"))])
-    one._found(FACTS)
+    one._host_found(FACTS)
     assert len(line.orders) == 2
     return one, line
 

@@ -29,7 +29,7 @@ RAY: Any = SimpleNamespace(
 @pytest.fixture(autouse=True)
 def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(token, "_taken", {})
+    monkeypatch.setattr(token, "_own_values", {})
     for name in (token.MODE, token.TOKEN, token.PATH):
         monkeypatch.setenv(name, "")  # so that it is put back afterwards
         monkeypatch.delenv(name)
@@ -37,9 +37,9 @@ def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_new_token_is_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "pools" / "p.token"
-    old = token.make(path).read_text()
+    old = token.create_file(path).read_text()
     path.chmod(0o644)
-    assert stat.S_IMODE(token.make(path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(token.create_file(path).stat().st_mode) == 0o600
     assert len(old) == 64 and path.read_text() != old
 
 
@@ -68,17 +68,17 @@ def test_a_token_goes_to_its_own_cluster_alone() -> None:
     assert token_of("127.0.0.1:2") == token_of("10.0.0.1:1") == ""
     READ.clear()
     for address in ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"):
-        token.take(RAY, token_of(address))
+        token.use_token(RAY, token_of(address))
     assert READ == ["a.token", "", "a.token"]
 
 
 def test_a_ray_without_tokens_is_refused_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
     old: Any = SimpleNamespace(_raylet=SimpleNamespace(), __version__="2.50.0")
     with pytest.raises(EngineUnavailable, match=r"2\.52"):
-        token.need(old)
-    token.take(old, "file")  # a cluster that is there may be older, too
+        token.check_support(old)
+    token.use_token(old, "file")  # a cluster that is there may be older, too
     monkeypatch.setenv(token.MODE, "disabled")
-    token.need(old)
+    token.check_support(old)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "127.0.0.1"), ("10.0.0.1", "10.0.0.1")])

@@ -120,7 +120,7 @@ _LISTS = (
 def _connected(address: str, process: subprocess.Popen[bytes]) -> None:
     """Once the cluster is up and its autoscaler has reported."""
     from teola_plugin.cluster.connection import connect
-    from teola_plugin.cluster.deployment import cluster_room
+    from teola_plugin.cluster.deployment import room
     from teola_plugin.errors import EngineUnavailable
 
     ends = time.monotonic() + 60
@@ -131,7 +131,7 @@ def _connected(address: str, process: subprocess.Popen[bytes]) -> None:
             break
         except EngineUnavailable:
             time.sleep(0.5)
-    while not cluster_room._grows():
+    while not room._can_grow():
         assert time.monotonic() < ends, "no autoscaler has reported"
         time.sleep(0.5)
 

@@ -47,7 +47,7 @@ class _Instance:
         await engine.start()
         self.facts = EngineFacts(engine.name, engine.kinds, engine.profile, engine.versions(), ("0",))
 
-    async def alive(self, seconds: float) -> bool:
+    async def is_alive(self, seconds: float) -> bool:
         return True
 
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""The runtime of a process that uses a shared pool: graphs and user code here, engines and their schedulers there."""
+"""The runtime of a process that uses a shared pool: graphs and user code run here, engines in the cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.ports.port import Port
 
 START_SECONDS = 900.0
-"""An engine that is asked for the first time may have to load its model."""
+"""Seconds that an engine may take to start: it may have to load its model."""
 
 
 def find_engines(address: str | None, pool: str) -> dict[str, SharedEngine]:
@@ -38,19 +38,22 @@ def find_engines(address: str | None, pool: str) -> dict[str, SharedEngine]:
         ) from None
     try:
         names = ray.get(directory.describe.remote())["engines"]
-        found: list[EngineFacts] = ray.get([directory.start.remote(name) for name in names], timeout=START_SECONDS)
+        engine_facts: list[EngineFacts] = ray.get(
+            [directory.start.remote(name) for name in names], timeout=START_SECONDS
+        )
     except Exception as error:
         raise translated(error, pool) from error
-    return {facts.name: SharedEngine(facts) for facts in found}
+    return {facts.name: SharedEngine(facts) for facts in engine_facts}
 
 
 def _pools(ray: Any) -> list[str]:
-    names = (found["name"] for found in ray.util.list_named_actors(all_namespaces=True))
+    names = (entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True))
     return sorted({pool for name in names if (pool := pool_of(name))})
 
 
 class ClusterRuntime(LocalRuntime):
-    """A `LocalRuntime` whose engines are shared ones. Engines of the client itself (wrapped objects) stay here."""
+    """A `LocalRuntime` whose engines are shared ones. Engines of the client itself (wrapped objects) stay in this
+    process."""
 
     shared = True
 
@@ -61,7 +64,7 @@ class ClusterRuntime(LocalRuntime):
         self._fetching: set[asyncio.Task[None]] = set()
 
     async def astart(self) -> None:
-        """Open a line to every engine's host."""
+        """Connect to every engine's host."""
         withdraw, hello = self._driver.withdraw_all, _hello()
         ports = {
             name: SharedPort(self._pool, engine, hello, self._listener, withdraw, self._host_was_lost)
@@ -71,7 +74,7 @@ class ClusterRuntime(LocalRuntime):
         self._open(ports)
 
     async def _close_engines(self) -> None:
-        """They go on, for others."""
+        """Close nothing: the engines go on, for others."""
         for task in self._fetching:
             task.cancel()
 
@@ -81,7 +84,7 @@ class ClusterRuntime(LocalRuntime):
                 port.resend()
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
-        """Whoever calls gets the values themselves, wherever they are."""
+        """Give the caller the values themselves, wherever they are kept."""
         if any(isinstance(value, RayValue) for value in values):
             task = asyncio.ensure_future(_fetch(future, values))
             self._fetching.add(task)
@@ -116,19 +119,19 @@ class ClusterRuntime(LocalRuntime):
 
 
 async def _fetch(future: Future[list[Any]], values: list[Any]) -> None:
-    """Values that were kept where they were made are needed here after all."""
+    """Fetch values that were kept where they were made, since the caller needs them here."""
     try:
-        found = await fetch_or_remake([value for value in values if isinstance(value, RayValue)])
+        fetched = await fetch_or_remake([value for value in values if isinstance(value, RayValue)])
     except asyncio.CancelledError:
         future.set_exception(pool_closed())
     except Exception as error:
         future.set_exception(error)
     else:
-        future.set_result([found[value] if isinstance(value, RayValue) else value for value in values])
+        future.set_result([fetched[value] if isinstance(value, RayValue) else value for value in values])
 
 
 def _hello() -> Hello:
-    """A client that no host has heard of."""
+    """Return the greeting of a new client."""
     return Hello(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", PROTOCOL, tuple(sys.version_info[:3]), _version())
 
 

@@ -1,36 +1,48 @@
-"""A client's line to one engine host: orders out, news in. Lives on the client's loop."""
+"""A client's connection to one engine host: orders go out, events come in. Lives on the client's loop."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.client.tolerant_reading import read_parcel
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.ray_errors import translated
-from teola_plugin.cluster.wire import EngineFacts, Hello, Order, RequestEvent, pack_orders, size_of
+from teola_plugin.cluster.remote_values import collecting_refs
+from teola_plugin.cluster.wire import (
+    EngineFacts,
+    Hello,
+    Order,
+    Parcel,
+    RequestEvent,
+    pack_orders,
+    sendable,
+    size_of,
+    unpack,
+)
 
 log = logging.getLogger("teola_plugin")
-PATIENCE = 60.0
+HOST_TIMEOUT_S = 60.0
 """Seconds that a host may take to come back before its requests fail."""
-TRY = 5.0
-"""Seconds for one greeting: what was sent to a node that is gone may never be answered."""
-QUESTIONS = 2
-"""How often a client asks at once: the host answers one while the answer to the other is on its way."""
-BEAT = 15.0
+GREETING_TIMEOUT_S = 5.0
+"""Seconds for one greeting: a node that is gone may never answer."""
+OPEN_CALLS = 2
+"""Calls for events that a client has open at once: the host answers one while the other's answer is on its way."""
+HEARTBEAT_S = 15.0
 """Seconds between two signs of life: a host forgets a client that gives none (see `clients.SILENCE`)."""
 
 
 class HostLink:
-    """Orders of one turn of the loop leave together; news arrive in parcels. The link always has a question open at
-    the host, which answers when there is news.
+    """Orders of one turn of the loop leave together; events arrive in parcels. The link always has calls open at the
+    host, which answers them when there are events.
 
-    When the host dies, the link says so (`lost`), finds the new one that Ray makes, and says that, too (`found`); if
-    none comes within `PATIENCE`, it gives up (`gone`).
+    When the host dies, the link connects to the new one that Ray makes and calls `on_found`; if none comes within
+    `HOST_TIMEOUT_S`, it gives up and calls `on_gone`.
     """
 
     def __init__(
@@ -39,25 +51,24 @@ class HostLink:
         engine: str,
         hello: Hello,
         *,
-        news: Callable[[list[RequestEvent]], None],
-        refused: Callable[[Order, Exception], None],
-        found: Callable[[EngineFacts], None],
-        gone: Callable[[BaseException], None],
+        on_events: Callable[[list[RequestEvent]], None],
+        on_refused: Callable[[Order, Exception], None],
+        on_found: Callable[[EngineFacts], None],
+        on_gone: Callable[[BaseException], None],
     ) -> None:
         self.engine = engine
         self._name, self._hello = actor_name(pool, engine), hello
-        self._news, self._refused, self._found, self._gone = news, refused, found, gone
+        self._on_events, self._on_refused, self._on_found, self._on_gone = on_events, on_refused, on_found, on_gone
         self._host: Any = None
-        self.sent = self.received = 0
-        """Bytes."""
+        self.sent_bytes = self.received_bytes = 0
         self._orders: list[Order] = []
         self._number = self._greeting = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> EngineFacts:
-        """Raises `EngineUnavailable` and what the host raises."""
+        """Greet the host and start listening. Raises `EngineUnavailable` and what the host raises."""
         facts = await self._greet()
-        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._live())]
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._send_heartbeats())]
         return facts
 
     async def _greet(self) -> EngineFacts:
@@ -71,7 +82,7 @@ class HostLink:
         return facts
 
     async def close(self) -> None:
-        """Take leave: the host forgets what this client still waits for."""
+        """Tell the host to forget what this client still waits for, and stop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -82,16 +93,17 @@ class HostLink:
             except Exception as error:
                 log.debug("the host of %s did not hear the farewell: %r", self.engine, error)
 
-    async def _live(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(HEARTBEAT_S)
             if self._host is not None:
                 self._host.beat.remote(self._hello.client)
 
     # ------------------------------------------------------------ out
 
     def send(self, order: Order) -> None:
-        """Soon, and in order. What is sent while the host is away is lost; the port says it again (`found`)."""
+        """Send an order soon, and in order. Orders sent while the host is away are lost; the port repeats them
+        (`on_found`)."""
         if not self._orders:
             asyncio.get_running_loop().call_soon(self._flush)
         self._orders.append(order)
@@ -100,10 +112,10 @@ class HostLink:
         orders, self._orders = self._orders, []
         if self._host is None:
             return
-        parcel = pack_orders(orders, self._refused)
+        parcel = pack_orders(orders, self._on_refused)
         if parcel is not None:
             self._number += 1
-            self.sent += size_of(parcel)
+            self.sent_bytes += size_of(parcel)
             self._host.orders.remote(self._hello.client, self._greeting, self._number, parcel)
 
     # ------------------------------------------------------------ in
@@ -111,61 +123,109 @@ class HostLink:
     async def _listen(self) -> None:
         while True:
             try:
-                await self._hear()
+                await self._receive_events()
                 reason: BaseException = ConnectionError("it did not hear of this client for long, and gave it up")
             except Exception as error:
                 reason = translated(error, self.engine)
             self._host = None
             log.warning("engine %s: its host was lost (%s)", self.engine, reason)
-            facts = await self._again(reason)
+            facts = await self._reconnect(reason)
             if facts is None:
                 return
-            self._found(facts)
+            self._on_found(facts)
 
-    async def _hear(self) -> None:
-        """Until the host does not know this client (any more). Raises what Ray raises when the host is lost."""
-        heard = _InOrder(self._news)
-        questions = [asyncio.ensure_future(self._ask(heard)) for _ in range(QUESTIONS)]
+    async def _receive_events(self) -> None:
+        """Deliver events until the host does not know this client any more. Raises what Ray raises when the host is
+        lost."""
+        ordered = _InOrder(self._on_events)
+        calls = [asyncio.ensure_future(self._call_for_events(ordered)) for _ in range(OPEN_CALLS)]
         try:
-            await asyncio.gather(*questions)
+            await asyncio.gather(*calls)
         finally:
-            for question in questions:
-                question.cancel()
+            for call in calls:
+                call.cancel()
 
-    async def _ask(self, heard: _InOrder) -> None:
+    async def _call_for_events(self, ordered: _InOrder) -> None:
         host, greeting = self._host, self._greeting
         while (parcel := await host.news.remote(self._hello.client, greeting)) is not None:
-            self.received += size_of(parcel)
-            number, news = read_parcel(parcel, self.engine)
-            heard.take(number, news)
-            del parcel, news  # or they stay in shared memory until there is more to hear
+            self.received_bytes += size_of(parcel)
+            number, events = read_parcel(parcel, self.engine)
+            ordered.take(number, events)
+            del parcel, events  # or they stay in shared memory until the next events
 
-    async def _again(self, reason: BaseException) -> EngineFacts | None:
-        """Greet the new host as soon as there is one."""
+    async def _reconnect(self, reason: BaseException) -> EngineFacts | None:
+        """Greet the new host as soon as there is one. Return None if none comes in time."""
         loop = asyncio.get_running_loop()
-        ends, pause = loop.time() + PATIENCE, 0.1
-        while loop.time() < ends:
+        deadline, pause = loop.time() + HOST_TIMEOUT_S, 0.1
+        while loop.time() < deadline:
             await asyncio.sleep(pause)
             pause = min(2.0, 2 * pause)
             try:
-                return await asyncio.wait_for(self._greet(), TRY)
+                return await asyncio.wait_for(self._greet(), GREETING_TIMEOUT_S)
             except TimeoutError:
                 log.debug("the host of %s does not answer yet", self.engine)
             except Exception as error:
                 reason = error
-        self._gone(reason)
+        self._on_gone(reason)
         return None
 
 
 class _InOrder:
-    """Answers to questions that are open at once may overtake each other."""
+    """Delivers events in order, since answers to calls that are open at once may overtake each other."""
 
     def __init__(self, deliver: Callable[[list[RequestEvent]], None]) -> None:
         self._deliver, self._next = deliver, 1
-        self._early: dict[int, list[RequestEvent]] = {}
+        self._out_of_order: dict[int, list[RequestEvent]] = {}
 
-    def take(self, number: int, news: list[RequestEvent]) -> None:
-        self._early[number] = news
-        while (ready := self._early.pop(self._next, None)) is not None:
+    def take(self, number: int, events: list[RequestEvent]) -> None:
+        self._out_of_order[number] = events
+        while (ready := self._out_of_order.pop(self._next, None)) is not None:
             self._next += 1
             self._deliver(ready)
+
+
+def read_parcel(parcel: Parcel, engine: str) -> tuple[int, list[RequestEvent]]:
+    """Return the number of a parcel and its events; those that hold something unknown become ends that say so.
+
+    A chunk that another app has stored may have metadata of a class that only that app has: the other events are still
+    read.
+    """
+    try:
+        number, *events = unpack(parcel)
+    except (ImportError, AttributeError):
+        number, *readable = _unpack_tolerantly(parcel)
+        events = [sendable(engine, event) for event in readable]
+    return number, events
+
+
+def _unpack_tolerantly(parcel: Parcel) -> list[Any]:
+    body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
+    with collecting_refs(refs):
+        messages: list[Any] = _TolerantUnpickler(io.BytesIO(body)).load()
+    return messages
+
+
+class _TolerantUnpickler(pickle.Unpickler):
+    """Replaces what cannot be imported by an object that cannot be pickled again, and so is detected."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError):
+            return type(name, (_UnknownObject,), {"__module__": module})
+
+
+class _UnknownObject:
+    def __new__(cls, *_: Any, **__: Any) -> _UnknownObject:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+    def __setitem__(self, _: Any, __: Any) -> None: ...
+
+    def append(self, _: Any) -> None: ...
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise pickle.PicklingError(f"{type(self).__module__}.{type(self).__name__} cannot be imported in this process")

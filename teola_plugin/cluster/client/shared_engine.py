@@ -1,4 +1,4 @@
-"""What an app's objects see of an engine that runs elsewhere, and what its instance tells for that."""
+"""An engine of the cluster as an app's objects see it, and the settings that its instance reports for that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Result
 
-_TOLD = (
+_ATTRIBUTES = (
     "model_name",
     "dimension",
     "normalize",
@@ -27,13 +27,13 @@ _TOLD = (
     "carries_openai",
     "listens",
 )
-"""Attributes of engines that objects of frameworks ask for, above all those in `bind=`, which compare themselves."""
+"""Attributes of engines that objects of frameworks read, above all those in `bind=`, which compare themselves."""
 _ROLES = ("query", "document")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What is compared of a model that is loaded over there; None for what it does not have."""
+    """The attributes of a loaded model that are compared; None for those that it does not have."""
 
     max_seq_length: int | None
     truncate_dim: int | None
@@ -41,15 +41,15 @@ class LoadedModel:
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:
-    """What an app's objects may ask of an engine, as plain data."""
-    found = {name: _plain(getattr(engine, name)) for name in _TOLD if hasattr(engine, name)}
+    """Return the attributes that an app's objects may read from an engine, as plain data."""
+    settings = {name: _plain(getattr(engine, name)) for name in _ATTRIBUTES if hasattr(engine, name)}
     prompt_of = getattr(engine, "prompt_of", None)
     if prompt_of is not None:
-        found["role_prompts"] = {role: prompt_of(role) for role in _ROLES}
+        settings["role_prompts"] = {role: prompt_of(role) for role in _ROLES}
     model = getattr(engine, "model", None)
     if model is not None:
-        found["model"] = model if isinstance(model, str) else _loaded(model)
-    return found
+        settings["model"] = model if isinstance(model, str) else _loaded(model)
+    return settings
 
 
 def _loaded(model: Any) -> LoadedModel:
@@ -58,7 +58,7 @@ def _loaded(model: Any) -> LoadedModel:
 
 
 def _plain(value: Any) -> Any:
-    """The value without classes that an app may not have; what is left out stands as its text, which equals nothing."""
+    """Return the value without classes that an app may not have: other objects become their text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -67,7 +67,7 @@ def _plain(value: Any) -> Any:
 
 
 class SharedEngine:
-    """An `Engine` in name, kinds, profile, versions and settings; it executes nothing here."""
+    """An `Engine` in name, kinds, profile, versions and settings; it executes nothing in this process."""
 
     def __init__(self, facts: EngineFacts) -> None:
         self.name = facts.name
@@ -75,7 +75,7 @@ class SharedEngine:
         self.facts = facts
 
     def take(self, facts: EngineFacts) -> None:
-        """Newer facts of the same engine."""
+        """Replace the facts by newer ones of the same engine."""
         self.facts = facts
 
     @property
@@ -91,17 +91,17 @@ class SharedEngine:
         raise AttributeError(f"engine {self.__dict__.get('name')!r} of the shared pool has no {name!r} here")
 
     def prompt_of(self, role: str) -> str:
-        """What an embedding engine puts before a text of that role."""
+        """Return the text that an embedding engine puts before a text of that role."""
         prompts: Mapping[str, str] = self.facts.settings.get("role_prompts", {})
         return prompts.get(role, "")
 
-    # What only the instances do
+    # Operations of the instances alone
 
     async def start(self) -> None:
-        """Nothing: the pool starts its engines."""
+        """Do nothing: the pool starts its engines."""
 
     async def stop(self) -> None:
-        """Nothing: the pool ends its engines."""
+        """Do nothing: the pool ends its engines."""
 
     def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         raise EngineError(
@@ -111,7 +111,7 @@ class SharedEngine:
         )
 
     async def cancel(self, request_id: str) -> None:
-        """Nothing: requests are cancelled at the pool."""
+        """Do nothing: requests are cancelled at the pool."""
 
     def size(self, request: Request) -> float:
         return 1
@@ -120,4 +120,4 @@ class SharedEngine:
         return EngineLoad()
 
     async def reset(self) -> None:
-        """Nothing: see `EnginePool.reset`."""
+        """Do nothing: see `EnginePool.reset`."""

@@ -1,18 +1,17 @@
-"""An engine of the shared pool at this client: what `EnginePort` is for an engine of this process."""
+"""An engine of the shared pool at this client: the counterpart of `EnginePort`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from teola_plugin.cluster.client.link import HostLink
 from teola_plugin.cluster.client.shared_engine import SharedEngine
-from teola_plugin.cluster.client.unfinished import UnfinishedRequests
 from teola_plugin.cluster.remote_values import RayValue, ValueLost, fetch_or_remake, remote_values_in, with_values
 from teola_plugin.cluster.wire import (
     Cancel,
@@ -39,13 +38,69 @@ from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import Objective
 
+
+@dataclass(slots=True)
+class _Queued:
+    """A queued primitive, and its requests that have not ended."""
+
+    event: Enqueue
+    requests: set[str] = field(default_factory=set)
+
+
+class UnfinishedRequests:
+    """The requests of a client that have not ended, by id, with their latest terms: a new host gets these."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[EngineRequest, _Queued]] = {}
+        self._queued: dict[tuple[str, str], _Queued] = {}
+        """Queued primitives by query and primitive."""
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._entries
+
+    def __iter__(self) -> Iterator[tuple[EngineRequest, Enqueue]]:
+        return iter([(entry, queued.event) for entry, queued in self._entries.values()])
+
+    def add(self, entry: EngineRequest, event: Enqueue) -> None:
+        key = event.query, event.primitive
+        queued = self._queued.get(key)
+        if queued is None:
+            queued = self._queued[key] = _Queued(event)
+        queued.event = event
+        queued.requests.add(entry.request.id)
+        self._entries[entry.request.id] = entry, queued
+
+    def get(self, request: str) -> tuple[EngineRequest, Enqueue] | None:
+        pair = self._entries.get(request)
+        return (pair[0], pair[1].event) if pair is not None else None
+
+    def end(self, request: str) -> None:
+        pair = self._entries.pop(request, None)
+        if pair is None:
+            return
+        queued = pair[1]
+        queued.requests.discard(request)
+        if not queued.requests:
+            self._queued.pop((queued.event.query, queued.event.primitive), None)
+
+    def update_terms(self, event: DepthChanged) -> None:
+        """Update depths, objectives and gangs that changed after their primitives were queued."""
+        for primitive, depth in event.depths.items():
+            if (queued := self._queued.get((event.query, primitive))) is not None:
+                queued.event = replace(queued.event, depth=depth)
+        for primitive, (objective, gang) in event.objectives.items():
+            if (queued := self._queued.get((event.query, primitive))) is not None:
+                queued.event = replace(queued.event, objective=objective, gang=gang)
+
+
 log = logging.getLogger("teola_plugin")
 
 
 class SharedPort(ForwardingPort):
-    """Sends primitives to the engine's host, and tells the runtime what became of their requests.
+    """Sends primitives to the engine's host, and reports to the runtime what became of their requests.
 
-    The host schedules. When it is lost and comes back, what had not ended is sent again if that may be done twice.
+    The host schedules. When it is lost and comes back, requests that had not ended are sent again if they may be
+    repeated.
     """
 
     def __init__(
@@ -55,23 +110,32 @@ class SharedPort(ForwardingPort):
         hello: Hello,
         listener: PortListener,
         withdraw: Callable[[], None] = lambda: None,
-        lost: Callable[[], None] = lambda: None,
+        on_host_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`withdraw` takes back all followers that the graphs have not come to. `lost` is told when the host has come
-        back with empty hands: what it would have sent on, to other engines too, never comes."""
+        """Create the port; `open` connects it.
+
+        `withdraw` takes back all followers that the graphs have not come to. `on_host_lost` is called when the host has
+        come back without its state: what it would have sent on, to other engines too, never comes.
+        """
         self.name, self._engine = engine.name, engine
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener, self._withdraw, self._lost = listener, withdraw, lost
+        self._listener, self._withdraw, self._on_host_lost = listener, withdraw, on_host_lost
         self._unfinished = UnfinishedRequests()
-        self._early: dict[str, list[RequestEvent]] = {}
+        self._early_events: dict[str, list[RequestEvent]] = {}
         """Events of followers that the graph has not dispatched yet, by request."""
         self._expected: dict[str, Enqueue] = {}
-        """Followers that were announced, by name, as they were."""
+        """Announced followers, by name, with the terms that they were announced with."""
         self._adopted: set[str] = set()
-        """Requests that another host was to send to this engine's."""
-        self._down: BaseException | None = None
+        """Requests that another host was to send to this engine's host."""
+        self._down_reason: BaseException | None = None
         self._link = HostLink(
-            pool, engine.name, hello, news=self._receive_all, refused=self._refused, found=self._found, gone=self._gone
+            pool,
+            engine.name,
+            hello,
+            on_events=self._receive_all,
+            on_refused=self._order_refused,
+            on_found=self._host_found,
+            on_gone=self._fail_all,
         )
 
     @property
@@ -81,18 +145,18 @@ class SharedPort(ForwardingPort):
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received."""
-        return self._link.sent, self._link.received
+        return self._link.sent_bytes, self._link.received_bytes
 
     async def open(self) -> EngineFacts:
-        """Raises `EngineUnavailable`."""
+        """Connect to the host. Raises `EngineUnavailable`."""
         return await self._link.open()
 
     async def close(self) -> None:
-        """Requests that are left fail as unavailable."""
+        """Disconnect. Requests that are left fail as unavailable."""
         for task in self._tasks:
             task.cancel()
         await self._link.close()
-        self._gone(pool_closed(self.name))
+        self._fail_all(pool_closed(self.name))
 
     # ------------------------------------------------------------ orders
 
@@ -104,20 +168,20 @@ class SharedPort(ForwardingPort):
         then: tuple[Follow, ...] = (),
     ) -> None:
         """Send the requests of one primitive, and what follows it."""
-        if self._down is not None:
+        if self._down_reason is not None:
             for entry in entries:
-                self._listener.ended(entry, None, self._down)
+                self._listener.ended(entry, None, self._down_reason)
             return
         for entry in entries:
             self._unfinished.add(entry, event)
         self._link.send(Submit(event, tuple(entry.request for entry in entries), primitive, then))
 
     def expect(self, name: str, event: Enqueue) -> None:
-        """A follower of that name was announced: news of its requests may come before the graph dispatches it."""
+        """Record that a follower was announced: events of its requests may come before the graph dispatches it."""
         self._expected[name] = event
 
     def adopt(self, name: str, entries: Sequence[EngineRequest], event: Enqueue) -> None:
-        """The graph has dispatched the follower: its requests are these entries, in order."""
+        """Record that the graph has dispatched the follower: its requests are these entries, in order."""
         announced = self._expected.pop(name, None)
         for entry in entries:
             self._unfinished.add(entry, event)
@@ -128,19 +192,19 @@ class SharedPort(ForwardingPort):
                 DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
             )
         for entry in entries:
-            for news in self._early.pop(entry.request.id, ()):
+            for news in self._early_events.pop(entry.request.id, ()):
                 self._receive(news)
 
     def disown(self, name: str, count: int = 0) -> None:
-        """The follower is not wanted, or its requests are made otherwise."""
+        """Cancel a follower that is not needed, or whose requests are made otherwise."""
         self._expected.pop(name, None)
-        requests = [key for key in self._early if follower_of(key) == name]
+        requests = [key for key in self._early_events if follower_of(key) == name]
         for request in requests:
-            del self._early[request]
+            del self._early_events[request]
         self._link.send(Cancel((name, *(follower_request(name, n) for n in range(count)))))
 
     def holds(self, entry: EngineRequest) -> bool:
-        """Whether the request has not ended."""
+        """Return True if the request has not ended."""
         return entry.request.id in self._unfinished
 
     def cancel(self, entries: Sequence[EngineRequest]) -> None:
@@ -156,37 +220,37 @@ class SharedPort(ForwardingPort):
         self._link.send(Listen(tuple((entry.request.id, len(entry.stream.text)) for entry in entries)))
 
     def depths(self, event: DepthChanged) -> None:
-        self._unfinished.changed(event)
+        self._unfinished.update_terms(event)
         self._link.send(UpdateDepths(event))
 
-    # ------------------------------------------------------------ news
+    # ------------------------------------------------------------ events
 
     def _receive_all(self, messages: list[RequestEvent]) -> None:
-        """One that the runtime cannot take fails its request alone."""
+        """Handle the events. One that the runtime cannot take fails its request alone."""
         for news in messages:
             try:
                 self._receive(news)
             except Exception as error:
                 log.exception("engine %s: news of request %s cannot be taken", self.name, news.request)
-                if held := self._unfinished.get(news.request):
-                    self._end(held[0], None, not_accepted(self.name, error))
+                if pair := self._unfinished.get(news.request):
+                    self._end(pair[0], None, not_accepted(self.name, error))
 
     def _receive(self, news: RequestEvent) -> None:
-        held = self._unfinished.get(news.request)
-        if held is None:
+        pair = self._unfinished.get(news.request)
+        if pair is None:
             if follower_of(news.request) in self._expected:
-                self._early.setdefault(news.request, []).append(news)
+                self._early_events.setdefault(news.request, []).append(news)
             return
-        entry = held[0]
+        entry = pair[0]
         if isinstance(news, RequestStarted):
             self._listener.started(entry, news.instance, news.batch)
         elif isinstance(news, RequestPiece):
             self._on_piece(entry, news.piece)
         elif isinstance(news, RequestEnded) and isinstance(news.error, ValueLost):
-            self._spawn(self._send_values(*held))
+            self._spawn(self._send_values(*pair))
         elif isinstance(news, RequestEnded):
             if isinstance(news.value, RayValue):
-                news.value.remake = partial(self._request_again, entry.request, held[1])
+                news.value.remake = partial(self._request_again, entry.request, pair[1])
             self._on_end(entry, news)
 
     def _on_piece(self, entry: EngineRequest, piece: Piece) -> None:
@@ -212,18 +276,18 @@ class SharedPort(ForwardingPort):
         self._adopted.discard(entry.request.id)
         self._listener.ended(entry, value, error)
 
-    def _refused(self, order: Order, error: Exception) -> None:
-        """It cannot be pickled."""
+    def _order_refused(self, order: Order, error: Exception) -> None:
+        """Fail the requests of an order that cannot be pickled."""
         for name in request_ids(order):
-            if held := self._unfinished.get(name):
-                self._end(held[0], None, not_picklable(self.name, error))
+            if pair := self._unfinished.get(name):
+                self._end(pair[0], None, not_picklable(self.name, error))
 
     # ------------------------------------------------------------ values that are kept elsewhere
 
     async def _request_again(self, request: Request, event: Enqueue) -> Any:
-        """The value of a request that has ended, made again because it was lost. Raises what the engine raises."""
-        again = replace(request, id=request_id(request.query), keep_remote=False)
-        work, future = EngineRequest(again, self.name, None, event.primitive), Future[list[Any]]()
+        """Return the value of an ended request, made again because it was lost. Raises what the engine raises."""
+        repeated = replace(request, id=request_id(request.query), keep_remote=False)
+        work, future = EngineRequest(repeated, self.name, None, event.primitive), Future[list[Any]]()
         work.claims.open_by_original = 1
         PendingCall([work], future)
         self.enqueue([work], replace(event, requests=()))
@@ -231,7 +295,7 @@ class SharedPort(ForwardingPort):
         return value
 
     async def _send_values(self, entry: EngineRequest, event: Enqueue) -> None:
-        """A value that the request was to read is lost: it is sent along. What was to follow is forgotten there."""
+        """Send a request again with the values that it reads in place of lost references. Withdraws its followers."""
         self._withdraw()
         try:
             payload = entry.request.payload
@@ -251,13 +315,13 @@ class SharedPort(ForwardingPort):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ------------------------------------------------------------ a host that comes and goes
+    # ------------------------------------------------------------ loss of the host
 
-    def _found(self, facts: EngineFacts) -> None:
-        """A new host: it knows nothing. What may be done twice is sent again, the rest fails."""
+    def _host_found(self, facts: EngineFacts) -> None:
+        """Send unfinished requests to a new host if they may be repeated; fail the others."""
         self.engine.take(facts)
         self._withdraw()
-        self._lost()
+        self._on_host_lost()
         unfinished, self._unfinished = list(self._unfinished), UnfinishedRequests()
         for entry, event in unfinished:
             if entry.can_be_repeated:
@@ -266,16 +330,17 @@ class SharedPort(ForwardingPort):
             else:
                 self._end(entry, None, self._unrepeatable())
 
-    def _gone(self, reason: BaseException) -> None:
-        self._down = reason
+    def _fail_all(self, reason: BaseException) -> None:
+        self._down_reason = reason
         for entry, _ in self._unfinished:
             self._end(entry, None, reason)
 
     def resend(self) -> None:
-        """Another engine's host was lost: what it was to send here may not have come. A host takes a request once."""
+        """Send adopted requests again after another engine's host was lost: it may not have sent them. A host takes a
+        request once."""
         for name in self._adopted:
-            if held := self._unfinished.get(name):
-                self._link.send(Submit(held[1], (held[0].request,)))
+            if pair := self._unfinished.get(name):
+                self._link.send(Submit(pair[1], (pair[0].request,)))
 
     def _unrepeatable(self) -> EngineError:
         return EngineUnavailable(
@@ -287,5 +352,5 @@ class SharedPort(ForwardingPort):
 
 
 def _urgency(event: Enqueue) -> tuple[int, Objective, str]:
-    """What may have changed since a primitive was announced."""
+    """Return the terms that may have changed since a primitive was announced."""
     return event.depth, event.objective, event.gang

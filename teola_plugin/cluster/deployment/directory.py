@@ -1,4 +1,4 @@
-"""What a pool consists of: one small actor that knows its settings and its engine hosts."""
+"""The directory of a pool: one small actor that knows the pool's settings and its engine hosts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Directory:
 
         if engine not in self._hosts:
             settings = self.config.engines[engine].model_dump()
-            made = ray.remote(EngineHost).options(**host_options(self.config.name, engine))
-            self._hosts[engine] = made.remote(self.config.name, engine, settings)
+            actor_class = ray.remote(EngineHost).options(**host_options(self.config.name, engine))
+            self._hosts[engine] = actor_class.remote(self.config.name, engine, settings)
         return self._hosts[engine]
 
     def settings(self) -> dict[str, Any]:
-        """The pool's settings, as plain data."""
+        """Return the pool's settings, as plain data."""
         return self.config.model_dump()
 
     def describe(self) -> dict[str, Any]:
-        """Plain data: name, engines, versions."""
+        """Return name, engines and versions, as plain data."""
         from importlib.metadata import version
 
         return {
@@ -51,13 +51,13 @@ class Directory:
         }
 
     async def status(self) -> list[dict[str, Any]]:
-        """How each engine is; `{"engine": ..., "error": ...}` for one that does not answer."""
+        """Return the state of each engine; `{"engine": ..., "error": ...}` for one that does not answer."""
         return list(await asyncio.gather(*(self._status(engine) for engine in self.config.engines)))
 
     async def _status(self, engine: str) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = await asyncio.wait_for(self._host(engine).status.remote(), 10)
-            return found
+            status: dict[str, Any] = await asyncio.wait_for(self._host(engine).status.remote(), 10)
+            return status
         except Exception as error:
             return {"engine": engine, "running": False, "error": f"{type(error).__name__}", "instances": []}
 

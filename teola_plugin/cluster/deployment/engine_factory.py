@@ -1,4 +1,4 @@
-"""An engine from its settings, made where it is to run. Imports are as late as possible: each kind has its own."""
+"""Builds engines from their settings where they run. Each kind imports its libraries only when it is built."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from teola_plugin.errors import ConfigError
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 
 BUNDLED = "bundled"
-"""Instead of a model (vllm, reranking): the small one that comes with the package."""
+"""Stands for a model (vllm, reranking): the small one that comes with the package."""
 
 
 def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
-    """`spec`: the fields of an `EngineConfig`, and its `name`; `number` counts the instances from 0."""
+    """Return the engine for `spec`: the fields of an `EngineConfig`, and its `name`. `number` counts the instances from
+    0."""
     kind = spec.get("kind")
     make = _MAKERS[kind] if kind else _by_factory
     return make(str(spec["name"]), spec, _cores(spec, number))
 
 
 def engines_here(config: str | Path | PoolConfig) -> tuple[dict[str, list[Engine]], dict[str, str], dict[str, int]]:
-    """The instances of a pool's file in this process, and by engine its batch policy and how many requests may wait.
+    """Build the instances of a pool's file in this process; return them, the batch policies and the queue limits, by
+    engine.
 
     Raises `ConfigError`, and what engines raise when they are made.
     """
-    read = config if isinstance(config, PoolConfig) else PoolConfig.read(config)
-    made = {
-        name: [build_engine(engine_spec(name, one), number) for number in range(one.instances)]
-        for name, one in read.engines.items()
+    pool_config = config if isinstance(config, PoolConfig) else PoolConfig.read(config)
+    engines = {
+        name: [build_engine(engine_spec(name, engine_config), number) for number in range(engine_config.instances)]
+        for name, engine_config in pool_config.engines.items()
     }
-    policies = {name: one.policy for name, one in read.engines.items()}
-    return made, policies, {name: one.max_queued for name, one in read.engines.items()}
+    policies = {name: engine_config.policy for name, engine_config in pool_config.engines.items()}
+    return engines, policies, {name: engine_config.max_queued for name, engine_config in pool_config.engines.items()}
 
 
 def _cores(spec: Mapping[str, Any], number: int) -> str:
@@ -46,14 +48,16 @@ def _cores(spec: Mapping[str, Any], number: int) -> str:
 
 
 def _memory(spec: Mapping[str, Any]) -> dict[str, float]:
-    """A part of a GPU is that share of its memory."""
+    """Return the memory option for a part of a GPU: the same share of its memory."""
     share = share_of(float(spec.get("gpus") or 0))
     return {} if share is None else {"gpu_memory_utilization": share}
 
 
 def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an engine that computes on the GPU that Ray gave to this process, which is the first that it sees;
-    without one on the CPU, for Ray counts what was reserved. What the options say themselves holds."""
+    """Return the options of an engine that computes on the GPU that Ray gave to this process, the first that it sees.
+
+    Without a reserved GPU it computes on the CPU, since Ray counts reservations. Options in `options` take precedence.
+    """
     return {"device": "cuda" if spec.get("gpus") else "cpu", **_memory(spec), **spec["options"]}
 
 
@@ -95,31 +99,36 @@ def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _websearch(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    """`options`: `service` (searxng, brave or tavily) and the rest of `WebSearch`; the key is in the environment."""
+    """Build a web search. `options`: `service` (searxng, brave or tavily) and those of `WebSearch`; the key is in the
+    environment."""
     from teola_plugin.engines.websearch import WebSearch
 
     return WebSearch(name, base_url=spec["base_url"] or None, **spec["options"])
 
 
 def _fulltext(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    """`options`: `documents` (the path of a JSONL file or a folder, there on every node) and the rest."""
+    """Build a full-text search. `options`: `documents` (a JSONL file or a folder, on every node) and the others."""
     from teola_plugin.engines.fulltext import FullTextSearch
 
     return FullTextSearch(name, dsn=None if spec["dsn"] == "embedded" else spec["dsn"], **spec["options"])
 
 
 def _tools(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    """`options`: `tools` (a list of `package.module:function`), `read_only` (their names) and the rest."""
+    """Build a tool engine. `options`: `tools` (a list of `package.module:function`), `read_only` (names) and the
+    others."""
     from teola_plugin.engines.tools import ToolEngine
 
     options = dict(spec["options"])
-    functions = [_imported(name, "tool", str(one)) for one in options.pop("tools")]
+    functions = [_imported(name, "tool", str(path)) for path in options.pop("tools")]
     return ToolEngine(name, functions, **options)
 
 
 def _fake(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    """`options`: `like` (llm, embedder, reranker or store; by default the engine's name), `machine` (a profile of
-    `engines.profiles`), `seconds` (every batch takes so long, instead), `die_after` (batches; once)."""
+    """Build a fake engine.
+
+    `options`: `like` (llm, embedder, reranker or store; by default the engine's name), `machine` (a profile of
+    `engines.profiles`), `seconds` (every batch takes so long, instead), `die_after` (batches; once).
+    """
     from teola_plugin.engines import profiles
     from teola_plugin.engines.fake import Faults, fake_engines
 
@@ -130,7 +139,7 @@ def _fake(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     if "seconds" in options:
         machine[like] = _constant(machine[like], float(options["seconds"]))
     faults = {like: Faults(die_after=options["die_after"])} if "die_after" in options else {}
-    engine = next(made for made in fake_engines(machine, **faults) if made.name == like)
+    engine = next(candidate for candidate in fake_engines(machine, **faults) if candidate.name == like)
     engine.name = name
     return engine
 
@@ -141,17 +150,17 @@ def _constant(profile: EngineProfile, seconds: float) -> EngineProfile:
 
 def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     factory = _imported(name, "factory", str(spec["factory"]))
-    made: Engine = factory(name, **spec["options"])
-    return made
+    engine: Engine = factory(name, **spec["options"])
+    return engine
 
 
-def _imported(engine: str, what: str, path: str) -> Any:
+def _imported(engine: str, role: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"engine {engine!r}: the {what} {path!r} cannot be imported: {error}.",
+            f"engine {engine!r}: the {role} {path!r} cannot be imported: {error}.",
             hint="write package.module:callable, importable on every node",
         ) from error
 

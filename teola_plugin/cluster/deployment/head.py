@@ -1,7 +1,7 @@
-"""A Ray node of our own: for this machine alone, unless more are asked for, and with a token.
+"""Starts and ends a Ray node for a pool: for this machine alone, unless others are invited, and with a token.
 
-It listens on loopback, and so does all that it starts. Ray can bind its ports to loopback or to every interface, to
-nothing between: with another host than this machine's own name, its token is what protects it.
+The node listens on loopback, and so does all that it starts. Ray can bind its ports to loopback or to every interface,
+to nothing between: with another host than this machine's own name, its token protects it.
 """
 
 from __future__ import annotations
@@ -23,42 +23,44 @@ from teola_plugin.errors import ConfigError, EngineUnavailable
 from teola_plugin.shims import ray as shim
 
 STORE_MB = 256
-"""Shared memory of a Ray node that `up` starts: large values are in it until they are read, models are not."""
+"""Shared memory of the Ray node: it holds large values until they are read, but no models."""
 HEAD_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
+    """A Ray node that was started."""
+
     pid: int
     address: str
     token: str
-    """The file that was made for it; empty where the user has chosen."""
+    """The token file that was made for it; empty if the user has chosen a token."""
 
 
 def start_head(pool: str, host: str = "") -> Head:
-    """`ray start --head --block` in a process of its own: it ends with all its children when it is told to.
+    """Run `ray start --head --block` in a process of its own, which ends with all its children when it is told to.
 
-    `host`: `address` or `address:port` under which other machines reach this one. Raises `EngineUnavailable`,
+    `host` is the `address` or `address:port` under which other machines reach this one. Raises `EngineUnavailable`,
     `ConfigError`.
     """
-    token.need(ensure_ray())
+    token.check_support(ensure_ray())
     command = _command(host)
-    file = _token(pool)
+    file = _make_token(pool)
     log = folder() / f"{pool}-ray.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as out:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=_environment(file),
         )
-    for text in _growing(log, process):
-        found = re.search(r"--address='([^']+:\d+)'", text)
-        if found:
-            return Head(process.pid, found[1], file)
+    for text in _log_texts(log, process):
+        match = re.search(r"--address='([^']+:\d+)'", text)
+        if match:
+            return Head(process.pid, match[1], file)
     end_process(process.pid)
     if file:
         Path(file).unlink(missing_ok=True)
@@ -66,8 +68,10 @@ def start_head(pool: str, host: str = "") -> Head:
     raise EngineUnavailable(f"Ray did not start: {tail}", hint=f"see {log}")
 
 
-def _token(pool: str) -> str:
-    return str(token.make(folder() / f"{pool}.token")) if token.wanted() and not token.given() else ""
+def _make_token(pool: str) -> str:
+    return (
+        str(token.create_file(folder() / f"{pool}.token")) if token.is_wanted() and not token.is_set_by_user() else ""
+    )
 
 
 def _command(host: str) -> list[str]:
@@ -87,20 +91,20 @@ def _environment(file: str) -> Mapping[str, str]:
 
 
 def prepare(settings: Any, head: bool) -> None:
-    """Ray's start hook. What the node starts has none."""
+    """Change Ray's settings in its start hook. The node's own children do not run the hook."""
     os.environ.pop(shim.START_HOOK, None)
     shim.stay_on_loopback(settings, head)
 
 
-def _growing(log: Path, process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """What the log says so far, again and again, while the process lives."""
-    ends = time.monotonic() + HEAD_SECONDS
-    while time.monotonic() < ends and process.poll() is None:
+def _log_texts(log: Path, process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield the text of the log so far, again and again, while the process lives."""
+    deadline = time.monotonic() + HEAD_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
         yield log.read_text(errors="replace")
         time.sleep(0.1)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError:
@@ -109,21 +113,21 @@ def alive(pid: int) -> bool:
 
 
 def end_process(pid: int) -> None:
-    """The Ray node and everything it started, politely; by force after a while."""
+    """End the Ray node and everything it started, politely at first, then by force."""
     for number, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(pid, number) if number == signal.SIGKILL else os.kill(pid, number)
         except OSError:
             return
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            if _reaped(pid):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if _has_ended(pid):
                 return
             time.sleep(0.1)
 
 
-def _reaped(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        return not alive(pid)
+        return not is_alive(pid)

@@ -1,4 +1,4 @@
-"""What is kept of the pools that `teola up` started on this machine, so that other commands and apps find them."""
+"""Records of the pools that `teola up` started on this machine, so that other commands and apps find them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from teola_plugin.engines.model_cache import cache_folder
 
 ADDRESS = "TEOLA_ADDRESS"
-"""Environment variable: the cluster to connect to when none is named."""
+"""Environment variable with the cluster to connect to when none is named."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -22,9 +22,9 @@ class Record:
     name: str
     address: str
     pid: int = 0
-    """Process that holds the Ray node; 0 for a cluster that was there before."""
+    """Process that holds the Ray node; 0 for a cluster that existed before."""
     token: str = ""
-    """File with the token that its Ray cluster asks for; empty where `up` made none."""
+    """File with the token that its Ray cluster asks for; empty if `up` made none."""
 
     @staticmethod
     def path(name: str) -> Path:
@@ -44,8 +44,8 @@ class Record:
     @classmethod
     def every(cls) -> Iterator[Record]:
         for path in sorted(folder().glob("*.json")):
-            if (found := cls._of(path)) is not None:
-                yield found
+            if (record := cls._of(path)) is not None:
+                yield record
 
     def write(self) -> None:
         path = self.path(self.name)
@@ -63,20 +63,22 @@ def folder() -> Path:
 
 
 def address_of(pool: str, address: str | None = None) -> str | None:
-    """The address given, or that of the pool that was started on this machine; None where neither is known."""
+    """Return the given address, or that of the pool if it was started on this machine; None if neither is known."""
     if address or os.environ.get(ADDRESS):
         return address
-    found = Record.read(pool)
-    return found.address if found is not None else None
+    record = Record.read(pool)
+    return record.address if record is not None else None
 
 
 def plain(address: str) -> str:
-    """`host:port` with one name for this machine's loopback."""
+    """Return `host:port` with one name for this machine's loopback."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in LOOPBACK else address
 
 
 def token_of(address: str) -> str:
-    """The token's file of the cluster at this address, if a pool of this machine has one there; else empty."""
-    wanted = plain(address)
-    return next((found.token for found in Record.every() if plain(found.address) == wanted and found.token), "")
+    """Return the token file of the cluster at this address if a pool of this machine has one there, else ""."""
+    plain_address = plain(address)
+    return next(
+        (record.token for record in Record.every() if plain(record.address) == plain_address and record.token), ""
+    )

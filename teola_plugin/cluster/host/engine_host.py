@@ -1,4 +1,5 @@
-"""One engine in the cluster: its scheduler, shared by every client, and its instances. An actor; no policy here.
+"""One engine in the cluster: its scheduler, shared by every client, and its instances. An actor without policy of its
+own.
 
 The scheduler and the code that carries out its instructions are those of the local runtime (`EngineScheduler` in an
 `EnginePort`); only the instances are elsewhere.
@@ -8,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.connection import actor, was_restarted
-from teola_plugin.cluster.host.batch_log import BatchLog
 from teola_plugin.cluster.host.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.host.followers import Followers
-from teola_plugin.cluster.host.health import EVERY, PATIENCE, Health
-from teola_plugin.cluster.host.instance_starts import start_instances, stop_instances
-from teola_plugin.cluster.host.remote_instance import RemoteInstance
+from teola_plugin.cluster.host.health import ANSWER_TIMEOUT_S, CHECK_INTERVAL_S, Health
+from teola_plugin.cluster.host.remote_instance import RemoteInstance, start_instances, stop_instances
 from teola_plugin.cluster.host.scaling import Scaler
 from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
 from teola_plugin.cluster.wire import (
@@ -54,11 +55,34 @@ from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.scheduling import POLICIES
 from teola_plugin.scheduling.engine_events import CacheUse, DepthChanged, Enqueue
 
+MAX_BATCHES = 512
+
+
+class BatchLog:
+    """The last batches of an engine, oldest first, as plain data: they show queries of several apps in one batch."""
+
+    def __init__(self) -> None:
+        self._batches: deque[dict[str, Any]] = deque(maxlen=MAX_BATCHES)
+
+    def add_request(self, batch: int, instance: str, client: str, app: str, primitive: str) -> None:
+        """Record a request of the batch with that number."""
+        if not self._batches or self._batches[-1]["batch"] != batch:
+            self._batches.append({"batch": batch, "instance": instance, "at": time.time(), "apps": [], "members": []})
+        last = self._batches[-1]
+        last["members"].append((client, app, primitive))
+        if app not in last["apps"]:
+            last["apps"].append(app)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return number, instance, wall time, apps, and (client, app, primitive) of each request."""
+        return list(self._batches)
+
+
 log = logging.getLogger("teola_plugin")
 
 
 class EngineHost:
-    """The actor of one engine. Its methods are what clients, other hosts and `teola` call."""
+    """The actor of one engine. Its methods are called by clients, other hosts and `teola`."""
 
     def __init__(self, pool: str, name: str, settings: Mapping[str, Any]) -> None:
         self.pool, self.name = pool, name
@@ -71,25 +95,27 @@ class EngineHost:
         self._port: EnginePort | None = None
         self._followers = Followers(name, self._follow, self._forward)
         self._hosts: dict[str, Any] = {}
-        self._health = Health(self._instances, self._lost, self._look_around)
+        self._health = Health(self._instances, self._lose_instance, self._check_caches_and_clients)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
-        self._coming: list[asyncio.Task[None]] = []
+        self._pending_starts: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------ life
 
     async def start(self) -> EngineFacts:
         """Start all instances, side by side. Idempotent. Raises `EngineUnavailable`.
 
-        A host that was lost and is here again goes on with the first that is up: with a node, the room for the others
-        may be lost, too.
+        A host that was lost and made again goes on with the first instance that is up: the room for the others may be
+        lost with a node.
         """
         async with self._starting:
             if self._port is None:
-                made = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
-                self.instances, coming = await start_instances(made, every=not was_restarted())
+                instances = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
+                self.instances, pending = await start_instances(instances, all_needed=not was_restarted())
                 self._open()
-                self._coming = [asyncio.ensure_future(self._join(n, made[n], start)) for n, start in coming.items()]
+                self._pending_starts = [
+                    asyncio.ensure_future(self._join(n, instances[n], start)) for n, start in pending.items()
+                ]
         assert self.facts is not None
         return self.facts
 
@@ -105,7 +131,7 @@ class EngineHost:
             self.add(number, instance)
 
     def add(self, number: str, instance: RemoteInstance) -> None:
-        """One more that is up: it gets work from now on."""
+        """Add an instance that is up: it gets work from now on."""
         self.instances[number] = instance
         self.port.add(number, instance)
 
@@ -115,7 +141,7 @@ class EngineHost:
 
     def _open(self) -> None:
         policy = POLICIES[self.config.policy]()
-        listener = PortListener(self._started, self._said, self._ended)
+        listener = PortListener(self._request_started, self._piece_came, self._request_ended)
         self._port = EnginePort(
             self.name,
             self.instances,
@@ -123,7 +149,9 @@ class EngineHost:
             policy=policy,
             max_queued=self.config.max_queued,
             restarts=8,
-            patience=Patience(cancel=Patience().silence),  # a batch may come back as one: health checks find what hangs
+            patience=Patience(
+                cancel=Patience().silence
+            ),  # a batch may come back whole: health checks find instances that hang
         )
         first = next(iter(self.instances.values()))
         if first.facts is not None:
@@ -132,12 +160,12 @@ class EngineHost:
         self._scaler.begin()
 
     async def stop(self) -> None:
-        """End every instance; what clients still wait for fails as unavailable. Idempotent."""
+        """End every instance; requests that clients still wait for fail as unavailable. Idempotent."""
         self._health.end()
         self._scaler.end()
-        for task in self._coming:
+        for task in self._pending_starts:
             task.cancel()
-        await asyncio.gather(*self._coming, return_exceptions=True)
+        await asyncio.gather(*self._pending_starts, return_exceptions=True)
         port, self._port = self._port, None
         if port is not None:
             await port.close()
@@ -153,7 +181,7 @@ class EngineHost:
     # ------------------------------------------------------------ clients
 
     async def hello(self, hello: Hello) -> EngineFacts:
-        """A client comes. Raises `EngineError` when it speaks another protocol."""
+        """Greet a client. Raises `EngineError` if it speaks another protocol."""
         if hello.protocol != PROTOCOL:
             raise EngineError(
                 f"the pool {self.pool!r} speaks protocol {PROTOCOL}, this client {hello.protocol} "
@@ -162,59 +190,59 @@ class EngineHost:
                 hint="use the same version of teola-plugin in the app and in the pool",
             )
         facts = await self.start()
-        known = self.clients.get(hello.client)
-        if known is None or known.greeting < hello.greeting:  # a greeting may come late, after the next one
-            await self.leave(hello.client)  # one that comes again says anew what it wants
+        client = self.clients.get(hello.client)
+        if client is None or client.greeting < hello.greeting:  # a greeting may come late, after the next one
+            await self.leave(hello.client)  # one that greets again sends its requests again
             self.clients.add(hello.client, hello.greeting)
         return facts
 
     async def news(self, client: str, greeting: int) -> Parcel | None:
-        """What has happened to the client's requests since it heard the last time, as soon as something has: a parcel
-        that begins with its number, from 1. None when the client is not known (any more): it has to greet.
+        """Return the events of the client's requests since its last call, as soon as there are any.
 
-        Clients keep asking, so that the host never waits for one of them. (Ray's streams wait for their owner when
-        they end: the whole actor stood still when a client did.)
+        They are a parcel that begins with its number, from 1; None if the client is not known (any more) and has to
+        greet. Clients keep calling, so that the host never waits for one of them. (Ray's streams wait for their owner
+        when they end: the whole actor stood still when a client did.)
         """
-        held = self.clients.get(client, greeting)
-        if held is None:
+        known_client = self.clients.get(client, greeting)
+        if known_client is None:
             return None
-        held.beat()
-        taken = await held.outbox.take()
-        return self._packed(*taken) if taken is not None else None
+        known_client.beat()
+        numbered_events = await known_client.outbox.take()
+        return self._packed(*numbered_events) if numbered_events is not None else None
 
     def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         try:
             return pack([number, *messages])
-        except Exception:  # one of them cannot travel: the others must
-            return pack([number, *(sendable(self.name, news) for news in messages)])
+        except Exception:  # one of them cannot be pickled: the others are sent
+            return pack([number, *(sendable(self.name, event) for event in messages)])
 
     async def leave(self, client: str) -> None:
-        """The client is gone: nobody wants its requests."""
-        gone = self.clients.remove(client)
-        if gone is not None and self._port is not None:
+        """Forget a client, and cancel its requests."""
+        former_client = self.clients.remove(client)
+        if former_client is not None and self._port is not None:
             self._followers.forget(client)
-            self._port.cancel(list(gone.entries.values()))
+            self._port.cancel(list(former_client.entries.values()))
 
     async def beat(self, client: str) -> None:
-        """The client lives."""
-        if (held := self.clients.get(client)) is not None:
-            held.beat()
+        """Record a sign of life of the client."""
+        if (known_client := self.clients.get(client)) is not None:
+            known_client.beat()
 
-    async def _look_around(self) -> None:
-        """Beside every health check: how full the caches are, and who has not been heard of for long."""
+    async def _check_caches_and_clients(self) -> None:
+        """Report how full the caches are, and give up silent clients. Runs after every health check."""
         for name, instance in self.instances.items():
             if self._port is not None and instance.load().kv_used:
                 self._port.tell(CacheUse(self._now(), name, instance.load().kv_used))
         for client in self.clients:
-            if client.lost(self.silence):
+            if client.is_lost(self.silence):
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
                 await self.leave(client.id)
 
     async def orders(self, client: str, greeting: int, number: int, parcel: Parcel) -> None:
-        """Messages of a client, numbered from 1: large parcels may overtake small ones on the way."""
+        """Handle a parcel of a client. Parcels are numbered from 1: large ones may be overtaken by small ones."""
         sender = self.clients.get(client, greeting)
         if sender is None:
-            return  # it was given up; it learns so when it asks for news, and says again what it wants
+            return  # it was given up: it learns so at its next call, greets and sends its requests again
         for ready in sender.in_order(number, parcel):
             for names, order in unpack_orders(ready):
                 if isinstance(order, Exception):
@@ -223,17 +251,17 @@ class EngineHost:
                     self._take(sender, order)
 
     async def forwarded(self, client: str, parcel: Parcel) -> None:
-        """What follows a primitive of another engine."""
+        """Queue followers of primitives of another engine."""
         for order in unpack(parcel):
             self._follow(client, order)
 
     def _follow(self, client: str, order: Submit) -> None:
-        """What follows a primitive of this engine or of another."""
+        """Queue the follower of a primitive of this engine or of another."""
         if (sender := self.clients.get(client)) is not None:
             self._take(sender, order)
 
     def _take(self, sender: Client, order: Order) -> None:
-        """An order that raises fails alone: its requests, by their names, and nothing that comes after it."""
+        """Carry out an order. One that raises fails alone: its requests, and nothing that comes after it."""
         try:
             self._obey(sender, order)
         except Exception as error:
@@ -243,9 +271,9 @@ class EngineHost:
     def _refuse(self, sender: Client, names: Sequence[str], error: BaseException) -> None:
         for name in names:
             entry = sender.entries.get(name)
-            sender.let_go(name)
-            sender.tell(RequestEnded(name, None, error))
-            self._followers.ended(sender.id, name, None, error)
+            sender.remove_request(name)
+            sender.send_event(RequestEnded(name, None, error))
+            self._followers.end_request(sender.id, name, None, error)
             if entry is not None and self._port is not None:
                 self._port.cancel([entry])
 
@@ -258,45 +286,49 @@ class EngineHost:
             self._listen(sender, order)
         elif isinstance(order, UpdateDepths) and self._port is not None:
             event = order.event
-            wanted = {name: (said, sender.own_group(gang)) for name, (said, gang) in event.objectives.items()}
-            self._port.depths(DepthChanged(self._now(), sender.own(event.query), event.depths, wanted))
+            objectives = {
+                name: (objective, sender.unique_group(gang)) for name, (objective, gang) in event.objectives.items()
+            }
+            self._port.depths(DepthChanged(self._now(), sender.unique_name(event.query), event.depths, objectives))
 
     def _listen(self, sender: Client, order: Listen) -> None:
-        """What was written meanwhile goes out now, and from now on can no more be taken back."""
-        for request, heard in order.requests:
+        """Send the text that exists already, and stream the rest: it can no longer be taken back."""
+        for request, known_length in order.requests:
             entry = sender.entries.get(request)
             if entry is None or entry.request.stream:
                 continue
             entry.request, entry.stream.is_passed_on = replace(entry.request, stream=True), True
-            if len(entry.stream.text) > heard:
-                sender.tell(RequestPiece(request, Piece(request, entry.stream.text[heard:])))
+            if len(entry.stream.text) > known_length:
+                sender.send_event(RequestPiece(request, Piece(request, entry.stream.text[known_length:])))
             if self._port is not None:
                 self._port.listen([entry])
 
     def _cancel(self, sender: Client, order: Cancel) -> None:
         self._followers.cancel(sender.id, order.requests)
-        held = [sender.entries[request] for request in order.requests if request in sender.entries]
-        if held and self._port is not None:
-            self._port.cancel(held)
+        entries = [sender.entries[request] for request in order.requests if request in sender.entries]
+        if entries and self._port is not None:
+            self._port.cancel(entries)
 
     def _queue(self, sender: Client, order: Submit) -> None:
-        fresh = [request for request in order.requests if request.id not in sender.entries]  # it may be asked again
-        entries = [self._entry(sender, request, order.event) for request in fresh]
+        new_requests = [
+            request for request in order.requests if request.id not in sender.entries
+        ]  # requests may be repeated
+        entries = [self._entry(sender, request, order.event) for request in new_requests]
         if order.then and order.primitive is not None:
             self._followers.expect(sender.id, order)
         event = order.event
-        mine = replace(
+        own_event = replace(
             event,
             at=self._now(),
-            query=sender.own(event.query),
-            session=sender.own_group(event.session),
-            gang=sender.own_group(event.gang),
+            query=sender.unique_name(event.query),
+            session=sender.unique_group(event.session),
+            gang=sender.unique_group(event.gang),
         )
         if self._port is None:
             for entry in entries:
-                self._ended(entry, None, self._unavailable())
+                self._request_ended(entry, None, self._unavailable())
             return
-        self._port.enqueue(entries, mine)
+        self._port.enqueue(entries, own_event)
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(
@@ -308,11 +340,11 @@ class EngineHost:
 
     @staticmethod
     def _entry(sender: Client, request: Request, event: Enqueue) -> EngineRequest:
-        """Ids are unique in one client only; here they get its name before them."""
-        mine = replace(request, id=sender.own(request.id), query=sender.own(request.query))
-        entry = EngineRequest(mine, "", None, event.primitive)
-        entry.stream.is_passed_on = mine.stream
-        sender.hold(request.id, entry, event.app)
+        """Return the entry for a request. Ids are unique in one client only; here they are prefixed with its name."""
+        own_request = replace(request, id=sender.unique_name(request.id), query=sender.unique_name(request.query))
+        entry = EngineRequest(own_request, "", None, event.primitive)
+        entry.stream.is_passed_on = own_request.stream
+        sender.add_request(request.id, entry, event.app)
         return entry
 
     def _forward(self, client: str, engine: str, order: Submit) -> None:
@@ -321,57 +353,61 @@ class EngineHost:
             host = self._hosts[engine] = actor(actor_name(self.pool, engine))
         host.forwarded.remote(client, pack([order]))
 
-    # ------------------------------------------------------------ what the port tells
+    # ------------------------------------------------------------ events of the port
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _started(self, entry: EngineRequest, instance: str, batch: int) -> None:
+    def _request_started(self, entry: EngineRequest, instance: str, batch: int) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
             app = sender.apps.get(entry.request.id, "")
-            self._batches.note(batch, instance, sender.id, app, entry.primitive)
-            sender.tell(RequestStarted(request, instance, batch))
+            self._batches.add_request(batch, instance, sender.id, app, entry.primitive)
+            sender.send_event(RequestStarted(request, instance, batch))
 
-    def _said(self, entry: EngineRequest, piece: Piece) -> None:
+    def _piece_came(self, entry: EngineRequest, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
         if sender is None:
             return
-        told = replace(piece, request_id=request)
-        # That there is a first piece is told in any case: it ends the prefilling. What nobody reads stays here.
-        sender.tell(RequestPiece(request, told if entry.request.stream else replace(told, text="")))
+        client_piece = replace(piece, request_id=request)
+        # The first piece is reported in any case: it ends the prefilling. Text that nobody reads stays here.
+        sender.send_event(
+            RequestPiece(request, client_piece if entry.request.stream else replace(client_piece, text=""))
+        )
 
-    def _ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
+    def _request_ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         entry.resolve(value, error)
         sender, request = self.clients.of(entry)
         if sender is None:
             return
-        sender.let_go(request)
-        sender.tell(RequestEnded(request, value, error, entry.search.version, entry.stream.cuts))
-        self._followers.ended(sender.id, request, value, error)
+        sender.remove_request(request)
+        sender.send_event(RequestEnded(request, value, error, entry.search.version, entry.stream.cuts))
+        self._followers.end_request(sender.id, request, value, error)
 
     # ------------------------------------------------------------ instances
 
     def _instances(self) -> Mapping[str, RemoteInstance]:
         return self.instances
 
-    def _lost(self, instance: str, reason: str) -> None:
-        """An instance hangs or is gone, seen by its health check: what runs there is done again elsewhere."""
+    def _lose_instance(self, instance: str, reason: str) -> None:
+        """Repeat elsewhere the requests of an instance that hangs or is gone, as its health check found."""
         if self._port is not None:
             self._port.lose(instance, reason)
 
-    def watch_closely(self, every: float = EVERY, patience: float = PATIENCE, silence: float = SILENCE) -> None:
-        """Other seconds between two health checks, for the answer to one, and for a sign of life of a client."""
+    def watch_closely(
+        self, every: float = CHECK_INTERVAL_S, patience: float = ANSWER_TIMEOUT_S, silence: float = SILENCE
+    ) -> None:
+        """Change the seconds between two health checks, for an answer, and for a sign of life of a client."""
         self._health.every, self._health.patience, self.silence = every, patience, silence
         self._health.begin()
 
-    async def scale(self, wanted: int) -> int:
-        """Add or take away instances while queries run. Returns how many there are."""
-        return await self._scaler.to(wanted)
+    async def scale(self, target: int) -> int:
+        """Add or remove instances while queries run. Returns their number."""
+        return await self._scaler.scale_to(target)
 
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
-        """A coroutine method of the engine that is no request, on its first instance."""
+        """Call a coroutine method of the engine that is no request, on its first instance."""
         first = next(iter(self.instances.values()))
         return await first.admin(method, args)
 
@@ -382,7 +418,7 @@ class EngineHost:
         await asyncio.gather(*(instance.forget(tenant) for instance in self.instances.values()))
 
     def status(self) -> dict[str, Any]:
-        """Plain data for `teola status`."""
+        """Return plain data for `teola status`."""
         port = self._port
         scheduler = port.scheduler if port is not None else None
         return {
@@ -406,5 +442,5 @@ class EngineHost:
         }
 
     def recent_batches(self) -> list[dict[str, Any]]:
-        """See `BatchLog.recent`."""
-        return self._batches.recent()
+        """Return the last batches (see `BatchLog.rows`)."""
+        return self._batches.rows()

@@ -1,6 +1,6 @@
-"""Pre-scheduling at the engine's side: what follows a primitive is queued the moment its value is there.
+"""Pre-scheduling at the engine's side: what follows a primitive is queued as soon as its value is there.
 
-The value goes from engine to engine; the client, whose graph scheduler would have dispatched the follower next, hears
+The value goes from engine to engine. The client, whose graph scheduler would have dispatched the follower next, learns
 of it afterwards: adjacent primitives are issued together (Teola, pre-scheduling).
 """
 
@@ -22,7 +22,7 @@ log = logging.getLogger("teola_plugin")
 
 @dataclass(slots=True)
 class _Expected:
-    """A primitive with followers whose requests are under way."""
+    """A primitive with followers whose requests are running."""
 
     primitive: Primitive
     order: tuple[str, ...]
@@ -31,7 +31,7 @@ class _Expected:
 
 
 class Followers:
-    """`queue(client, order)` takes what runs here, `forward(client, engine, order)` what runs elsewhere."""
+    """Queues followers here by `queue(client, order)`, and on other engines by `forward(client, engine, order)`."""
 
     def __init__(
         self, engine: str, queue: Callable[[str, Submit], None], forward: Callable[[str, str, Submit], None]
@@ -40,7 +40,7 @@ class Followers:
         self._expected: dict[tuple[str, str], _Expected] = {}
 
     def expect(self, client: str, order: Submit) -> None:
-        """Something follows `order`."""
+        """Remember the followers of an order."""
         if order.primitive is None:
             return
         names = tuple(request.id for request in order.requests)
@@ -48,8 +48,8 @@ class Followers:
         for name in names:
             self._expected[client, name] = expected
 
-    def ended(self, client: str, request: str, value: Any, error: BaseException | None) -> None:
-        """A request ended; with the last one of its primitive, what follows is queued. After an error nothing is."""
+    def end_request(self, client: str, request: str, value: Any, error: BaseException | None) -> None:
+        """Record that a request ended; queue the followers with the last one of its primitive, unless it failed."""
         expected = self._expected.pop((client, request), None)
         if expected is None:
             return
@@ -59,9 +59,9 @@ class Followers:
             return
         expected.values[request] = value
         if len(expected.values) == len(expected.order):
-            made = requests.value(expected.primitive, [expected.values[name] for name in expected.order])
+            result = requests.value(expected.primitive, [expected.values[name] for name in expected.order])
             for follow in expected.then:
-                self._begin(client, follow, made)
+                self._begin(client, follow, result)
 
     def _begin(self, client: str, follow: Follow, value: Any) -> None:
         order = follower_order(follow, value)
@@ -73,7 +73,7 @@ class Followers:
             self._forward(client, follow.primitive.engine, order)
 
     def cancel(self, client: str, names: Sequence[str]) -> None:
-        """These requests, or followers by their names, are not wanted: nor is what follows them."""
+        """Cancel these requests, or followers by their names, and what follows them."""
         for name in names:
             expected = self._expected.pop((client, name), None)
             for other in expected.order if expected is not None else ():
@@ -88,23 +88,27 @@ class Followers:
 
 
 def _without(follows: tuple[Follow, ...], unwanted: frozenset[str]) -> tuple[Follow, ...]:
-    kept = (follow for follow in follows if follow.name not in unwanted)
-    return tuple(replace(follow, then=_without(follow.then, unwanted)) if follow.then else follow for follow in kept)
+    remaining = (follow for follow in follows if follow.name not in unwanted)
+    return tuple(
+        replace(follow, then=_without(follow.then, unwanted)) if follow.then else follow for follow in remaining
+    )
 
 
 def follower_order(follow: Follow, value: Any) -> Submit | None:
-    """The follower's requests, now that the value before it is known; None where it does not fit, so that the client,
-    who dispatches it the ordinary way, meets the error."""
+    """Return the follower's requests, once the value before it is known.
+
+    Returns None if the value does not fit: then the client dispatches the follower the ordinary way and gets the error.
+    """
     inputs = dict(follow.inputs)
     p = follow.primitive
     try:
         for key, path in follow.pending:
             inputs[key] = read_path(value, path)
-        made = requests.payloads(p, inputs, {})
+        payloads = requests.payloads(p, inputs, {})
     except Exception as error:
         log.debug("primitive %s cannot follow: %r", p.id, error)
         return None
-    asked = tuple(
+    follower_requests = tuple(
         Request(
             follower_request(follow.name, n),
             p.kind,
@@ -113,6 +117,6 @@ def follower_order(follow: Follow, value: Any) -> Submit | None:
             follow.tenant,
             keep_remote=follow.keep_remote,
         )
-        for n, payload in enumerate(made)
+        for n, payload in enumerate(payloads)
     )
-    return Submit(replace(follow.event), asked, p if follow.then else None, follow.then)
+    return Submit(replace(follow.event), follower_requests, p if follow.then else None, follow.then)

@@ -1,4 +1,4 @@
-"""Whether instances still answer. A dead one is noticed by the call that fails; this finds those that hang."""
+"""Checks that instances still answer. A failing call reveals a dead instance; this finds those that hang."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from teola_plugin.cluster.host.remote_instance import RemoteInstance
 
-EVERY, PATIENCE, STRIKES = 5.0, 10.0, 3
+CHECK_INTERVAL_S, ANSWER_TIMEOUT_S, MAX_FAILURES = 5.0, 10.0, 3
 """Seconds between two checks, seconds to answer, checks in a row that may fail."""
 
 
 class Health:
-    """Asks every instance in turn; one that stays silent is reported lost. `beside` is done as often."""
+    """Pings all instances regularly, and reports one that stays silent as lost. `on_check` runs after each round."""
 
     def __init__(
         self,
         instances: Callable[[], Mapping[str, RemoteInstance]],
-        lost: Callable[[str, str], None],
-        beside: Callable[[], Awaitable[None]],
+        on_lost: Callable[[str, str], None],
+        on_check: Callable[[], Awaitable[None]],
     ) -> None:
-        self._instances, self._lost, self._beside = instances, lost, beside
-        self.every, self.patience = EVERY, PATIENCE
-        self._failed: dict[str, int] = {}
+        self._instances, self._on_lost, self._on_check = instances, on_lost, on_check
+        self.every, self.patience = CHECK_INTERVAL_S, ANSWER_TIMEOUT_S
+        self._failures: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -37,17 +37,17 @@ class Health:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.every)
-            began = time.monotonic()
-            await asyncio.gather(*(self._check(name, one) for name, one in list(self._instances().items())))
-            await self._beside()
-            if time.monotonic() - began > 4 * self.patience:
-                self._failed.clear()  # the machine slept: nobody is to blame
+            started_at = time.monotonic()
+            await asyncio.gather(*(self._check(name, instance) for name, instance in list(self._instances().items())))
+            await self._on_check()
+            if time.monotonic() - started_at > 4 * self.patience:
+                self._failures.clear()  # the machine slept, so the failures mean nothing
 
     async def _check(self, name: str, instance: RemoteInstance) -> None:
-        if await instance.alive(self.patience):
-            self._failed.pop(name, None)
+        if await instance.is_alive(self.patience):
+            self._failures.pop(name, None)
             return
-        self._failed[name] = self._failed.get(name, 0) + 1
-        if self._failed[name] >= STRIKES:
-            del self._failed[name]
-            self._lost(name, f"it has not answered {STRIKES} times")
+        self._failures[name] = self._failures.get(name, 0) + 1
+        if self._failures[name] >= MAX_FAILURES:
+            del self._failures[name]
+            self._on_lost(name, f"it has not answered {MAX_FAILURES} times")

@@ -23,19 +23,19 @@ from teola_plugin.requests.results import Failed, Result
 from teola_plugin.runtime.failures import too_large
 from teola_plugin.runtime.ports.engine_failures import unfit
 
-CHUNK_SECONDS = 0.02
-"""Pieces of this long go out together: one message for each token would cost more than the token."""
+PARCEL_INTERVAL_S = 0.02
+"""Seconds of pieces that travel together: one message for each token would cost more than the token."""
 
 
 class InstanceHost:
-    """The actor around an `Engine`. Errors cross as this package's own, never as an engine library's."""
+    """The actor around an `Engine`. Errors leave it as this package's own, never as an engine library's."""
 
     def __init__(self, spec: Mapping[str, Any], instance: str) -> None:
         self.instance = instance
         self.engine: Engine = build_engine(spec, int(instance))
         self._reports = CacheReports(self.engine)
-        self._read: dict[str, bool] = {}
-        """Requests under way, and whether somebody reads them."""
+        self._is_read: dict[str, bool] = {}
+        """Running requests, and whether somebody reads their pieces."""
 
     async def start(self) -> EngineFacts:
         """Start and calibrate the engine. Idempotent. Raises `EngineUnavailable`."""
@@ -44,7 +44,7 @@ class InstanceHost:
         return self.facts()
 
     def facts(self) -> EngineFacts:
-        """With the node in the name of its device: every node has a `cuda:0`."""
+        """Return the engine's facts, with the node in the name of its device: every node has a `cuda:0`."""
         engine, settings = self.engine, settings_of(self.engine)
         versions = dict(engine.versions())
         profile = replace(engine.profile, device=on_host(engine.profile.device, _node()))
@@ -54,7 +54,7 @@ class InstanceHost:
         await self.engine.stop()
 
     async def restart(self) -> None:
-        """Bring the engine back inside this actor, where it can be."""
+        """Restart the engine inside this actor, if it can be."""
         restart = getattr(self.engine, "restart", None)
         if restart is None:
             await self.engine.stop()
@@ -63,39 +63,39 @@ class InstanceHost:
             await restart()
 
     def where(self) -> tuple[str, int]:
-        """The node's and the process's id."""
+        """Return the ids of the node and the process."""
         return _node(), os.getpid()
 
     def ping(self) -> tuple[int, float, list[CacheReport]]:
-        """Requests in flight, the share of the KV cache in use, and what has become of its prefixes."""
+        """Return the number of running requests, the share of the KV cache in use, and the reports on its prefixes."""
         load = self.engine.load()
         return load.requests, load.kv_used, self._reports.take()
 
     async def run(self, parcel: Parcel) -> Parcel:
-        """A whole batch at once: all results, in the order they ended. Large values may stay here."""
+        """Run a whole batch; return all results in the order in which they ended. Large values may stay here."""
         batch = unpack(parcel)
         results = [result async for result in self._results(batch)]
-        kept = store_large(results, {request.id for request in batch if request.keep_remote})
-        return pack([*kept, *self._reports.take()])
+        stored_results = store_large(results, {request.id for request in batch if request.keep_remote})
+        return pack([*stored_results, *self._reports.take()])
 
     async def stream(self, parcel: Parcel) -> AsyncIterator[Parcel]:
-        """Results as they come, in parcels by time."""
-        async for results in coalesced(self._results(unpack(parcel)), CHUNK_SECONDS):
+        """Yield results as they come, in parcels by time."""
+        async for results in coalesced(self._results(unpack(parcel)), PARCEL_INTERVAL_S):
             yield pack([*results, *self._reports.take()])
 
-    async def _results(self, asked: list[Request]) -> AsyncIterator[Result]:
-        self._read.update({request.id: request.stream for request in asked})
+    async def _results(self, requests: list[Request]) -> AsyncIterator[Result]:
+        self._is_read.update({request.id: request.stream for request in requests})
         try:
-            async for result in self._results_of(asked):
+            async for result in self._run_checked(requests):
                 yield result
         finally:
-            for request in asked:
-                self._read.pop(request.id, None)
+            for request in requests:
+                self._is_read.pop(request.id, None)
 
-    async def _results_of(self, asked: list[Request]) -> AsyncIterator[Result]:
-        batch, lost = await fetch_inputs(asked)
-        batch = [r if r.stream == self._read.get(r.id, r.stream) else replace(r, stream=True) for r in batch]
-        for failed in lost:
+    async def _run_checked(self, requests: list[Request]) -> AsyncIterator[Result]:
+        batch, failures = await fetch_inputs(requests)
+        batch = [r if r.stream == self._is_read.get(r.id, r.stream) else replace(r, stream=True) for r in batch]
+        for failed in failures:
             yield failed
         limit = self.engine.profile.max_request_size
         fitting = []
@@ -114,9 +114,9 @@ class InstanceHost:
                 yield _portable(result)
 
     async def listen(self, request: str) -> None:
-        """Somebody reads its pieces from now on."""
-        if request in self._read:
-            self._read[request] = True
+        """Record that somebody reads the request's pieces from now on."""
+        if request in self._is_read:
+            self._is_read[request] = True
             listen(self.engine, request)
 
     async def cancel(self, requests: list[str]) -> None:
@@ -129,19 +129,19 @@ class InstanceHost:
         await forget(self.engine, tenant)
 
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
-        """A coroutine method of the engine that is no request, e.g. `count` of a store."""
+        """Call a coroutine method of the engine that is no request, e.g. `count` of a store."""
         return await getattr(self.engine, method)(*args)
 
 
 def _node() -> str:
-    """Ray's id of this node; empty outside of a cluster."""
+    """Return Ray's id of this node; empty outside of a cluster."""
     import ray
 
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
 
 def _portable(result: Result) -> Result:
-    """Causes from engine libraries stay behind: unpickling one would import its library in every client."""
+    """Return the result without causes from engine libraries: to unpickle one, a client would import its library."""
     if isinstance(result, Failed):
         error = result.error
         cause, error.__cause__, error.__context__ = error.__cause__, None, None

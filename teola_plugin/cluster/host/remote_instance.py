@@ -1,4 +1,4 @@
-"""An instance as its engine host sees it: an `Engine` whose work is done by an actor."""
+"""An instance as its engine host sees it, an `Engine` whose work is done by an actor; and the start of several."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Result
 
 log = logging.getLogger("teola_plugin")
-_ANSWERS = 5.0
+_PING_TIMEOUT_S = 5.0
 """Seconds within which an actor answers that is worth keeping."""
-CHARACTERS_A_TOKEN = 4.0
-"""Sizes of prompts are estimates here; the instance counts, and refuses what is too large."""
+CHARACTERS_PER_TOKEN = 4.0
+"""Estimates the size of prompts. The instance counts tokens, and refuses prompts that are too large."""
 
 
 class RemoteInstance:
-    """Implements `Engine` for an `EnginePort`. Whatever happens to the actor becomes `EngineUnavailable`, retryable."""
+    """Implements `Engine` for an `EnginePort`. Every failure of the actor becomes `EngineUnavailable`, retryable."""
 
     def __init__(self, name: str, instance: str, spec: Mapping[str, Any], actor_options: Mapping[str, Any]) -> None:
         self.name = name
@@ -38,8 +38,8 @@ class RemoteInstance:
         self.node, self.pid = "", 0
         self._spec, self._options = spec, actor_options
         self._actor: Any = None
-        self._silent = False
-        """Whether it did not answer when it was last asked."""
+        self._is_silent = False
+        """True if it did not answer the last ping."""
         self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
         self._load = EngineLoad()
         self._profile = EngineProfile()
@@ -55,7 +55,7 @@ class RemoteInstance:
         if self._actor is None:
             self._actor = self._make()
         try:
-            self._take(await self._actor.start.remote())
+            self._set_facts(await self._actor.start.remote())
             self.node, self.pid = await self._actor.where.remote()
         except Exception as error:
             await self.kill()
@@ -68,7 +68,7 @@ class RemoteInstance:
 
         return ray.remote(InstanceHost).options(**self._options).remote(dict(self._spec), self.instance)
 
-    def _take(self, facts: EngineFacts) -> None:
+    def _set_facts(self, facts: EngineFacts) -> None:
         self.facts, self.kinds = facts, facts.kinds
         # The host's sizes are estimates: only the instance, which counts, may refuse a request for its size.
         self._profile = replace(facts.profile, max_request_size=None)
@@ -84,15 +84,15 @@ class RemoteInstance:
 
     async def kill(self) -> None:
         """End the actor's process at once."""
-        actor, self._actor, self._silent = self._actor, None, False
+        actor, self._actor, self._is_silent = self._actor, None, False
         if actor is not None:
             import ray
 
             ray.kill(actor, no_restart=True)
 
     async def restart(self) -> None:
-        """Bring a dead engine back: inside its actor while that lives, otherwise in a new one."""
-        if not self._silent and await self.alive(_ANSWERS):
+        """Restart a dead engine: inside its actor if that lives, otherwise in a new one."""
+        if not self._is_silent and await self.is_alive(_PING_TIMEOUT_S):
             try:
                 await asyncio.wait_for(self._actor.restart.remote(), 600)
                 return
@@ -101,16 +101,16 @@ class RemoteInstance:
         await self.kill()
         await self.start()
 
-    async def alive(self, seconds: float) -> bool:
-        """Whether it answers within `seconds`."""
+    async def is_alive(self, seconds: float) -> bool:
+        """Return True if the instance answers within `seconds`."""
         if self._actor is None:
             return False
         try:
             requests, kv_used, reports = await asyncio.wait_for(self._actor.ping.remote(), seconds)
         except Exception:
-            self._silent = True
+            self._is_silent = True
             return False
-        self._silent = False
+        self._is_silent = False
         self._load = EngineLoad(requests, kv_used)
         list(without_reports(reports, self.on_prefix_events))
         return True
@@ -118,13 +118,12 @@ class RemoteInstance:
     # ------------------------------------------------------------ requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        """A batch of which nothing comes before the rest comes back as one; others are streamed. Raises
-        `EngineUnavailable`."""
+        """Yield a batch's results, streamed unless none comes before the rest. Raises `EngineUnavailable`."""
         if self._actor is None:
-            raise self._down()
+            raise self._unavailable()
         parcel = pack(batch)
         try:
-            if self._as_one(batch):
+            if self._runs_whole(batch):
                 for result in self._results(await self._actor.run.remote(parcel)):
                     yield result
                 return
@@ -137,12 +136,13 @@ class RemoteInstance:
     def _results(self, parcel: Parcel) -> Iterator[Result]:
         return without_reports(unpack(parcel), self.on_prefix_events)
 
-    def _as_one(self, batch: Sequence[Request]) -> bool:
-        """Only texts come in pieces; other requests of one kind take about as long as each other."""
+    def _runs_whole(self, batch: Sequence[Request]) -> bool:
+        """Return True if nothing of the batch is streamed: only texts come in pieces, and other requests of one kind
+        end together."""
         if self._profile.batching is Batching.STATIC:
             return True
         kinds = {request.kind for request in batch}
-        if kinds & LLM_KINDS and self.listens:  # each says when its prompt is done, and may get a reader
+        if kinds & LLM_KINDS and self.listens:  # each reports when its prompt is computed, and may get a reader
             return False
         return not any(r.stream for r in batch) or (len(kinds) == 1 and not kinds & LLM_KINDS)
 
@@ -152,7 +152,7 @@ class RemoteInstance:
         return self.facts is not None and bool(self.facts.settings.get("listens"))
 
     def listen(self, request_id: str) -> None:
-        """Somebody reads its pieces from now on."""
+        """Tell the instance that somebody reads the request's pieces from now on."""
         if self._actor is not None:
             self._actor.listen.remote(request_id)
 
@@ -163,7 +163,7 @@ class RemoteInstance:
     def size(self, request: Request) -> float:
         payload = request.payload
         if isinstance(payload, Generate | Warmup):
-            return max(1, round(len(payload.prompt.known_prefix()) / CHARACTERS_A_TOKEN))
+            return max(1, round(len(payload.prompt.known_prefix()) / CHARACTERS_PER_TOKEN))
         by_text = self.facts is not None and self.facts.settings.get("sized_by_text")
         return text_size(payload) if by_text else 1
 
@@ -182,15 +182,15 @@ class RemoteInstance:
         return self.facts.versions if self.facts is not None else {}
 
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
-        """A coroutine method of the engine that is no request."""
+        """Call a coroutine method of the engine that is no request."""
         if self._actor is None:
-            raise self._down()
+            raise self._unavailable()
         try:
             return await self._actor.admin.remote(method, args)
         except Exception as error:
             raise translated(error, self.name, self.instance) from None
 
-    def _down(self) -> EngineUnavailable:
+    def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(
             f"instance {self.instance} of engine {self.name!r} is not running.",
             engine=self.name,
@@ -198,3 +198,51 @@ class RemoteInstance:
             retryable=True,
             hint="it is started again by itself; `teola status` shows how it is",
         )
+
+
+log = logging.getLogger("teola_plugin")
+PendingStarts = dict[str, "asyncio.Task[None]"]
+
+
+async def start_instances(
+    instances: Mapping[str, RemoteInstance], *, all_needed: bool
+) -> tuple[dict[str, RemoteInstance], PendingStarts]:
+    """Start instances; return those that are up, and the starts that go on.
+
+    With `all_needed`, all of them are up at the end. Otherwise one that is up is enough, since the cluster may have
+    shrunk. Raises `EngineUnavailable`, and then stops all of them.
+    """
+    starts = {number: asyncio.ensure_future(instance.start()) for number, instance in instances.items()}
+    try:
+        if all_needed:
+            await asyncio.gather(*starts.values())
+        else:
+            await _wait_for_one(starts)
+    except BaseException:
+        await stop_instances(instances, starts)
+        raise
+    up = {number: instances[number] for number, start in starts.items() if _succeeded(start)}
+    return up, {number: start for number, start in starts.items() if not start.done()}
+
+
+async def _wait_for_one(starts: PendingStarts) -> None:
+    pending = set(starts.values())
+    while pending and not any(map(_succeeded, starts.values())):
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    for number, start in starts.items():
+        if start.done() and (error := start.exception()) is not None:
+            if not any(map(_succeeded, starts.values())):
+                raise error
+            log.warning("instance %s did not start again: %s", number, error)
+
+
+def _succeeded(start: asyncio.Task[None]) -> bool:
+    return start.done() and not start.cancelled() and start.exception() is None
+
+
+async def stop_instances(instances: Mapping[str, RemoteInstance], starts: PendingStarts) -> None:
+    """Stop these instances, whether they are up or still starting."""
+    for start in starts.values():
+        start.cancel()
+    await asyncio.gather(*starts.values(), return_exceptions=True)
+    await asyncio.gather(*(instance.stop() for instance in instances.values()))

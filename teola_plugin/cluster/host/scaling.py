@@ -1,4 +1,4 @@
-"""More and fewer instances while queries run: by call, or by how long the queue is."""
+"""Changes the number of instances while queries run: by call, or by the length of the queue."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from teola_plugin.cluster.config import Autoscale
-from teola_plugin.cluster.deployment.cluster_room import need_room
-from teola_plugin.cluster.deployment.room import Ask
+from teola_plugin.cluster.deployment.room import Reservation, need_room
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
     from teola_plugin.cluster.host.engine_host import EngineHost
 
 log = logging.getLogger("teola_plugin")
-EVERY = 1.0
-"""Seconds between two looks at the queue."""
+CHECK_INTERVAL_S = 1.0
+"""Seconds between two checks of the queue."""
 
 
 @dataclass(slots=True)
 class QueueDepth:
-    """The autoscaler's rule. Pure: told the time and the queue, it says how many instances there should be."""
+    """The autoscaler's rule. Pure: from the time and the queue it computes how many instances there should be."""
 
     rule: Autoscale
     _long_since: float | None = None
     _idle_since: float | None = None
 
-    def wanted(self, at: float, queued: int, instances: int) -> int:
-        """`queued`: requests that wait; `at` in seconds. One instance more or less at a time."""
+    def target(self, at: float, queued: int, instances: int) -> int:
+        """Return the number of instances for a queue of `queued` requests; it changes by at most one at a time."""
         rule = self.rule
         if instances < rule.least or instances > rule.most:
             return min(max(instances, rule.least), rule.most)
@@ -47,16 +46,16 @@ class QueueDepth:
 
 
 class Scaler:
-    """Carries it out for one engine host. Nothing is lost: an instance leaves when its work has ended."""
+    """Scales one engine host. No work is lost: an instance leaves when its requests have ended."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._changing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._made = 0
+        self._next_number = 0
 
     def begin(self) -> None:
-        self._made = self._host.config.instances
+        self._next_number = self._host.config.instances
         if self._host.config.autoscale is not None:
             self._task = asyncio.ensure_future(self._watch(QueueDepth(self._host.config.autoscale)))
 
@@ -67,31 +66,31 @@ class Scaler:
     async def _watch(self, rule: QueueDepth) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             queued = sum(len(primitive.requests) for primitive in self._host.port.scheduler.queue)
-            now = len(self._host.instances)
-            wanted = rule.wanted(loop.time(), queued, now)
-            if wanted != now:
+            count = len(self._host.instances)
+            target = rule.target(loop.time(), queued, count)
+            if target != count:
                 try:
-                    await self.to(wanted)
+                    await self.scale_to(target)
                 except TeolaError as error:
-                    log.warning("engine %s could not get %d instances: %s", self._host.name, wanted, error)
+                    log.warning("engine %s could not get %d instances: %s", self._host.name, target, error)
 
-    async def to(self, wanted: int) -> int:
-        """Add or take away until there are `wanted`. Raises `EngineUnavailable` when one does not start."""
-        if wanted < 1:
-            raise TeolaError(f"an engine needs an instance, {wanted} were asked for.", hint="`teola down` ends a pool")
+    async def scale_to(self, target: int) -> int:
+        """Add or remove instances until there are `target`. Raises `EngineUnavailable` when one does not start."""
+        if target < 1:
+            raise TeolaError(f"an engine needs an instance, {target} were asked for.", hint="`teola down` ends a pool")
         async with self._changing:
-            while len(self._host.instances) < wanted:
+            while len(self._host.instances) < target:
                 await self._add()
-            while len(self._host.instances) > wanted:
+            while len(self._host.instances) > target:
                 await self._remove()
         return len(self._host.instances)
 
     async def _add(self) -> None:
-        one_more = [Ask.of(self._host.name, self._host.config, 1)]
+        one_more = [Reservation.of(self._host.name, self._host.config, 1)]
         await asyncio.to_thread(need_room, one_more, partial(log.warning, "%s"))
-        number, self._made = str(self._made), self._made + 1
+        number, self._next_number = str(self._next_number), self._next_number + 1
         instance = self._host.make_instance(number)
         await instance.start()
         self._host.add(number, instance)
