@@ -1,4 +1,4 @@
-"""When queries come, which app each is for, and what it asks: drawn from a seed, the same every time."""
+"""Arrivals of queries: when each comes, the app it is for, and its input; drawn from a seed, the same every time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ ZIPF = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One query: seconds after the start, the app, and the value that the app is asked with."""
+    """One query: seconds after the start, the app, and the app's input."""
 
     at: float
     app: str
     value: Any
     output_tokens: int = 0
-    """Length of each answer of its LLM calls; 0 for what the engine is set to."""
+    """Length of each answer of its LLM calls; 0 for the engine's setting."""
     mark: str = ""
-    """A word of the value by which an engine knows its calls; empty where nothing depends on that."""
+    """A word of the input by which an engine recognises its calls; empty if nothing depends on that."""
 
 
 def poisson(rate: float, seed: int = 0) -> Iterator[float]:
-    """Arrival times of a Poisson process of `rate` a second, without end. Raises `ValueError`."""
+    """Return the arrival times of a Poisson process of `rate` a second, without end. Raises `ValueError`."""
     return _times(_positive(rate), 1.0, random.Random(f"arrivals {seed}"))
 
 
 def bursty(rate: float, seed: int = 0, burstiness: float = BURSTINESS) -> Iterator[float]:
-    """The same mean rate, in bursts: gaps are gamma distributed with shape `burstiness`, 1 is Poisson.
+    """Return arrival times of the same mean rate in bursts: gaps are gamma distributed with shape `burstiness`; 1 is
+    Poisson.
 
     As in `vllm bench serve --burstiness`. Raises `ValueError`.
     """
@@ -53,7 +54,7 @@ def _positive(number: float) -> float:
 
 
 def zipf(items: Sequence[Any], seed: int = 0, exponent: float = ZIPF) -> Callable[[], Any]:
-    """Draws one of the items each time; the n-th is drawn in proportion to 1 / n ** exponent. 0: all alike."""
+    """Return a function that draws an item, the n-th in proportion to 1 / n ** exponent; with 0, all are alike."""
     rng = random.Random(f"popularity {seed}")
     weights = [(number + 1) ** -exponent for number in range(len(items))]
     return lambda: rng.choices(items, weights)[0]
@@ -68,19 +69,19 @@ def arriving(
     popularity: float | None = None,
     seed: int = 0,
 ) -> list[Arrival]:
-    """So many queries. `inputs`: of each app; `shares`: how often each is asked (alike where nothing is said).
+    """Return so many queries. `inputs` are those of each app, `shares` how often each app is called (alike by default).
 
     Inputs are taken in turn, or, with `popularity`, drawn by Zipf's law with that exponent.
     """
     rng = random.Random(f"apps {seed}")
     names = list(inputs)
     weights = [(shares or {}).get(name, 1.0) for name in names]
-    draw = {name: _drawing(name, found, popularity, seed) for name, found in inputs.items()}
-    found = []
+    draw = {name: _drawing(name, items, popularity, seed) for name, items in inputs.items()}
+    arrivals = []
     for _ in range(queries):
         name = names[0] if len(names) == 1 else rng.choices(names, weights)[0]
-        found.append(Arrival(next(times), name, draw[name]()))
-    return found
+        arrivals.append(Arrival(next(times), name, draw[name]()))
+    return arrivals
 
 
 def _drawing(name: str, items: Sequence[Any], popularity: float | None, seed: int) -> Callable[[], Any]:

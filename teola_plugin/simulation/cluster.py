@@ -1,4 +1,4 @@
-"""What is simulated: engines with the profile of some machine, instances of each, a batch policy for each."""
+"""The simulated cluster: engines with the profile of some machine, their instances and batch policies."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from teola_plugin.cluster.config import EngineConfig
 
 Machine = Mapping[str, EngineProfile]
-"""Profiles by engine name, or by what an engine is like: llm, embedder, reranker, store."""
+"""Profiles by engine name, or by the kind of engine: llm, embedder, reranker, store."""
 
 _LIKE = {"vllm": "llm", "openai": "llm", "embedding": "embedder", "reranking": "reranker", "pgvector": "store"} | {
     "websearch": "web",
     "fulltext": "web",
 }
 CACHE_TOKENS = 65_536
-"""Of an LLM's prefix cache, where its profile does not say."""
+"""Size of an LLM's prefix cache if its profile has none."""
 _MARK = re.compile(r"\bq\d{7}\b")
-"""A word that tells queries apart; see `Arrival.mark`."""
+"""A word that tells queries apart (see `Arrival.mark`)."""
 
 
 def mark(number: int) -> str:
-    """The word of the query of that number."""
+    """Return the word of the query with that number."""
     return f"q{number:07d}"
 
 
@@ -58,16 +58,16 @@ class SimulatedEngine:
     instances: int = 1
     policy: str = "topology-aware"
     output_tokens: int = 0
-    """Of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
+    """Length of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
     make: Callable[[str, EngineProfile, int], Engine] | None = None
-    """Makes one instance of (name, profile, number), where it is to answer as the shipped fakes of its kind do not."""
+    """Makes an instance from (name, profile, number), if it answers differently from the shipped fake of its kind."""
     placement: Callable[[EngineProfile], RequestPlacement] | None = None
-    """Chooses instances in replays, where another way than the scheduler's own is to be looked at."""
+    """Chooses instances in replays, instead of the scheduler's own placement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Engines by name. Nothing of a run stays in it: every run makes its engines anew."""
+    """Engines by name. A run leaves nothing in it: every run makes its engines anew."""
 
     engines: Mapping[str, SimulatedEngine]
 
@@ -80,7 +80,7 @@ class Cluster:
         policy: str = "topology-aware",
         output_tokens: int = 0,
     ) -> Cluster:
-        """The four usual engines of a machine, e.g. `Cluster.of(rtx3090(), instances={"llm": 2})`."""
+        """Return the four usual engines of a machine, e.g. `Cluster.of(rtx3090(), instances={"llm": 2})`."""
         counts = instances or {}
         for name in counts:
             if name not in machine:
@@ -94,31 +94,37 @@ class Cluster:
 
     @classmethod
     def read(cls, path: str | Path, machine: Machine | None = None, *, output_tokens: int = 0) -> Cluster:
-        """The cluster that a pool's YAML describes. `machine` says how fast its engines are; fakes of the YAML say so
-        themselves. Raises `ConfigError`."""
+        """Return the cluster that a pool's YAML describes. Raises `ConfigError`.
+
+        `machine` has the speed of its engines; fakes of the YAML have their own.
+        """
         from teola_plugin.cluster.config import PoolConfig
 
-        found = PoolConfig.read(path)
+        pool_config = PoolConfig.read(path)
         return cls(
-            {name: _engine(name, config, machine, output_tokens, str(path)) for name, config in found.engines.items()}
+            {
+                name: _engine(name, config, machine, output_tokens, str(path))
+                for name, config in pool_config.engines.items()
+            }
         )
 
     def under(self, policy: str) -> Cluster:
-        """The same with one batch policy for all engines."""
+        """Return a copy with one batch policy for all engines."""
         return Cluster({name: replace(one, policy=policy) for name, one in self.engines.items()})
 
     @property
     def policies(self) -> dict[str, str]:
-        """By engine."""
+        """Batch policies by engine."""
         return {name: one.policy for name, one in self.engines.items()}
 
     def made(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
-        """Fresh instances. `lengths`: tokens of an LLM's answers in queries with such a mark in their prompts."""
+        """Return fresh instances. `lengths` are the tokens of an LLM's answers in queries with such a mark in their
+        prompts."""
         return {name: _instances(name, one, lengths or {}) for name, one in self.engines.items()}
 
 
 def machine_named(name: str) -> Machine:
-    """A machine of `engines.machines`, or the profiles that `teola calibrate --json` has written to a file.
+    """Return a machine of `engines.machines`, or the profiles in a file that `teola calibrate --json` has written.
 
     Raises `ConfigError`.
     """
@@ -132,7 +138,7 @@ def machine_named(name: str) -> Machine:
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return {engine: EngineProfile(**from_json(found)) for engine, found in data.items()}
+        return {engine: EngineProfile(**from_json(fields)) for engine, fields in data.items()}
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}.", hint="check the path after --machine") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -150,8 +156,8 @@ def _engine(
             f"{source}: engine {name!r} is made by {config.factory or config.kind}, and nobody knows its speed.",
             hint="say kind: fake and options: {like: llm | embedder | reranker | store} in a copy for the simulator",
         )
-    if config.kind == "fake" and (said := str(config.options.get("machine", ""))):
-        machine = machine_named(said)
+    if config.kind == "fake" and (machine_name := str(config.options.get("machine", ""))):
+        machine = machine_named(machine_name)
     if machine is None:
         raise ConfigError(
             f"{source}: nothing says how fast engine {name!r} is.",
@@ -182,7 +188,7 @@ def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -
 
 
 def _reranker(name: str, profile: EngineProfile) -> FakeReranker:
-    """A reranker with a mind of its own: it agrees with the embedder no more often than on real engines."""
+    """Return a reranker with scores of its own: it agrees with the embedder no more often than on real engines."""
     return FakeReranker(name, profile, own_score)
 
 
@@ -194,17 +200,17 @@ _MAKERS: dict[str, Callable[[str, EngineProfile], Any]] = {
 
 
 def _answers(tokens: int, lengths: Mapping[str, int]) -> Callable[[Prompt, Sampling], str] | None:
-    """Answers of a given length; what follows a schema stays as it is. None where nothing is said of lengths."""
+    """Return a function that makes answers of given lengths, unless they follow a schema; None without lengths."""
     if not (tokens or lengths):
         return None
 
     def answer(prompt: Prompt, sampling: Sampling) -> str:
-        wanted = tokens
+        length = tokens
         text = prompt.flat()
-        if lengths and (found := _MARK.search(text)):
-            wanted = lengths.get(found.group(), tokens)
-        if sampling.json_schema or not wanted:
+        if lengths and (match := _MARK.search(text)):
+            length = lengths.get(match.group(), tokens)
+        if sampling.json_schema or not length:
             return default_answer(prompt, sampling)
-        return answer_words(text, wanted)
+        return answer_words(text, length)
 
     return answer

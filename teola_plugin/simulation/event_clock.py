@@ -1,4 +1,4 @@
-"""Virtual time for replays: one heap of events, and what is done at once after each."""
+"""Virtual time for replays: one heap of events, and callbacks that run right after each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 
 class Timer:
+    """An event that can be cancelled."""
+
     __slots__ = ("callback",)
 
     def __init__(self, callback: Callable[[], object]) -> None:
@@ -19,7 +21,7 @@ class Timer:
 
 
 class EventClock:
-    """Events in the order of their times, those of one time in the order in which they were set."""
+    """Runs events in the order of their times, those of one time in the order in which they were set."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -36,7 +38,7 @@ class EventClock:
         return timer
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """At this very time, after what is being done."""
+        """Run the callback at the present time, after the event that is being handled."""
         self._soon.append(callback)
 
     def run(self) -> None:

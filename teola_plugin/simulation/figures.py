@@ -1,4 +1,4 @@
-"""What a run says: latencies, time to first token, goodput, use of the engines, waste."""
+"""The figures of a run: latencies, time to first token, goodput, use of the engines, waste."""
 
 from __future__ import annotations
 
@@ -10,52 +10,54 @@ from teola_plugin.simulation.meter import Served
 from teola_plugin.simulation.run import Run
 
 SLO = 5.0
-"""A query is served well within so many times the latency that it has alone."""
+"""A query is served well within this many times the latency that it has alone."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The `share` quantile, linear between the two nearest values (as NumPy takes it). Raises `ValueError` for none."""
+    """Return the `share` quantile, linear between the two nearest values (like NumPy). Raises `ValueError` for none."""
     if not values:
         raise ValueError("there is no quantile of nothing")
-    found = sorted(values)
-    place = share * (len(found) - 1)
-    below = int(place)
-    above = min(below + 1, len(found) - 1)
-    return found[below] + (found[above] - found[below]) * (place - below)
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def figures(run: Run, idle: Mapping[str, float], *, slo: float = SLO) -> dict[str, Any]:
-    """JSON-ready; all times in seconds. `idle`: by app, the latency of a query that has the cluster for itself.
+    """Return figures that are JSON-ready, all times in seconds. `idle` has the latency of an app's query alone on the
+    cluster.
 
-    `goodput`: queries a second that were served within `slo` times that; failed ones are not.
+    `goodput` is the number of queries a second that were served within `slo` times that; failed ones do not count.
     """
-    apps = sorted({one.app for one in run.served})
-    found = _of(run.served, idle, slo, run.seconds)
+    apps = sorted({query.app for query in run.served})
+    results = _query_figures(run.served, idle, slo, run.seconds)
     if len(apps) > 1:
-        chosen = {name: [one for one in run.served if one.app == name] for name in apps}
-        found["apps"] = {name: _of(served, idle, slo, run.seconds) for name, served in chosen.items()}
-    found["utilisation"] = {
-        name: [round(busy / run.seconds, 4) if run.seconds else 0.0 for busy in each] for name, each in run.busy.items()
+        by_app = {name: [query for query in run.served if query.app == name] for name in apps}
+        results["apps"] = {name: _query_figures(queries, idle, slo, run.seconds) for name, queries in by_app.items()}
+    results["utilisation"] = {
+        name: [round(busy / run.seconds, 4) if run.seconds else 0.0 for busy in seconds]
+        for name, seconds in run.busy.items()
     }
-    return found
+    return results
 
 
-def _of(served: Sequence[Served], idle: Mapping[str, float], slo: float, seconds: float) -> dict[str, Any]:
-    well = [one for one in served if not one.error]
-    good = sum(one.seconds <= slo * idle[one.app] for one in well)
-    firsts = [one.first_token - one.at for one in well if one.first_token is not None]
-    span = max((one.ended for one in served), default=0.0) - min((one.at for one in served), default=0.0)
+def _query_figures(queries: Sequence[Served], idle: Mapping[str, float], slo: float, seconds: float) -> dict[str, Any]:
+    succeeded = [query for query in queries if not query.error]
+    within_slo = sum(query.seconds <= slo * idle[query.app] for query in succeeded)
+    firsts = [query.first_token - query.at for query in succeeded if query.first_token is not None]
+    span = max((query.ended for query in queries), default=0.0) - min((query.at for query in queries), default=0.0)
     return {
-        "queries": len(served),
-        "failed": len(served) - len(well),
-        "latency": _spread([one.seconds for one in well]),
+        "queries": len(queries),
+        "failed": len(queries) - len(succeeded),
+        "latency": _spread([query.seconds for query in succeeded]),
         "first_token": _spread(firsts),
-        "within_slo": round(good / len(served), 4) if served else 0.0,
-        "goodput": round(good / span, 4) if span else 0.0,
-        "queued": round(_mean([one.queued for one in well]), 4),
-        "work": round(_mean([one.work for one in well]), 4),
-        "wasted": round(_mean([one.wasted for one in well]), 4),
-        "wasted_tokens": round(_mean([one.wasted_tokens for one in well]), 2),
+        "within_slo": round(within_slo / len(queries), 4) if queries else 0.0,
+        "goodput": round(within_slo / span, 4) if span else 0.0,
+        "queued": round(_mean([query.queued for query in succeeded]), 4),
+        "work": round(_mean([query.work for query in succeeded]), 4),
+        "wasted": round(_mean([query.wasted for query in succeeded]), 4),
+        "wasted_tokens": round(_mean([query.wasted_tokens for query in succeeded]), 2),
     }
 
 

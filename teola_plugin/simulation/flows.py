@@ -1,7 +1,7 @@
-"""A query as its engines see it: what is asked of them, of what size, and what each piece of work waits for.
+"""A query as its engines see it: its requests, their sizes, and what each piece of work waits for.
 
-A flow is what is left of an app when its own code, its texts and its values are taken away. Schedulers and engines are
-the same for a flow as for the app; so thousands of queries can be replayed where each would cost its own code's time.
+A flow is what is left of an app without its own code, its texts and its values. Schedulers and engines treat a flow
+like the app, so thousands of queries can be replayed without the time that each one's code would take.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.scheduling.objectives import Objective
 
 END = -1
-"""Of a piece of work: its end, where otherwise one of its tokens is named."""
+"""Stands for the end of a piece of work in place of one of its tokens."""
 After = tuple[int, int]
-"""(which work of the flow, which token of it, from 1, or `END`)"""
+"""(index of a work in the flow, one of its tokens from 1, or `END`)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class FlowRequest:
     keys: tuple[int, ...] = ()
     """Blocks of its prompt, as the engine's prefix cache names them."""
     blocks: tuple[int, ...] = ()
-    """The same as placement names them; empty where it does not look."""
+    """The same blocks as placement names them; empty if it does not use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowChange:
-    """What becomes known of a work that waits or runs: its depth, or what is wanted of it."""
+    """A change of a work that waits or runs: its depth or its objective becomes known."""
 
     after: tuple[After, ...]
     depth: int | None = None
@@ -45,15 +45,15 @@ class FlowChange:
 
 @dataclass(frozen=True, slots=True)
 class FlowWork:
-    """One primitive, or one call of the plain object, at its engine."""
+    """One primitive, or one call of the original, at its engine."""
 
     engine: str
     kind: PrimitiveKind
     asks: tuple[FlowRequest, ...]
     after: tuple[After, ...] = ()
-    """It is asked for when all of these have happened; nothing: with the query."""
+    """It is requested when all of these have happened; if there are none, with the query."""
     early: bool = True
-    """Whether a graph asks, at once when it may; the plain object comes to it a moment later."""
+    """True if a graph requests it, as soon as it may; the original comes to it a moment later."""
     depth: int = 0
     objective: Objective = Objective.LATENCY
     gang: str = ""
@@ -61,7 +61,7 @@ class FlowWork:
     when_idle: bool = False
     remaining: float = 0.0
     given_up: tuple[After, ...] | None = None
-    """It is not wanted any more when all of these have happened; None: it is wanted to the end of the query."""
+    """It is not needed any more when all of these have happened; None if it is needed to the end of the query."""
     changes: tuple[FlowChange, ...] = ()
 
     @property
@@ -71,31 +71,38 @@ class FlowWork:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One query: its works, each after those it waits for, and what its answer waits for."""
+    """One query: its works, each after those it waits for, and the works that its answer waits for."""
 
     works: tuple[FlowWork, ...]
     end: tuple[After, ...]
 
     def used(self) -> frozenset[int]:
-        """The works that the answer rests on."""
-        found: set[int] = set()
-        todo = [work for work, _ in self.end]
-        while todo:
-            work = todo.pop()
-            if work not in found:
-                found.add(work)
-                todo += [before for before, _ in self.works[work].after]
-        return frozenset(found)
+        """Return the works that the answer depends on."""
+        used: set[int] = set()
+        stack = [work for work, _ in self.end]
+        while stack:
+            work = stack.pop()
+            if work not in used:
+                used.add(work)
+                stack += [predecessor for predecessor, _ in self.works[work].after]
+        return frozenset(used)
 
     def of_query(self, number: int, shared: frozenset[int]) -> Flow:
-        """The flow of another query of the same form: blocks of prompts that are not `shared` are its own."""
+        """Return the flow of another query of the same form: blocks of prompts that are not `shared` get names of their
+        own."""
 
-        def own(names: Sequence[int]) -> tuple[int, ...]:
+        def rename_blocks(names: Sequence[int]) -> tuple[int, ...]:
             return tuple(name if name in shared else hash((name, number)) for name in names)
 
         works = (
-            replace(work, asks=tuple(replace(one, keys=own(one.keys), blocks=own(one.blocks)) for one in work.asks))
-            if any(one.keys or one.blocks for one in work.asks)
+            replace(
+                work,
+                asks=tuple(
+                    replace(request, keys=rename_blocks(request.keys), blocks=rename_blocks(request.blocks))
+                    for request in work.asks
+                ),
+            )
+            if any(request.keys or request.blocks for request in work.asks)
             else work
             for work in self.works
         )
@@ -103,9 +110,9 @@ class Flow:
 
 
 def shared_blocks(flows: Iterable[Flow]) -> frozenset[int]:
-    """Blocks of prompts that queries with different inputs have in common."""
+    """Return the blocks of prompts that queries with different inputs have in common."""
     counts: Counter[int] = Counter()
     for flow in flows:
-        asks = [one for work in flow.works for one in work.asks]
-        counts.update({name for one in asks for name in (*one.keys, *one.blocks)})
+        requests = [request for work in flow.works for request in work.asks]
+        counts.update({name for request in requests for name in (*request.keys, *request.blocks)})
     return frozenset(name for name, count in counts.items() if count > 1)

@@ -1,4 +1,4 @@
-"""Queries under way in a replay: what each asks for as what it waits for happens, and what that took."""
+"""Queries that run in a replay: each work is requested once what it waits for has happened; its times are recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlowArrival:
-    """One query: seconds after the start, the app's name, what it asks of engines, and its goal, if any."""
+    """One query: seconds after the start, the app's name, its flow, and its latency goal, if any."""
 
     at: float
     app: str
@@ -33,45 +33,47 @@ class LiveWork:
     number: int
     query: LiveFlow
     work: FlowWork
-    left: int
-    """Requests that have not ended."""
+    unfinished: int
+    """Number of requests that have not ended."""
     asked_at: float = -1.0
     started: float = -1.0
-    ended: bool = False
-    over_at: float = -1.0
-    """A warm-up's end."""
+    has_ended: bool = False
+    ended_at: float = -1.0
+    """When a warm-up ended."""
     cached: int = 0
-    """Of a warm-up's tokens, those that were in the cache before."""
-    found: bool = False
-    """Whether a prompt has found what a warm-up left in the cache."""
+    """Tokens of a warm-up that were in the cache before."""
+    is_used: bool = False
+    """True if a prompt found what this warm-up left in the cache."""
 
 
 @dataclass(slots=True)
-class _Act:
-    """What a query does when all that it waits for has happened."""
+class _Action:
+    """An action of a query that runs when all that it waits for has happened."""
 
     missing: set[After]
     do: Callable[[], object]
 
 
 class LiveFlow:
+    """A query that runs in a replay."""
+
     def __init__(
         self,
         name: str,
         arrival: FlowArrival,
-        served: Served,
+        result: Served,
         ports: Mapping[str, ReplayPort],
         clock: EventClock,
         progressed: Callable[[], object],
     ) -> None:
-        self.name, self.arrival, self.served = name, arrival, served
+        self.name, self.arrival, self.served = name, arrival, result
         self._ports, self._clock, self._progressed = ports, clock, progressed
         self._works: list[LiveWork] = []
-        self._acts: list[_Act] = []
+        self._actions: list[_Action] = []
         self._warmed: list[tuple[int, LiveWork, tuple[int, ...]]] = []
-        self._waiting: dict[After, list[_Act]] = {}
+        self._waiting: dict[After, list[_Action]] = {}
         self._used: frozenset[int] = frozenset()
-        self._over = False
+        self._has_ended = False
 
     def begin(self) -> None:
         flow = self.arrival.flow
@@ -84,27 +86,27 @@ class LiveFlow:
             if live.work.given_up is not None:
                 self._when(live.work.given_up, partial(self._give_up, live))
         self._when(flow.end, partial(self._clock.call_soon, self._end))
-        for act in [act for act in self._acts if not act.missing]:
-            act.do()
+        for action in [action for action in self._actions if not action.missing]:
+            action.do()
 
     def _when(self, after: Sequence[After], do: Callable[[], object]) -> None:
-        act = _Act(set(after), do)
-        self._acts.append(act)
-        for news in act.missing:
-            self._waiting.setdefault(news, []).append(act)
+        action = _Action(set(after), do)
+        self._actions.append(action)
+        for event in action.missing:
+            self._waiting.setdefault(event, []).append(action)
 
-    def heard(self, work: int) -> tuple[int, ...]:
-        """Tokens of a work after which something happens; the first frees the slots of its prompt."""
+    def awaited_tokens(self, work: int) -> tuple[int, ...]:
+        """Return the tokens of a work that something waits for; the first frees the slots of its prompt."""
         return (1, *sorted(token for number, token in self._waiting if number == work and token > 1))
 
     def news(self, live: LiveWork, token: int) -> None:
-        for act in self._waiting.get((live.number, token), ()):
-            if self._over:
+        for action in self._waiting.get((live.number, token), ()):
+            if self._has_ended:
                 return
-            if act.missing:
-                act.missing.discard((live.number, token))
-                if not act.missing:
-                    act.do()
+            if action.missing:
+                action.missing.discard((live.number, token))
+                if not action.missing:
+                    action.do()
 
     def _begin(self, live: LiveWork) -> None:
         live.asked_at = self._clock.time()
@@ -115,51 +117,55 @@ class LiveFlow:
             self._clock.call_soon(partial(port.enqueue, live))
 
     def _change(self, live: LiveWork, change: FlowChange) -> None:
-        if not live.ended:
+        if not live.has_ended:
             self._ports[live.work.engine].change(live, change)
 
     def _give_up(self, live: LiveWork) -> None:
-        if not live.ended and live.asked_at >= 0:
+        if not live.has_ended and live.asked_at >= 0:
             self._ports[live.work.engine].cancel(live)
             self.count(live)
 
     def _end(self) -> None:
-        if self._over:
+        if self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         self.served.ended = self._clock.time()
         for live in self._works:
-            if live.over_at >= 0:
+            if live.ended_at >= 0:
                 self.count(live)
             self._give_up(live)
         self._progressed()
 
     def prefilled(self, live: LiveWork, job: Job) -> None:
-        """It has ended: what a warm-up left in the cache, or found by a prompt because of them (as
-        `runtime.warmups.note_use` has it)."""
+        """Record an ended prefilling: what a warm-up left in the cache, or what a prompt found thanks to warm-ups.
+
+        It counts like `runtime.warmups.note_use`.
+        """
         if live.work.warmup:
             live.cached = job.cached
             self._warmed.append((job.prompt_tokens, live, job.keys))
             return
-        before = 0
-        for tokens, one, keys in sorted(self._warmed, key=lambda found: found[0]):
-            if one.work.engine == live.work.engine and job.keys[: len(keys)] == keys:
-                base = max(before, one.cached)
-                one.found |= min(job.cached, tokens) > base
-                before = max(before, tokens)
+        covered_tokens = 0
+        for tokens, warm_up, keys in sorted(self._warmed, key=lambda entry: entry[0]):
+            if warm_up.work.engine == live.work.engine and job.keys[: len(keys)] == keys:
+                base = max(covered_tokens, warm_up.cached)
+                warm_up.is_used |= min(job.cached, tokens) > base
+                covered_tokens = max(covered_tokens, tokens)
 
     def count(self, live: LiveWork) -> None:
-        """It has ended, or is given up: what it took. Of a warm-up that has ended nobody knows before the query's
-        end whether it was of use."""
-        if live.work.warmup and not self._over and not live.ended:
-            live.ended, live.over_at = True, self._clock.time()
+        """Add the time of a work that has ended or is given up.
+
+        Whether a warm-up that has ended was of use is known only at the end of the query.
+        """
+        if live.work.warmup and not self._has_ended and not live.has_ended:
+            live.has_ended, live.ended_at = True, self._clock.time()
             return
-        live.ended = True
-        now = self._clock.time() if live.over_at < 0 else live.over_at
+        live.has_ended = True
+        now = self._clock.time() if live.ended_at < 0 else live.ended_at
         if live.started >= 0:
             self.served.queued += live.started - live.asked_at
             self.served.work += now - live.started
-            if live.number not in self._used and not live.found:
+            if live.number not in self._used and not live.is_used:
                 self.served.wasted += now - live.started
                 self.served.wasted_tokens += sum(one.prompt for one in live.work.asks) - live.cached
 

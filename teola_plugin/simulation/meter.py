@@ -1,4 +1,4 @@
-"""What is observed of a run: of each query by its traces, of each instance by what it is given and what it gives."""
+"""Measures a run: queries by their traces, instances by the batches that they get and the results that they give."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
 
 number: ContextVar[int] = ContextVar("teola_simulated_query", default=-1)
-"""Of the query whose code runs; -1 for none."""
+"""Number of the query whose code runs; -1 for none."""
 
 
 @dataclass(slots=True)
 class Served:
-    """What became of one query. Times in seconds after the start."""
+    """The outcome of one query. Times in seconds after the start."""
 
     app: str
     at: float
     ended: float = float("nan")
     first_token: float | None = None
-    """When the first token of the last generation came; None where nothing was generated."""
+    """When the first token of the last generation came; None if nothing was generated."""
     error: str = ""
-    """Why it failed; empty where it did not."""
+    """Why it failed; empty if it did not."""
     queued: float = 0.0
-    """Of all its engine work together, while it waited in the queues of engine schedulers."""
+    """Seconds that all its engine work together waited in the queues of engine schedulers."""
     work: float = 0.0
-    """Of all its engine work together, while it ran."""
+    """Seconds that all its engine work together ran."""
     wasted: float = 0.0
-    """That part of `work` whose value nobody used."""
+    """The part of `work` whose value nobody used."""
     wasted_tokens: int = 0
 
     @property
@@ -43,7 +43,7 @@ class Served:
         return self.ended - self.at
 
     def note(self, trace: QueryTrace) -> None:
-        """Add what was observed of it, or of a part of it."""
+        """Add what was observed of the query, or of a part of it."""
         for span in trace.spans:
             if span.engine and span.started is not None:
                 self.queued += span.started - span.queued
@@ -53,25 +53,25 @@ class Served:
 
 
 class Meter(TraceSink):
-    """Of one run, whose queries are `served`."""
+    """The meter of one run with these queries."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
-        self._served = served
+    def __init__(self, queries: Sequence[Served]) -> None:
+        self._queries = queries
         self._numbers: dict[str, int] = {}
-        """By the runtime's name of the query, or of a part of it."""
+        """Numbers of queries by the runtime's name of the query, or of a part of it."""
         self._busy: dict[tuple[str, int], Busy] = {}
         self._loop = asyncio.get_running_loop()
-        self._began = 0.0
+        self._started_at = 0.0
 
     def start(self) -> None:
-        """The run's time begins."""
-        self._began = self._loop.time()
+        """Begin the run's time."""
+        self._started_at = self._loop.time()
         for busy in self._busy.values():
             busy.forget()
 
     def now(self) -> float:
-        """Seconds of the run."""
-        return self._loop.time() - self._began
+        """Return the seconds of the run."""
+        return self._loop.time() - self._started_at
 
     # ------------------------------------------------------------ queries
 
@@ -79,28 +79,28 @@ class Meter(TraceSink):
         self._numbers[query_id] = number.get()
 
     def ended(self, trace: QueryTrace) -> None:
-        if (served := self._of(trace.query_id)) is not None:
-            served.note(trace)
+        if (query := self._query(trace.query_id)) is not None:
+            query.note(trace)
 
     def close(self) -> None:
         pass
 
-    def _of(self, query: str) -> Served | None:
-        found = self._numbers.get(query, -1)
-        return self._served[found] if found >= 0 else None
+    def _query(self, query: str) -> Served | None:
+        index = self._numbers.get(query, -1)
+        return self._queries[index] if index >= 0 else None
 
     # ------------------------------------------------------------ instances
 
     def watch(self, engines: Mapping[str, Sequence[Any]]) -> None:
-        """From now on these instances are measured."""
+        """Measure these instances from now on."""
         for name, instances in engines.items():
-            for place, engine in enumerate(instances):
-                self._busy[name, place] = busy = Busy()
+            for index, engine in enumerate(instances):
+                self._busy[name, index] = busy = Busy()
                 engine.execute = partial(self._executed, engine.execute, busy)
 
     def busy(self, engine: str, instances: int) -> tuple[float, ...]:
-        """Of each instance, the seconds up to now in which it had something to do."""
-        return tuple(self._busy[engine, place].until(self.now()) for place in range(instances))
+        """Return the seconds up to now in which each instance had something to do."""
+        return tuple(self._busy[engine, index].until(self.now()) for index in range(instances))
 
     async def _executed(
         self, execute: Callable[[Sequence[Request]], AsyncIterator[Result]], busy: Busy, batch: Sequence[Request]
@@ -117,13 +117,13 @@ class Meter(TraceSink):
             busy.end(now())
 
     def _generated(self, query: str, first: float, end: float) -> None:
-        served = self._of(query)
-        if served is not None and not end > served.ended:  # not a number while it goes on
-            served.first_token = first
+        measured_query = self._query(query)
+        if measured_query is not None and not end > measured_query.ended:  # not a number while it goes on
+            measured_query.first_token = first
 
 
 class Busy:
-    """How long at least one batch ran."""
+    """Measures how long at least one batch ran."""
 
     def __init__(self) -> None:
         self._running, self._since, self._total = 0, 0.0, 0.0

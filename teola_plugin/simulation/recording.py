@@ -1,13 +1,12 @@
-"""The flow of an app's query, found by watching it: which engine work it asks for, and what each piece waits for.
+"""The flow of an app's query, found by watching it: its engine work, and what each piece waits for.
 
-One run on an idle cluster says what is asked for, given up and changed. What each of these waits for is found by
-holding up one work after the other, and nothing else: whatever then does not happen before one of its tokens, or its
-end, waits for that. Nothing is inferred from when things happen to follow each other. Nothing of the app is read; a
-plain object and an accelerated one are watched alike.
+One run on an idle cluster shows what is requested, given up and changed. What each of these waits for is found by
+delaying one work after the other, and nothing else: whatever then does not happen before one of its tokens, or its end,
+waits for that. Nothing is inferred from the order in which things happen. The app's code is not read; an original and
+an accelerated app are watched alike.
 
-What a flow cannot tell: that an app asks for other things at load than alone, and that it goes on with whichever of
-several things is first. `run.simulate` runs the app itself; a test
-compares both.
+A flow cannot show that an app makes other requests under load than alone, or that it goes on with whichever of several
+results is first. `run.simulate` runs the app itself; a test compares both.
 """
 
 from __future__ import annotations
@@ -26,109 +25,121 @@ from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.simulation.cluster import Cluster
 from teola_plugin.simulation.flows import END, After, Flow, FlowChange, FlowRequest, FlowWork
 from teola_plugin.simulation.run import Make
-from teola_plugin.simulation.watching import Act, Asked, Key, Log, watched
+from teola_plugin.simulation.watching import Action, Key, Log, RecordedWork, watch_query
 
-Waits = Mapping[Act, tuple[After, ...]]
+Waits = Mapping[Action, tuple[After, ...]]
 
 
 def record(cluster: Cluster, app: str, make: Make, value: object, *, seed: int = 0) -> Flow:
-    """The flow of one query that is asked with this value; it is run once for every work that it asks for.
+    """Return the flow of one query with this input; the query is run once for every work that it requests.
 
-    Raises `TeolaError` where the app fails, or asks for nothing.
+    Raises `TeolaError` if the app fails, or requests nothing.
     """
 
-    def run(held: Key | None = None) -> Log:
-        return run_virtual(watched(cluster, app, make, value, held), seed, inline=True)
+    def run(delayed_key: Key | None = None) -> Log:
+        return run_virtual(watch_query(cluster, app, make, value, delayed_key), seed, inline=True)
 
-    alone = run()
-    if not alone.asked:
+    undelayed = run()
+    if not undelayed.works_in_order:
         raise TeolaError("the app asked no engine of the cluster for anything.", hint="make it of the pool's objects")
-    runs = [run(asked.key) for asked in alone.asked]
-    waits = _waits(alone, runs)
-    works = tuple(_work(asked, alone, waits) for asked in alone.asked)
+    runs = [run(recorded.key) for recorded in undelayed.works_in_order]
+    waits = _waits(undelayed, runs)
+    works = tuple(_work(recorded, undelayed, waits) for recorded in undelayed.works_in_order)
     return Flow(works, waits[("answer",)])
 
 
-def _waits(alone: Log, runs: Sequence[Log]) -> Waits:
-    """What each act of the query waits for: (number of a work, its token). What did not happen at all waits for its
-    end: by then, there was nothing left to change or to give up."""
-    found: dict[Act, tuple[After, ...]] = {}
-    for act in alone.acts:
-        own = act[1] if act[0] == "ask" else None
-        each = ((number, log.acts.get(act, END)) for number, log in enumerate(runs) if log.held != own)
-        found[act] = tuple((number, token) for number, token in each if token)
-    asks = [found["ask", asked.key] for asked in alone.asked]
-    found = {act: _reduced(after, asks) for act, after in found.items()}
+def _waits(undelayed: Log, runs: Sequence[Log]) -> Waits:
+    """Return what each action of the query waits for: (number of a work, its token).
+
+    An action that did not happen at all waits for the work's end: by then, there was nothing left to change or to give
+    up.
+    """
+    waits: dict[Action, tuple[After, ...]] = {}
+    for action in undelayed.actions:
+        own_key = action[1] if action[0] == "ask" else None
+        last_tokens = (
+            (number, log.actions.get(action, END)) for number, log in enumerate(runs) if log.delayed_key != own_key
+        )
+        waits[action] = tuple((number, token) for number, token in last_tokens if token)
+    request_waits = [waits["ask", recorded.key] for recorded in undelayed.works_in_order]
+    waits = {action: _reduced(after, request_waits) for action, after in waits.items()}
     for log in runs:
-        leave = ("leave", log.held)
-        if leave not in found and (ask := _overtaking(log, leave, alone)) is not None:
-            found[leave] = found[ask]
-    return found
+        leave_action = ("leave", log.delayed_key)
+        if leave_action not in waits and (request_action := _overtaking(log, leave_action, undelayed)) is not None:
+            waits[leave_action] = waits[request_action]
+    return waits
 
 
 def _reduced(after: tuple[After, ...], asks: Sequence[tuple[After, ...]]) -> tuple[After, ...]:
-    """Without what others of these have waited for themselves."""
-    known: dict[int, float] = {}
-    for before, _ in after:
-        for number, token in asks[before]:
-            known[number] = max(known.get(number, 0), _order(token))
-    return tuple((number, token) for number, token in after if _order(token) > known.get(number, 0))
+    """Return what an action waits for without what others of these have waited for themselves."""
+    awaited: dict[int, float] = {}
+    for work, _ in after:
+        for number, token in asks[work]:
+            awaited[number] = max(awaited.get(number, 0), _order(token))
+    return tuple((number, token) for number, token in after if _order(token) > awaited.get(number, 0))
 
 
 def _order(token: int) -> float:
     return float("inf") if token == END else token
 
 
-def _overtaking(log: Log, leave: Act, alone: Log) -> Act | None:
-    """A warm-up that takes too long is given up when the prompt itself comes, which does not happen alone."""
-    if leave not in log.at or log.at[leave] == log.at["answer",]:
+def _overtaking(log: Log, leave_action: Action, undelayed: Log) -> Action | None:
+    """Return the request that made the query give up a delayed warm-up: its prompt, which came first."""
+    if leave_action not in log.at or log.at[leave_action] == log.at["answer",]:
         return None
-    now = [act for act, at in log.at.items() if act[0] == "ask" and at == log.at[leave] and act in alone.acts]
-    return now[-1] if now else None
+    simultaneous = [
+        action
+        for action, time_s in log.at.items()
+        if action[0] == "ask" and time_s == log.at[leave_action] and action in undelayed.actions
+    ]
+    return simultaneous[-1] if simultaneous else None
 
 
-def _work(asked: Asked, log: Log, waits: Waits) -> FlowWork:
-    event = asked.event
+def _work(recorded: RecordedWork, log: Log, waits: Waits) -> FlowWork:
+    event = recorded.event
     return FlowWork(
-        asked.engine.name,
+        recorded.engine.name,
         event.kind,
-        tuple(_request(asked, work, blocks=log.wants_blocks) for work in asked.works),
-        waits["ask", asked.key],
-        asked.works[0].claims.made_by is Caller.PLANNER,
+        tuple(_request(recorded, work, blocks=log.wants_blocks) for work in recorded.works),
+        waits["ask", recorded.key],
+        recorded.works[0].claims.made_by is Caller.PLANNER,
         event.depth,
         event.objective,
         _inside(event.gang),
         _inside(event.session),
         event.when_idle,
         event.remaining,
-        waits.get(("leave", asked.key)),
-        tuple(_change(asked, change, waits[act]) for act, change in log.changes.items() if act[1] == asked.key),
+        waits.get(("leave", recorded.key)),
+        tuple(_change(recorded, change, waits[act]) for act, change in log.changes.items() if act[1] == recorded.key),
     )
 
 
 def _inside(name: str) -> str:
-    """Without the query's own name in front of it."""
+    """Return the name without the query's own name in front of it."""
     return name.partition("/")[2]
 
 
-def _change(asked: Asked, event: DepthChanged, after: tuple[After, ...]) -> FlowChange:
-    name = asked.event.primitive
-    wanted = event.objectives.get(name)
+def _change(recorded: RecordedWork, event: DepthChanged, after: tuple[After, ...]) -> FlowChange:
+    name = recorded.event.primitive
+    objective = event.objectives.get(name)
     return FlowChange(
-        after, event.depths.get(name), None if wanted is None else wanted[0], _inside(wanted[1]) if wanted else ""
+        after,
+        event.depths.get(name),
+        None if objective is None else objective[0],
+        _inside(objective[1]) if objective else "",
     )
 
 
 _names = PrefixCache(1)
 
 
-def _request(asked: Asked, work: EngineRequest, *, blocks: bool) -> FlowRequest:
-    size, payload = asked.engine.size(work.request), work.request.payload
+def _request(recorded: RecordedWork, work: EngineRequest, *, blocks: bool) -> FlowRequest:
+    size, payload = recorded.engine.size(work.request), work.request.payload
     if not isinstance(payload, Generate | Warmup):
         return FlowRequest(size)
     text = payload.prompt.known_prefix() if isinstance(payload, Warmup) else payload.prompt.flat()
     tokens = split_tokens(text)
-    value = asked.values.get(work.request.id)
+    value = recorded.values.get(work.request.id)
     output = value.completion_tokens if isinstance(value, Generation) else 0
-    named = block_hashes(payload.prompt.known_prefix(), tenant=asked.tenant) if blocks else ()
-    return FlowRequest(size, len(tokens), output, _names.keys(tokens, asked.tenant), named)
+    block_names = block_hashes(payload.prompt.known_prefix(), tenant=recorded.tenant) if blocks else ()
+    return FlowRequest(size, len(tokens), output, _names.keys(tokens, recorded.tenant), block_names)

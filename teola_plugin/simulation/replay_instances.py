@@ -1,4 +1,4 @@
-"""Instances of engines in a replay: how long batches and tokens take, by the profile."""
+"""Instances of engines in a replay: batches and tokens take as long as the profile says."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from teola_plugin.simulation.meter import Busy
 if TYPE_CHECKING:
     from teola_plugin.simulation.replay_ports import ReplayPort
 
-Taken = tuple[str, int, LiveWork, FlowRequest]
+AdmittedRequest = tuple[str, int, LiveWork, FlowRequest]
 """(name, priority, work, request)"""
 
 
 class BatchInstance:
-    """A batch lasts as long as the profile says for its size; a STATIC engine serves one batch at a time."""
+    """An instance whose batches last as long as the profile says; a STATIC engine serves one batch at a time."""
 
     def __init__(self, engine: SimulatedEngine, clock: EventClock, port: ReplayPort) -> None:
         self._profile, self._clock, self._port = engine.profile, clock, port
         self.busy = Busy()
         self._slots = 1 if engine.profile.batching is Batching.STATIC else engine.profile.max_requests
         self._queue: deque[_Batch] = deque()
-        self._serving = 0
+        self._running_count = 0
         self._batches: dict[str, _Batch] = {}
 
-    def take(self, batch: Sequence[Taken]) -> None:
-        made = _Batch({name: live.work.kind for name, _, live, _ in batch})
-        self._batches.update(dict.fromkeys(made.requests, made))
+    def take(self, batch: Sequence[AdmittedRequest]) -> None:
+        new_batch = _Batch({name: live.work.kind for name, _, live, _ in batch})
+        self._batches.update(dict.fromkeys(new_batch.requests, new_batch))
         self.busy.begin(self._clock.time())
-        self._queue.append(made)
+        self._queue.append(new_batch)
         self._next()
 
     def _next(self) -> None:
-        while self._queue and self._serving < self._slots:
+        while self._queue and self._running_count < self._slots:
             batch = self._queue.popleft()
             if batch.requests:
-                self._serving += 1
+                self._running_count += 1
                 kinds = list(batch.requests.values())
                 seconds = sum(self._profile.seconds(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
                 batch.timer = self._clock.call_at(self._clock.time() + seconds, partial(self._done, batch))
 
     def _done(self, batch: _Batch) -> None:
         names = list(batch.requests)
-        self._over(batch)
+        self._end_batch(batch)
         for name in names:
             self._batches.pop(name, None)
-        self._port.ended(names)
+        self._port.end_requests(names)
 
-    def _over(self, batch: _Batch) -> None:
+    def _end_batch(self, batch: _Batch) -> None:
         if batch.timer is not None:
             batch.timer.cancel()
-            self._serving -= 1
+            self._running_count -= 1
         self.busy.end(self._clock.time())
         self._next()
 
@@ -73,7 +73,7 @@ class BatchInstance:
             return False
         del batch.requests[name]
         if not batch.requests:
-            self._over(batch)
+            self._end_batch(batch)
         return True
 
 
@@ -95,12 +95,12 @@ class LlmInstance:
         self._jobs: dict[str, Job] = {}
         self.busy = Busy()
 
-    def take(self, batch: Sequence[Taken]) -> None:
-        for name, priority, live, one in batch:
+    def take(self, batch: Sequence[AdmittedRequest]) -> None:
+        for name, priority, live, flow_request in batch:
             warmup = live.work.warmup
             request = Request(name, live.work.kind, None, priority=priority, stream=True, background=warmup)
-            job = Job(request, _Listener(self._port, live), one.keys, one.prompt, warmup)  # type: ignore[arg-type]
-            job.pieces, job.heard = _pieces(one.output), live.query.heard(live.number)
+            job = Job(request, _Listener(self._port, live), flow_request.keys, flow_request.prompt, warmup)  # type: ignore[arg-type]
+            job.pieces, job.heard = _pieces(flow_request.output), live.query.awaited_tokens(live.number)
             self._jobs[name] = job
             self.busy.begin(self._clock.time())
             self._timeline.add(job)
@@ -116,7 +116,7 @@ class LlmInstance:
             self._port.prompted += job.prompt_tokens
             self._port.cached += job.cached
             listener.live.query.served.first_token = job.first
-        self._port.ended((name,))
+        self._port.end_requests((name,))
 
     def drop(self, name: str) -> bool:
         job = self._jobs.pop(name, None)
@@ -129,7 +129,7 @@ class LlmInstance:
 
 @dataclass(slots=True)
 class _Listener:
-    """Hears the tokens of one request, as far as they are told."""
+    """Receives the tokens of one request that something waits for."""
 
     port: ReplayPort
     live: LiveWork
@@ -142,9 +142,9 @@ class _Listener:
         self.live.query.news(self.live, self.tokens)
 
 
-_made: dict[int, list[str]] = {}
+_cached_pieces: dict[int, list[str]] = {}
 
 
 def _pieces(tokens: int) -> list[str]:
-    """So many tokens of one character."""
-    return _made.setdefault(tokens, ["."] * tokens)
+    """Return so many tokens of one character."""
+    return _cached_pieces.setdefault(tokens, ["."] * tokens)

@@ -1,4 +1,4 @@
-"""Engines in a replay: the real scheduler of each, its instances, and the requests that are there."""
+"""Engines in a replay: the real scheduler of each, its instances, and its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from teola_plugin.simulation.replay_instances import BatchInstance, LlmInstance
 
 
 class ReplayPort:
-    """One engine: its scheduler, its instances, the requests that are there."""
+    """One engine: its scheduler, its instances and its requests."""
 
     def __init__(self, name: str, engine: SimulatedEngine, clock: EventClock) -> None:
         self._clock, self._like = clock, engine.like
@@ -33,7 +33,7 @@ class ReplayPort:
         placement = None if engine.placement is None else engine.placement(engine.profile)
         self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy](), placement=placement)
         make = LlmInstance if engine.like == "llm" else BatchInstance
-        self._instances = {one: make(engine, clock, self) for one in names}
+        self._instances = {instance: make(engine, clock, self) for instance in names}
         self._requests: dict[str, tuple[LiveWork, FlowRequest]] = {}
         self._free_soon: list[str] = []
         self.batches = self.requests = 0
@@ -48,27 +48,27 @@ class ReplayPort:
         return tuple(instance.busy.until(end) for instance in self._instances.values())
 
     def enqueue(self, live: LiveWork) -> None:
-        if live.ended:
+        if live.has_ended:
             return
         work, query = live.work, live.query
-        asked = []
-        for number, one in enumerate(work.asks):
+        requests = []
+        for number, request in enumerate(work.asks):
             name = f"{query.name}.{live.number}.{number}"
-            self._requests[name] = (live, one)
-            asked.append(QueuedRequest(name, one.size, one.blocks))
-        own = f"{query.name}/"
+            self._requests[name] = (live, request)
+            requests.append(QueuedRequest(name, request.size, request.blocks))
+        prefix = f"{query.name}/"
         at, goal = self._clock.time(), query.arrival.goal
         event = Enqueue(
             at,
             query.name,
             str(live.number),
             work.kind,
-            tuple(asked),
+            tuple(requests),
             work.depth,
             query.arrival.app,
-            session=own + work.session if work.session else "",
+            session=prefix + work.session if work.session else "",
             when_idle=work.when_idle,
-            gang=own + work.gang if work.gang else "",
+            gang=prefix + work.gang if work.gang else "",
             objective=work.objective,
             remaining=work.remaining,
             left=None if goal is None else query.arrival.at + goal - at,
@@ -76,20 +76,20 @@ class ReplayPort:
         self._handle(event)
 
     def change(self, live: LiveWork, change: FlowChange) -> None:
-        """More is known of it."""
+        """Report a work's new depth or objective to the scheduler."""
         name, query = str(live.number), live.query.name
         gang = f"{query}/{change.gang}" if change.gang else ""
         depths = {} if change.depth is None else {name: change.depth}
-        wanted = {} if change.objective is None else {name: (change.objective, gang)}
-        self._handle(DepthChanged(self._clock.time(), query, depths, wanted))
+        objectives = {} if change.objective is None else {name: (change.objective, gang)}
+        self._handle(DepthChanged(self._clock.time(), query, depths, objectives))
 
     def cancel(self, live: LiveWork) -> None:
-        """Its requests are not wanted any more."""
+        """Cancel the requests of a work that is not needed any more."""
         names = [f"{live.query.name}.{live.number}.{number}" for number in range(len(live.work.asks))]
-        here = tuple(name for name in names if name in self._requests)
-        if here:
-            self._handle(CancelRequests(self._clock.time(), here))
-            for name in here:
+        existing = tuple(name for name in names if name in self._requests)
+        if existing:
+            self._handle(CancelRequests(self._clock.time(), existing))
+            for name in existing:
                 self._requests.pop(name, None)
 
     def _handle(self, event: Any) -> None:
@@ -102,33 +102,33 @@ class ReplayPort:
             self.batches, self.requests = self.batches + 1, self.requests + len(order.requests)
             batch = []
             for name, priority in zip(order.requests, order.priorities, strict=True):
-                live, one = self._requests[name]
+                live, request = self._requests[name]
                 if live.started < 0:
                     live.started = now
-                batch.append((name, priority, live, one))
+                batch.append((name, priority, live, request))
             self._instances[order.instance].take(batch)
         elif isinstance(order, CancelRunning):
             for name in order.requests:
                 if self._instances[order.instance].drop(name):
-                    self._let_go(name)
+                    self._free_later(name)
 
-    # ------------------------------------------------------------ what instances say
+    # ------------------------------------------------------------ events of instances
 
     def first(self, name: str) -> None:
         self._handle(PrefillEnded(self._clock.time(), name))
 
-    def ended(self, names: Sequence[str]) -> None:
-        """Slots come free after those who wait for this have asked for what is next."""
+    def end_requests(self, names: Sequence[str]) -> None:
+        """Record that requests ended. Their slots come free after the works that wait for this were requested."""
         for name in names:
-            self._let_go(name)
+            self._free_later(name)
         for name in names:
             live, _ = self._requests.pop(name)
-            live.left -= 1
-            if not live.left and not live.ended:
+            live.unfinished -= 1
+            if not live.unfinished and not live.has_ended:
                 live.query.count(live)
                 live.query.news(live, END)
 
-    def _let_go(self, name: str) -> None:
+    def _free_later(self, name: str) -> None:
         if not self._free_soon:
             self._clock.call_soon(self._free)
         self._free_soon.append(name)

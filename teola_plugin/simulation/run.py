@@ -1,4 +1,4 @@
-"""Queries on a cluster in virtual time: who came when, and what became of them."""
+"""Runs queries on a cluster in virtual time, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from teola_plugin.simulation.cluster import Cluster
 from teola_plugin.simulation.meter import Meter, Served
 
 Ask = Callable[[Any], Awaitable[Any]]
-"""Asks an app with one value."""
+"""Calls an app with one input."""
 Make = Callable[[EnginePool], Ask | Awaitable[Ask]]
-"""Builds an app on a pool; called once in the run, before the first query. What it awaits, as when it fills a
-collection, happens before the run's time begins."""
+"""Builds an app on a pool; called once in the run, before the first query. What it awaits, e.g. filling a collection,
+happens before the run's time begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: its queries in the order of `arrivals`, and how busy each instance was."""
+    """The result of one run: its queries in the order of `arrivals`, and how busy each instance was."""
 
     served: tuple[Served, ...]
     busy: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By engine: of each instance, the seconds in which it had something to do."""
+    """By engine: the seconds in which each instance had something to do."""
     seconds: float = 0.0
-    """From the start to the end of the last query."""
+    """Seconds from the start to the end of the last query."""
     batch_sizes: Mapping[str, float] = field(default_factory=dict)
-    """By engine: requests in a batch, in the mean. Of replays; empty for other runs, as is what follows."""
+    """By engine: mean number of requests in a batch. Only of replays, as is `cached`."""
     cached: Mapping[str, float] = field(default_factory=dict)
     """By LLM: the share of its prompts' tokens that its prefix caches held."""
 
@@ -49,17 +49,17 @@ def simulate(
     goals: Mapping[str, float] | None = None,
     progressed: Callable[[], object] = lambda: None,
 ) -> Run:
-    """Ask the apps as the queries arrive; all on one pool, so apps compete. The same seed gives the same run.
+    """Call the apps as the queries arrive; all on one pool, so apps compete. The same seed gives the same run.
 
-    `goals`: by app, the seconds that a query should take, for policies that look at that; nothing ends with them.
-    `progressed` is called at the end of each query. A query that fails is counted and disturbs nobody. Raises what
-    building an app raises, and `TeolaError` where a query waits for something that cannot happen in virtual time.
+    `goals` are the seconds by app that a query should take, for policies that use them; nothing ends with them.
+    `progressed` is called at the end of each query. A query that fails is counted and disturbs no other. Raises what
+    building an app raises, and `TeolaError` if a query waits for something that cannot happen in virtual time.
     """
 
-    def made(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
+    def make_pool(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
         return EnginePool.on_this_loop(engines, policy=cluster.policies, sink=measured)
 
-    return run_virtual(_asked(cluster, apps, arrivals, made, goals or {}, progressed), seed, inline=True)
+    return run_virtual(_run_queries(cluster, apps, arrivals, make_pool, goals or {}, progressed), seed, inline=True)
 
 
 def on_the_clock(
@@ -70,38 +70,40 @@ def on_the_clock(
     goals: Mapping[str, float] | None = None,
     progressed: Callable[[], object] = lambda: None,
 ) -> Run:
-    """`simulate` in real time: the same engines sleep, and what processors do takes what it takes."""
+    """Like `simulate`, in real time: the same engines sleep, and computing takes the time that it takes."""
 
-    def made(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
+    def make_pool(engines: Mapping[str, Sequence[Engine]], measured: Meter) -> EnginePool:
         pool = EnginePool.local(engines, policy=cluster.policies)
         pool.runtime.recorder.sink = measured
         return pool
 
-    return asyncio.run(_asked(cluster, apps, arrivals, made, goals or {}, progressed))
+    return asyncio.run(_run_queries(cluster, apps, arrivals, make_pool, goals or {}, progressed))
 
 
 def alone(cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival], *, seed: int = 0) -> list[Served]:
-    """Each query on a cluster of its own, which has nothing else to do: what is possible at best."""
-    found: list[Served] = []
-    for one in arrivals:
-        found += simulate(cluster, {one.app: apps[one.app]}, [replace(one, at=0.0)], seed=seed).served
-    return found
+    """Run each query on a cluster of its own, which has nothing else to do, and return the results."""
+    results: list[Served] = []
+    for arrival in arrivals:
+        results += simulate(cluster, {arrival.app: apps[arrival.app]}, [replace(arrival, at=0.0)], seed=seed).served
+    return results
 
 
-async def _asked(
+async def _run_queries(
     cluster: Cluster,
     apps: Mapping[str, Make],
     arrivals: Sequence[Arrival],
-    made: Callable[[Mapping[str, Sequence[Engine]], Meter], EnginePool],
+    make_pool: Callable[[Mapping[str, Sequence[Engine]], Meter], EnginePool],
     goals: Mapping[str, float],
     progressed: Callable[[], object],
 ) -> Run:
-    served = tuple(Served(one.app, one.at) for one in arrivals)
-    engines = cluster.made({one.mark: one.output_tokens for one in arrivals if one.mark and one.output_tokens})
-    measured = Meter(served)
+    results = tuple(Served(arrival.app, arrival.at) for arrival in arrivals)
+    engines = cluster.made(
+        {arrival.mark: arrival.output_tokens for arrival in arrivals if arrival.mark and arrival.output_tokens}
+    )
+    measured = Meter(results)
     measured.watch(engines)
-    async with made(engines, measured) as pool:
-        asks = {name: await _made(make, pool) for name, make in apps.items()}
+    async with make_pool(engines, measured) as pool:
+        asks = {name: await _build_app(make, pool) for name, make in apps.items()}
         measured.start()
 
         async def query(number: int, arrival: Arrival) -> None:
@@ -109,24 +111,24 @@ async def _asked(
             meter.number.set(number)
             current_terms.set(Terms(app=arrival.app, goal=goals.get(arrival.app)))
             with pool.watching(arrival.app):
-                await _ask(asks[arrival.app], arrival.value, served[number], measured)
+                await _run_query(asks[arrival.app], arrival.value, results[number], measured)
             progressed()
 
-        await asyncio.gather(*(query(number, one) for number, one in enumerate(arrivals)))
+        await asyncio.gather(*(query(number, arrival) for number, arrival in enumerate(arrivals)))
         end = measured.now()
-    return Run(served, {name: measured.busy(name, len(found)) for name, found in engines.items()}, end)
+    return Run(results, {name: measured.busy(name, len(instances)) for name, instances in engines.items()}, end)
 
 
-async def _made(make: Make, pool: EnginePool) -> Ask:
-    made = make(pool)
-    if inspect.isawaitable(made):
-        made = await made
-    return made
+async def _build_app(make: Make, pool: EnginePool) -> Ask:
+    app = make(pool)
+    if inspect.isawaitable(app):
+        app = await app
+    return app
 
 
-async def _ask(ask: Ask, value: Any, served: Served, measured: Meter) -> None:
+async def _run_query(ask: Ask, value: Any, result: Served, measured: Meter) -> None:
     try:
         await ask(value)
     except Exception as error:  # of the user's app
-        served.error = f"{type(error).__name__}: {error}"
-    served.ended = measured.now()
+        result.error = f"{type(error).__name__}: {error}"
+    result.ended = measured.now()

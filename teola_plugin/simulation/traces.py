@@ -25,14 +25,14 @@ from teola_plugin.simulation.arrivals import Arrival
 from teola_plugin.simulation.cluster import mark
 
 TEXT = "{text}"
-_KNOWN = ("at", "app", "input", "input_tokens", "output_tokens")
+_FIELDS = ("at", "app", "input", "input_tokens", "output_tokens")
 _HINT = "docs/simulation.md says what a line holds"
 
 
 def read_trace(
     path: str | Path, apps: Sequence[str], samples: Mapping[str, Any], limit: int | None = None
 ) -> list[Arrival]:
-    """The first `limit` arrivals by time. `samples`: an input of each app, for lines that give only lengths.
+    """Return the first `limit` arrivals by time. `samples` has an input of each app, for lines with lengths only.
 
     Raises `ConfigError`, which names the line.
     """
@@ -43,43 +43,43 @@ def read_trace(
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error.reason}.", hint="save it as UTF-8") from error
     numbered = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-    found = [_arrival(where, line, number, apps, samples) for number, (where, line) in enumerate(numbered)]
-    if not found:
+    arrivals = [_arrival(source, line, number, apps, samples) for number, (source, line) in enumerate(numbered)]
+    if not arrivals:
         raise ConfigError(f"{path} holds no arrivals.", hint='one JSON object a line, e.g. {"at": 0.5, "input": "..."}')
-    return sorted(found, key=lambda one: one.at)[:limit]
+    return sorted(arrivals, key=lambda arrival: arrival.at)[:limit]
 
 
-def _arrival(where: str, line: str, number: int, apps: Sequence[str], samples: Mapping[str, Any]) -> Arrival:
+def _arrival(source: str, line: str, number: int, apps: Sequence[str], samples: Mapping[str, Any]) -> Arrival:
     try:
         data = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}, column {error.colno}: no JSON value: {error.msg}.", hint=_HINT) from error
+        raise ConfigError(f"{source}, column {error.colno}: no JSON value: {error.msg}.", hint=_HINT) from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: it is no JSON object.", hint=_HINT)
-    if unknown := [key for key in data if key not in _KNOWN]:
-        raise ConfigError(f"{where}: there is no field {unknown[0]!r}.", hint=f"there are {', '.join(_KNOWN)}")
-    at = _number(where, data, "at", None)
+        raise ConfigError(f"{source}: it is no JSON object.", hint=_HINT)
+    if unknown := [key for key in data if key not in _FIELDS]:
+        raise ConfigError(f"{source}: there is no field {unknown[0]!r}.", hint=f"there are {', '.join(_FIELDS)}")
+    at = _number(source, data, "at", None)
     app: Any = data.get("app", apps[0] if len(apps) == 1 else None)
     if app not in apps:
-        raise ConfigError(f"{where}: there is no app {app!r}.", hint=f"there is {', '.join(apps)}")
-    output = int(_number(where, data, "output_tokens", 0))
+        raise ConfigError(f"{source}: there is no app {app!r}.", hint=f"there is {', '.join(apps)}")
+    output = int(_number(source, data, "output_tokens", 0))
     if "input" in data and not output:
         return Arrival(at, app, data["input"])
-    given = data.get("input", samples.get(app))
+    sample = data.get("input", samples.get(app))
     if "input" not in data and "input_tokens" not in data:
-        raise ConfigError(f"{where}: it has neither input nor input_tokens.", hint=_HINT)
+        raise ConfigError(f"{source}: it has neither input nor input_tokens.", hint=_HINT)
     word = mark(number)
-    text = None if "input" in data else _text(word, int(_number(where, data, "input_tokens", 0)))
+    text = None if "input" in data else _text(word, int(_number(source, data, "input_tokens", 0)))
     try:
-        return Arrival(at, app, filled(given, text, word), output, word)
+        return Arrival(at, app, filled(sample, text, word), output, word)
     except ValueError as error:
         raise ConfigError(
-            f"{where}: {error}.", hint=f"give a sample by --inputs, with {TEXT} where the text goes"
+            f"{source}: {error}.", hint=f"give a sample by --inputs, with {TEXT} where the text goes"
         ) from None
 
 
 def made_up(sample: Any, word: str, tokens: int, seed: int = 0) -> Any:
-    """The sample, asked with a text of so many tokens that is known by `word`. Raises `ValueError`."""
+    """Return the sample with a text of so many tokens that `word` identifies. Raises `ValueError`."""
     return filled(sample, _text(word, tokens, seed), word)
 
 
@@ -87,46 +87,46 @@ def _text(word: str, tokens: int, seed: int = 0) -> str:
     return f"{word} {answer_words(f'{word} {seed}', max(1, tokens - 2))}"
 
 
-def _number(where: str, data: Mapping[str, Any], key: str, default: float | None) -> float:
+def _number(source: str, data: Mapping[str, Any], key: str, default: float | None) -> float:
     value = data.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ConfigError(f"{where}: {key} is {value!r}.", hint=f"{key} must be a number of 0 or more")
+        raise ConfigError(f"{source}: {key} is {value!r}.", hint=f"{key} must be a number of 0 or more")
     return value
 
 
 def filled(sample: Any, text: str | None, word: str) -> Any:
-    """The sample with the text in it; without a text, with the word in front of its own. Raises `ValueError`."""
-    places = _places(sample)
-    named = [place for place in places if TEXT in place[1]]
-    chosen = named if text is not None and named else places
-    if not chosen or (not named and len(chosen) > 1):
+    """Return the sample with the text in it; without a text, with the word in front of its own. Raises `ValueError`."""
+    positions = _text_positions(sample)
+    marked = [position for position in positions if TEXT in position[1]]
+    targets = marked if text is not None and marked else positions
+    if not targets or (not marked and len(targets) > 1):
         raise ValueError("nothing says where the text of the input goes")
-    made = sample
-    for path, before in chosen:
+    result = sample
+    for path, old_text in targets:
         if text is None:
-            after = f"{word} {before}"
+            new_text = f"{word} {old_text}"
         else:
-            after = before.replace(TEXT, text) if TEXT in before else text
-        made = _with(made, path, after)
-    return made
+            new_text = old_text.replace(TEXT, text) if TEXT in old_text else text
+        result = _replace_text(result, path, new_text)
+    return result
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], str]]:
-    """Where texts are in a JSON value."""
+def _text_positions(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], str]]:
+    """Return the paths and texts of all texts in a JSON value."""
     if isinstance(value, str):
         return [(path, value)]
     if isinstance(value, Mapping):
-        return [found for key, inner in value.items() for found in _places(inner, (*path, key))]
+        return [position for key, inner in value.items() for position in _text_positions(inner, (*path, key))]
     if isinstance(value, list):
-        return [found for key, inner in enumerate(value) for found in _places(inner, (*path, key))]
+        return [position for key, inner in enumerate(value) for position in _text_positions(inner, (*path, key))]
     return []
 
 
-def _with(value: Any, path: tuple[Any, ...], text: str) -> Any:
-    """The same with another text there."""
+def _replace_text(value: Any, path: tuple[Any, ...], text: str) -> Any:
+    """Return the value with another text at the path."""
     if not path:
         return text
-    inner = _with(value[path[0]], path[1:], text)
+    inner = _replace_text(value[path[0]], path[1:], text)
     if isinstance(value, Mapping):
         return {**value, path[0]: inner}
-    return [inner if number == path[0] else one for number, one in enumerate(value)]
+    return [inner if number == path[0] else item for number, item in enumerate(value)]

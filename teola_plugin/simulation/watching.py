@@ -1,4 +1,4 @@
-"""One query, watched on its way through a pool: what it asks of engines, gives up and changes, and after what."""
+"""Watches one query on its way through a pool: its requests, what it gives up and changes, and after what."""
 
 from __future__ import annotations
 
@@ -27,97 +27,103 @@ from teola_plugin.simulation.flows import END
 from teola_plugin.simulation.run import Make
 
 Key = tuple[Any, ...]
-"""What is asked for, the same in every run: engine, form, texts, and the how-manieth alike."""
-Act = tuple[Any, ...]
-"""Something that the query does: ("ask", key), ("leave", key), ("change", key, number) or ("answer",)."""
-QUICK, SLOW = 1e-3, 1.0
-"""Speed of the engines where one work is held up, times their own; seconds from each token of that work to the next."""
+"""Names a work, the same in every run: engine, form, texts, and its number among equal ones."""
+Action = tuple[Any, ...]
+"""An action of the query: ("ask", key), ("leave", key), ("change", key, number) or ("answer",)."""
+SPEED_FACTOR, TOKEN_DELAY_S = 1e-3, 1.0
+"""Factor on the times of all engines while one work is delayed; seconds from each token of that work to the next."""
 
 
 @dataclass(slots=True, repr=False)
-class Asked:
-    """One primitive, or one call of the plain object, as its engine's queue got it."""
+class RecordedWork:
+    """One primitive, or one call of the original, as its engine's queue got it."""
 
     key: Key
     event: Enqueue
     works: list[EngineRequest]
     engine: Engine
     tenant: str
-    left: int
+    unfinished: int
     tokens: int = 0
     values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, repr=False)
 class Log:
-    """What one run did, in order. With `held`, also after which news of that work it did it."""
+    """The actions of one run, in order. With `delayed_key`, also the last token of that work before each."""
 
-    held: Key | None = None
-    asked: list[Asked] = field(default_factory=list)
-    acts: dict[Act, int] = field(default_factory=dict)
-    """The token of `held` that came last before it, or `END`; 0 where nothing of it had come."""
-    at: dict[Act, float] = field(default_factory=dict)
-    """When."""
-    changes: dict[Act, DepthChanged] = field(default_factory=dict)
+    delayed_key: Key | None = None
+    works_in_order: list[RecordedWork] = field(default_factory=list)
+    actions: dict[Action, int] = field(default_factory=dict)
+    """By action: the token of the delayed work that came last before it, or `END`; 0 if none had come."""
+    at: dict[Action, float] = field(default_factory=dict)
+    """When each action happened."""
+    changes: dict[Action, DepthChanged] = field(default_factory=dict)
     wants_blocks: bool = False
-    begun: bool = False
-    _news: int = 0
-    _of: dict[str, Asked] = field(default_factory=dict)
-    """By request."""
-    _named: dict[str, Asked] = field(default_factory=dict)
-    """By primitive."""
-    _alike: Counter[Key] = field(default_factory=Counter)
+    is_recording: bool = False
+    _last_token: int = 0
+    _by_request: dict[str, RecordedWork] = field(default_factory=dict)
+    """Works by request id."""
+    _by_primitive: dict[str, RecordedWork] = field(default_factory=dict)
+    """Works by primitive."""
+    _counts: Counter[Key] = field(default_factory=Counter)
 
-    def act(self, *what: Any) -> None:
-        if self.begun and what not in self.acts:
-            self.acts[what] = self._news
-            self.at[what] = asyncio.get_running_loop().time()
+    def act(self, *action: Any) -> None:
+        if self.is_recording and action not in self.actions:
+            self.actions[action] = self._last_token
+            self.at[action] = asyncio.get_running_loop().time()
 
     def ask(self, engine: Engine, works: Sequence[EngineRequest], event: Enqueue) -> None:
-        if not self.begun:
+        if not self.is_recording:
             return
-        form = (engine.name, type(works[0].request.payload).__name__, *(said(work.request.payload) for work in works))
-        self._alike[form] += 1
-        found = Asked((*form, self._alike[form]), event, list(works), engine, works[0].request.tenant, len(works))
-        self.asked.append(found)
-        self._named[event.primitive] = found
-        self._of.update(dict.fromkeys((work.request.id for work in works), found))
-        self.act("ask", found.key)
+        form = (
+            engine.name,
+            type(works[0].request.payload).__name__,
+            *(payload_hash(work.request.payload) for work in works),
+        )
+        self._counts[form] += 1
+        recorded = RecordedWork(
+            (*form, self._counts[form]), event, list(works), engine, works[0].request.tenant, len(works)
+        )
+        self.works_in_order.append(recorded)
+        self._by_primitive[event.primitive] = recorded
+        self._by_request.update(dict.fromkeys((work.request.id for work in works), recorded))
+        self.act("ask", recorded.key)
 
     def leave(self, works: Iterable[EngineRequest]) -> None:
         for work in works:
-            if (found := self._of.get(work.request.id)) is not None and found.left:
-                self.act("leave", found.key)
+            if (recorded := self._by_request.get(work.request.id)) is not None and recorded.unfinished:
+                self.act("leave", recorded.key)
 
     def change(self, event: DepthChanged) -> None:
         for name in (*event.depths, *event.objectives):
-            if (found := self._named.get(name)) is not None and found.left:
-                number = sum(act[:2] == ("change", found.key) for act in self.acts)
-                what = ("change", found.key, number)
-                self.act(*what)
-                self.changes[what] = event
+            if (recorded := self._by_primitive.get(name)) is not None and recorded.unfinished:
+                number = sum(act[:2] == ("change", recorded.key) for act in self.actions)
+                action = ("change", recorded.key, number)
+                self.act(*action)
+                self.changes[action] = event
 
-    def holds_up(self, request: Request) -> bool:
-        return (found := self._of.get(request.id)) is not None and found.key == self.held
+    def is_delayed(self, request: Request) -> bool:
+        return (recorded := self._by_request.get(request.id)) is not None and recorded.key == self.delayed_key
 
     def piece(self, work: EngineRequest) -> None:
-        found = self._of.get(work.request.id)
-        if found is not None and len(found.works) == 1:
-            found.tokens += 1
-            if found.key == self.held:
-                self._news = found.tokens
+        recorded = self._by_request.get(work.request.id)
+        if recorded is not None and len(recorded.works) == 1:
+            recorded.tokens += 1
+            if recorded.key == self.delayed_key:
+                self._last_token = recorded.tokens
 
-    def ended(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
-        found = self._of.get(work.request.id)
-        if found is not None and work.request.id not in found.values:
-            found.values[work.request.id] = value
-            found.left -= 1
-            if not (found.left or error) and found.key == self.held:
-                self._news = END
+    def end_request(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
+        recorded = self._by_request.get(work.request.id)
+        if recorded is not None and work.request.id not in recorded.values:
+            recorded.values[work.request.id] = value
+            recorded.unfinished -= 1
+            if not (recorded.unfinished or error) and recorded.key == self.delayed_key:
+                self._last_token = END
 
 
-def said(payload: Any) -> int:
-    """Its texts; ids of chunks are drawn anew in every run."""
+def payload_hash(payload: Any) -> int:
+    """Return a hash of the payload's texts; ids of chunks are drawn anew in every run."""
     if isinstance(payload, Generate):
         return hash((payload.prompt.flat(), str(payload.sampling)))
     if isinstance(payload, Warmup):
@@ -125,30 +131,33 @@ def said(payload: Any) -> int:
     return hash(payload.chunk.text) if isinstance(payload, IngestRow) else hash(str(payload))
 
 
-async def watched(cluster: Cluster, app: str, make: Make, value: Any, held: Key | None = None) -> Log:
-    """One query on idle engines. With `held`, that work takes as long as is needed to see what waits for which of its
-    tokens: all others are a thousand times as fast, and hinder nobody."""
-    engines, log = cluster.made(), Log(held)
-    ports = engines if held is None else _quick(cluster, log)
+async def watch_query(cluster: Cluster, app: str, make: Make, value: Any, delayed_key: Key | None = None) -> Log:
+    """Run one query on idle engines and return the log.
+
+    With `delayed_key`, that work takes as long as is needed to see what waits for which of its tokens: all others are a
+    thousand times as fast, and delay nobody.
+    """
+    engines, log = cluster.made(), Log(delayed_key)
+    ports = engines if delayed_key is None else _fast_engines(cluster, log)
     runtime = _Runtime(engines, log, ports)
     async with EnginePool(runtime, engines, resolve_passes(DEFAULT_PASSES)) as pool:
-        ask: Any = make(pool)
-        ask = await ask if inspect.isawaitable(ask) else ask
+        call: Any = make(pool)
+        call = await call if inspect.isawaitable(call) else call
         await asyncio.sleep(1.0)
-        log.begun = True
+        log.is_recording = True
         with pool.watching(app):
-            await ask(value)
+            await call(value)
         log.act("answer")
     return log
 
 
-def _quick(cluster: Cluster, log: Log) -> dict[str, list[Any]]:
-    quick = {
+def _fast_engines(cluster: Cluster, log: Log) -> dict[str, list[Any]]:
+    fast = {
         name: replace(
-            one,
+            engine,
             instances=1,
             profile=replace(
-                one.profile.scaled(QUICK),
+                engine.profile.scaled(SPEED_FACTOR),
                 batching=Batching.CONTINUOUS,
                 max_batch=10**9,
                 max_efficient_batch=10**9,
@@ -157,13 +166,13 @@ def _quick(cluster: Cluster, log: Log) -> dict[str, list[Any]]:
                 interference=0.0,
             ),
         )
-        for name, one in cluster.engines.items()
+        for name, engine in cluster.engines.items()
     }
-    return {name: [_HeldUp(found[0], log)] for name, found in Cluster(quick).made().items()}
+    return {name: [_DelayingEngine(instances[0], log)] for name, instances in Cluster(fast).made().items()}
 
 
-class _HeldUp:
-    """An engine that holds up the requests of one work, and no others."""
+class _DelayingEngine:
+    """An engine that delays the requests of one work, and no others."""
 
     def __init__(self, inner: Any, log: Log) -> None:
         self._inner, self._log = inner, log
@@ -172,17 +181,17 @@ class _HeldUp:
         return getattr(self._inner, name)
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        held = [[request] for request in batch if self._log.holds_up(request)]
-        free = [request for request in batch if not self._log.holds_up(request)]
+        delayed = [[request] for request in batch if self._log.is_delayed(request)]
+        undelayed = [request for request in batch if not self._log.is_delayed(request)]
         results: asyncio.Queue[Result] = asyncio.Queue()
-        parts = [(part, SLOW) for part in held] + ([(free, 0.0)] if free else [])
+        parts = [(part, TOKEN_DELAY_S) for part in delayed] + ([(undelayed, 0.0)] if undelayed else [])
         tasks = [asyncio.create_task(self._part(part, results, pause)) for part, pause in parts]
         try:
-            left = {request.id for request in batch}
-            while left:
+            unfinished = {request.id for request in batch}
+            while unfinished:
                 result = await results.get()
                 if not isinstance(result, Piece):
-                    left.discard(result.request_id)
+                    unfinished.discard(result.request_id)
                 yield result
         finally:
             for task in tasks:
@@ -198,13 +207,13 @@ class _HeldUp:
 
 
 class _Runtime(LocalRuntime):
-    """Notes what its ports are asked for and what they tell. `ports`: the engines behind them."""
+    """Logs the requests of its ports and the events of these. `ports` are the engines behind them."""
 
     def __init__(
         self, engines: Mapping[str, Sequence[Engine]], log: Log, ports: Mapping[str, Sequence[Engine]]
     ) -> None:
         super().__init__(engines, loop=SameLoop())
-        self._log, self._behind = log, ports
+        self._log, self._engines_behind = log, ports
 
     def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
         listener, log = self._listener, self._log
@@ -214,11 +223,16 @@ class _Runtime(LocalRuntime):
             listener.piece(work, piece)
 
         def ended(work: EngineRequest, value: Any, error: BaseException | None) -> None:
-            log.ended(work, value, error)
+            log.end_request(work, value, error)
             listener.ended(work, value, error)
 
-        heard = PortListener(listener.started, piece, ended)
-        return _Port(name, {str(number): one for number, one in enumerate(self._behind[name])}, heard, log)
+        logging_listener = PortListener(listener.started, piece, ended)
+        return _Port(
+            name,
+            {str(number): engine for number, engine in enumerate(self._engines_behind[name])},
+            logging_listener,
+            log,
+        )
 
 
 class _Port(EnginePort):
