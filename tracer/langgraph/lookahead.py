@@ -110,8 +110,8 @@ class LoweredNode:
     """The values that it changes in place; channels hold these, too."""
     runs_user_code: bool = False
     """True if code runs that may do anything."""
-    pauses: bool = False
-    """True if it may interrupt the graph: nothing behind it is certain."""
+    is_barrier: bool = False
+    """True if nothing behind it is certain: it may interrupt the graph, or change objects that later nodes read."""
 
 
 EMPTY_NODE = LoweredNode()
@@ -150,7 +150,7 @@ def lower_node(
     func = (functions.afunc or functions.func) if is_async else (functions.func or functions.afunc)
     parameter = first_parameter(func)
     if not parameter:
-        return LoweredNode(is_opaque=True, runs_user_code=True, pauses=may_interrupt(func))
+        return LoweredNode(is_opaque=True, runs_user_code=True, is_barrier=may_interrupt(func))
     called_graphs: list[LoweredNode] = []
 
     def lower_graph(
@@ -190,7 +190,7 @@ def lower_node(
         is_opaque,
         summary.mutations,
         summary.runs_user_code,
-        may_interrupt(func) or any(one.pauses for one in called_graphs),
+        may_interrupt(func) or summary.changes_objects or any(one.is_barrier for one in called_graphs),
     )
 
 
@@ -238,7 +238,7 @@ def _lower_graph(
         updates,
         mutations=tracer.mutations,
         runs_user_code=tracer.runs_user_code or end is None,
-        pauses=tracer.pauses or any(map(_may_pause, shape.nodes.values())),
+        is_barrier=tracer.has_barrier or any(map(_may_pause, shape.nodes.values())),
     )
 
 
@@ -319,8 +319,8 @@ class _LookaheadTracer:
     """The values that certain nodes change in place."""
     runs_user_code: bool = False
     """True if certain nodes run code that may do anything."""
-    pauses: bool = False
-    """True if a certain node may interrupt the graph."""
+    has_barrier: bool = False
+    """True if a certain node is a barrier (see `LoweredNode`)."""
     ends: list[_SymbolicState] = field(default_factory=list)
     """The state at the certain end of the graph, if that was reached."""
 
@@ -368,13 +368,14 @@ class _LookaheadTracer:
                 _mark_slow(draft)
         _add_order(draft, previous, lowered.span)
         span = lowered.span if lowered.span.heads else previous
-        if node.pauses or lowered.pauses or pushed:
+        if node.pauses or lowered.is_barrier or pushed:
             return
         next_path, names = (*path, node.name), tuple(dict.fromkeys((*node.successors, *lowered.goto)))
         if not runs_alone:
             if len(names) == 1 and not node.branches and not self.shape.is_entered_from_others(names[0], node):
-                next_state = self._without_foreign_channels(next_state, next_path)
-                self._add_successor(draft, span, names[0], next_state, next_path, runs_alone=False)
+                own_state = self._without_foreign_channels(next_state, next_path)
+                if own_state is not None:
+                    self._add_successor(draft, span, names[0], own_state, next_path, runs_alone=False)
             return
         branches = [one for one in node.branches if one.path is not None or not lowered.goto]  # a `Command` says where
         if set(names) <= {END} and not branches and not node.joins:
@@ -404,15 +405,20 @@ class _LookaheadTracer:
         self.heads, self.tails = self.heads or lowered.span.heads, lowered.span.tails or self.tails
         self.mutations.update(lowered.mutations)
         self.runs_user_code = self.runs_user_code or lowered.runs_user_code
-        self.pauses = self.pauses or lowered.pauses
+        self.has_barrier = self.has_barrier or lowered.is_barrier
         return lowered
 
-    def _without_foreign_channels(self, state: _SymbolicState, path: tuple[str, ...]) -> _SymbolicState:
-        """Return the state without the channels that nodes may write which run beside those on the path."""
+    def _without_foreign_channels(self, state: _SymbolicState, path: tuple[str, ...]) -> _SymbolicState | None:
+        """Return the state without the channels that nodes may write which run beside those on the path.
+
+        Return None if one of these nodes is a barrier.
+        """
         values = dict(state.values)
         for name in self.accompanied.difference(path):
             node = self.shape.nodes[name]
             lowered = lower_node(Draft(), node.bound, state.read(node.reads), name, depth=MAX_GRAPH_DEPTH)
+            if lowered.is_barrier:
+                return None
             unknown = values if lowered.updates is None else lowered.updates
             values |= dict.fromkeys(unknown, UNKNOWN_VALUE)
         return replace(state, values=values)
@@ -454,6 +460,8 @@ class _LookaheadTracer:
             chooser = self._lower(draft, branch.path, state.read(self.shape.update_rules), f"{node.name}.next")
             _add_order(draft, span, chooser.span)
             last_span = chooser.span if chooser.span.heads else span
+            if chooser.is_barrier:
+                return
             for send in chooser.sends:
                 self._add_sent_tasks(draft, last_span, send, state, path)
             if chooser.sends:
@@ -520,7 +528,7 @@ class _LookaheadTracer:
             for key in appended if is_complete else ():  # lists grow in the order of the items, whichever ends first
                 old = state.values.get(key, UNKNOWN_VALUE)
                 values[key] = updated_value("append", old, flatten_field(tasks, key))
-        if lowered.updates is not None and not node.pauses:
+        if lowered.updates is not None and not (node.pauses or lowered.is_barrier):
             for name in node.successors:
                 self._add_successor(draft, span, name, _SymbolicState(values), (*path, node.name))
 

@@ -54,6 +54,8 @@ class Kit:
         self.model = HostedModel(**{"latency_s": LATENCY_S, **options})
         self.saver = InMemorySaver()
         self.cache: Any = InMemoryCache()
+        self.style = "plain"
+        self.settings = {"length": "short"}
 
     def ask(self, prompt: str) -> str:
         return str(self.model.invoke(prompt).content)
@@ -257,6 +259,19 @@ def sent_tasks(kit: Kit) -> Nodes:
     return [split, part]
 
 
+def objects_changed_by_a_node(kit: Kit) -> Nodes:
+    def choose(state: State) -> State:
+        first = kit.ask(f"plan {state['topic']}")
+        kit.style = f"rhyming {state['topic']}"
+        kit.settings["length"] = "long"
+        return {"first": first}
+
+    def write(state: State) -> State:
+        return {"notes": [kit.ask(f"write in {kit.style} style"), kit.ask(f"write a {kit.settings['length']} text")]}
+
+    return [choose, write]
+
+
 NODES: dict[str, Callable[[Kit], Nodes]] = {
     build.__name__: build
     for build in (
@@ -276,9 +291,10 @@ NODES: dict[str, Callable[[Kit], Nodes]] = {
         left_early,
         state_changed_in_place,
         sent_tasks,
+        objects_changed_by_a_node,
     )
 }
-NEVER_PREFETCHED = {"chain_as_a_node", "decided_by_an_answer", "left_early", "sent_tasks"}
+NEVER_PREFETCHED = {"chain_as_a_node", "decided_by_an_answer", "left_early", "sent_tasks", "objects_changed_by_a_node"}
 RACING = {"sent_tasks", "chain_in_a_node"}
 """The original itself runs several calls at once, so that the order of its events is a matter of chance."""
 ONLY_ASYNC = {"coroutines"}
