@@ -280,7 +280,8 @@ class QueryCalls:
             self._reached.add(key)
             is_prefetched = key in self._prefetched and key not in self._passed
         may_make = is_prefetched and not site.keeps_its_place.is_set()
-        scope = CallScope(self.table, Caller.PLANNER, copied, may_make, request_id=request_id, is_read=is_read)
+        copy = copied if is_read else None
+        scope = CallScope(self.table, Caller.PLANNER, copy, may_make, request_id=request_id)
         prefetch = self._make_prefetch(site, scope, part) if may_make or is_read else None
         if prefetch is not None and not prefetch.scope.is_dropped:
             try:
@@ -375,7 +376,7 @@ class QueryCalls:
 
     def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
         if not isinstance(error, Parked):  # an error that nobody reads would keep the frames that it was raised in
-            prefetch.end(Outcome(error=error) if prefetch.scope.is_read else Outcome())
+            prefetch.end(Outcome(error=error) if prefetch.scope.copy is not None else Outcome())
             return
 
         def go_on() -> None:

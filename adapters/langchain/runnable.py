@@ -380,7 +380,8 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
         if entry is not None and not entry.streams and plan is None and not run.claims:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
         watched = traced.watched if run.claims else {}
-        if is_whole_call and not watched and all(node.level == "lowered" for node in traced.report):
+        is_lowered = all(node.level == "lowered" for node in traced.report)
+        if is_whole_call and not watched and is_lowered and not terms.runs:  # handlers of runs around it come first
             return started  # no code of the user's runs, which might leave the context for a thread of its own
         try:
             handler = SessionHandler(run, watched)

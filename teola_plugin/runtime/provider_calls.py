@@ -172,7 +172,8 @@ class CallScope:
 
     table: ProviderCallTable
     caller: Caller
-    copy: Copy
+    copy: Copy | None
+    """Copies a result for the other caller; None for a prefetch whose result only the original reads."""
     may_make: bool = True
     """False for a prefetch whose call only the original may make."""
     is_offer: bool = False
@@ -191,8 +192,6 @@ class CallScope:
     """False for a prefetch on a thread that its object may not bear: after a failure the original makes the call."""
     is_user_code: bool = False
     """True for tools: their code calls other objects as any code of the user's does, not as a part of the call."""
-    is_read: bool = True
-    """False for a prefetch whose result only the original reads."""
     is_dropped: bool = False
     """Set once nobody wants the prefetch any more."""
     calls: list[ProviderCall] = field(default_factory=list)
@@ -481,7 +480,7 @@ class CallScope:
         if not call.is_claimable:
             return value
         try:
-            copied = self.copy(value) if self.is_read else _END
+            copied = _END if self.copy is None else self.copy(value)
         except TypeError:
             copied = _END
         if copied is _END and not is_early:
@@ -495,7 +494,7 @@ class CallScope:
 
         Raise `TypeError` if it cannot be copied.
         """
-        return self.copy(value) if self.caller is Caller.PLANNER else value
+        return value if self.copy is None or self.caller is Caller.ORIGINAL else self.copy(value)
 
     def _note_changed_arguments(self, call: ProviderCall, invocation: Invocation) -> None:
         """Do not share a prefetched result if the method changed what it was called with: the original would, too."""
