@@ -24,11 +24,11 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.automatic_engines import Serving
+from teola_plugin.adapters.plan_report import PlanReport
 from teola_plugin.adapters.shadow import ShadowReport
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.tracer.report import TraceReport
 
 class Keywords(TypedDict, total=False):
     """Of `accelerate`, which says what they mean."""
@@ -47,13 +47,12 @@ class Accelerated:
     @property
     def original(self) -> Any: ...
     def explain(self, input: Any = None, *, details: bool = False) -> str: ...
+    def report(self, input: Any = None) -> PlanReport: ...
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None: ...
 
 class Planned(Accelerated):
     """What is planned as a whole."""
 
-    @property
-    def report(self) -> TraceReport: ...
     def plan(self, input: Any = None) -> Optimised | None: ...
     @property
     def shadow(self) -> ShadowReport: ...

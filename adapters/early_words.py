@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from teola_plugin.adapters.early_work import dropped_waits, forms_matter, has_untold_drafts
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
@@ -14,6 +14,9 @@ from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import DERIVED
+
+if TYPE_CHECKING:
+    from teola_plugin.adapters.plan_report import OwnCalls
 
 _K = PrimitiveKind
 _NOUNS = (
@@ -42,16 +45,6 @@ def listed(names: Sequence[str], word: str = "and") -> str:
     if len(names) > _MOST:
         return f"{', '.join(names[:_MOST])} {word} {len(names) - _MOST} more"
     return f" {word} ".join(one for one in (", ".join(names[:-1]), *names[-1:]) if one)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCalls:
-    """The calls of the user's own models and retrievers, by the key of their call site in the chain."""
-
-    prefetchable: frozenset[str]
-    """Call sites that may be prefetched."""
-    one_by_one: Mapping[str, Any]
-    """Call sites whose object answers one call at a time, and that object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
         return ()
     return (
         *_side_by_side(source, graph, own_calls, forms),
-        *_items(source, graph, forms),
+        *_items(source, graph, own_calls, forms),
         *_arms(graph),
         *_in_stages(source, graph),
         *_beginnings(graph),
@@ -119,7 +112,7 @@ def _arms(graph: Graph) -> Iterator[str]:
 
 def _side_by_side(source: Graph, graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -> Iterator[str]:
     kinds = _kinds(source)
-    for group in _groups(source, graph, None if own_calls is None else own_calls.prefetchable, forms.unknown):
+    for group in _groups(source, graph, own_calls, forms.unknown):
         calls = _at_once(source, [name for name in group if name in kinds], own_calls)
         code = [name for name in group if name not in kinds]
         if len(calls) > 1 or code:
@@ -139,7 +132,7 @@ def _at_once(source: Graph, names: Sequence[str], own_calls: OwnCalls | None) ->
 
 
 def _groups(
-    source: Graph, graph: Graph, sites: frozenset[str] | None, left: frozenset[str] = frozenset()
+    source: Graph, graph: Graph, own_calls: OwnCalls | None, left: frozenset[str] = frozenset()
 ) -> list[list[str]]:
     """Return groups of calls that no longer wait for each other or for user code; within a group, none waits."""
     ids_by_name: dict[str, set[str]] = {}
@@ -147,7 +140,7 @@ def _groups(
         ids_by_name.setdefault(component_of(p.id), set()).add(p.id)
     above = {name: set().union(*(graph.ancestors[id_] for id_ in ids)) for name, ids in ids_by_name.items()}
     groups: list[list[str]] = []
-    for name, dropped in _freed(source, graph, sites).items():
+    for name, dropped in _freed(source, graph, own_calls).items():
         if name in left:
             continue
 
@@ -162,11 +155,12 @@ def _groups(
     return [one for one in groups if len(one) > 1]
 
 
-def _freed(source: Graph, graph: Graph, sites: frozenset[str] | None) -> dict[str, set[str]]:
+def _freed(source: Graph, graph: Graph, own_calls: OwnCalls | None) -> dict[str, set[str]]:
     """Return, for each component that makes requests, the components that it no longer waits for."""
+    sites = None if own_calls is None else own_calls.prefetchable
     dropped_by_name: dict[str, set[str]] = {}
     for p in source:
-        if asks(p) and p.id in graph and (sites is None or sites & _sites(p)):
+        if asks(p) and p.id in graph and (sites is None or (sites | {""}) & _sites(p)):
             name = component_of(p.id)
             dropped = {
                 component_of(one)
@@ -209,23 +203,79 @@ def _noun(kinds: set[PrimitiveKind]) -> tuple[str, str]:
 # ------------------------------------------------------------ lists, stages, beginnings of prompts
 
 
-def _items(source: Graph, graph: Graph, forms: AnswerForms) -> Iterator[str]:
+def _items(source: Graph, graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -> Iterator[str]:
     """Yield a phrase for the calls for each item of a list: as the item is written, or beside those of other items."""
-    kinds, phrases = _kinds(source), dict[str, str]()
-    inside: dict[str, set[str]] = {}
+    kinds = _kinds(source)
+    for holder, (how, inside) in _item_starts(graph, own_calls, forms).items():
+        yield f"each {_noun(kinds.get(holder, set()))[0]} of {holder} {how}{forms.condition(inside)}"
+
+
+def _item_starts(graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -> dict[str, tuple[str, set[str]]]:
+    """Return, for each list whose items' calls begin early: when they do, and the components inside."""
+    one_by_one = {} if own_calls is None else own_calls.one_by_one
+    starts, inside = dict[str, str](), dict[str, set[str]]()
     for p in graph:
         names = {component_of(one.id) for one in leaf_primitives(p)}
         if names & forms.unknown:
             continue
-        inside.setdefault(InstancePath(p.id).outermost.partition("[")[0], set()).update(names)
+        holder = InstancePath(p.id).outermost.partition("[")[0]
+        inside.setdefault(holder, set()).update(names)
+        waits = {one.attributes.wrapped in one_by_one for one in leaf_primitives(p) if one.on_engine}
         if p.tentative and "[" in p.id and asks(p):
-            phrases.setdefault(InstancePath(p.id).outermost.partition("[")[0], "as soon as its item is written")
+            starts.setdefault(holder, "as soon as its item is written")
         elif p.attributes.grow:
-            phrases.setdefault(p.id, "as soon as its item is written")
-        elif p.holds_fragment and p.attributes.beside and asks(p):
-            phrases.setdefault(p.id, "beside those of the other items")
-    for holder, how in phrases.items():
-        yield f"each {_noun(kinds.get(holder, set()))[0]} of {holder} {how}{forms.condition(inside[holder])}"
+            starts.setdefault(p.id, "as soon as its item is written")
+        elif p.holds_fragment and p.attributes.beside and asks(p) and waits != {True}:
+            starts.setdefault(p.id, "beside those of the other items")
+    return {holder: (how, inside[holder]) for holder, how in starts.items()}
+
+
+def early_starts(plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> dict[str, str]:
+    """Return when the calls of a plan start that do not wait for their place, by the names of their components."""
+    source, graph = plan.source, plan.graph
+    if source is None:
+        return {}
+    starts: dict[str, str] = {}
+    one_by_one = {} if own_calls is None else own_calls.one_by_one
+    for how, inside in _item_starts(graph, own_calls, forms).values():
+        starts |= dict.fromkeys(inside, how)
+    for name in {name for p in graph if p.holds_fragment for name in _limited(p, one_by_one)}:
+        starts.pop(name, None)
+    sites = {
+        component_of(one.id): one.attributes.wrapped for p in source for one in leaf_primitives(p) if one.on_engine
+    }
+    order = list(dict.fromkeys(component_of(p.id) for p in source))
+    for name, dropped in _freed(source, graph, own_calls).items():
+        target = one_by_one.get(sites.get(name, ""))
+        waits = [
+            one
+            for one in order
+            if one in dropped and (target is None or one_by_one.get(sites.get(one, "")) is not target)
+        ]
+        if waits and name not in forms.unknown:
+            starts.setdefault(name, f"without waiting for {listed(waits)}")
+    for name, tokens in _prompt_beginnings(graph).items():
+        starts.setdefault(name, f"the first {tokens} tokens of its prompt, early")
+    return starts
+
+
+def _limited(p: Primitive, one_by_one: Container[str]) -> Iterator[str]:
+    """Yield the components in a list that are called one at a time, and the searches that wait for one."""
+    for fragment in (one for one in (p.fragment, p.otherwise) if one is not None):
+        limited = {q.id for q in fragment.graph if q.on_engine and q.attributes.wrapped in one_by_one}
+        for q in fragment.graph:
+            if q.id in limited or (q.kind is _K.SEARCHING and limited & fragment.graph.ancestors[q.id]):
+                yield component_of(q.id)
+
+
+def speculative_names(graph: Graph) -> frozenset[str]:
+    """Return the components that may start before it is known whether the original comes to them."""
+    arms = ((p, which, arm) for p in graph for which, arm in (("then", p.fragment), ("else", p.otherwise)))
+    early_primitives = [
+        q for p, which, arm in arms if arm is not None and which in p.attributes.early_arms for q in arm.graph
+    ]
+    unsure = (one for p in graph for one in leaf_primitives(p) if one.tentative or one.attributes.lookahead is False)
+    return frozenset(component_of(p.id) for p in (*early_primitives, *unsure))
 
 
 def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
@@ -237,11 +287,15 @@ def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
 
 def _beginnings(graph: Graph) -> Iterator[str]:
     """Yield a phrase for the longest beginning of each prompt that is prefilled early."""
+    if tokens := _prompt_beginnings(graph):
+        prompts = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
+        yield f"the beginning of the prompt {listed(prompts)}"
+
+
+def _prompt_beginnings(graph: Graph) -> dict[str, int]:
     tokens: dict[str, int] = {}
     for p in graph:
         if p.kind is _K.PARTIAL_PREFILLING:
             name = component_of(p.id)
             tokens[name] = max(tokens.get(name, 0), sum(part.tokens for part in p.prompt))
-    if tokens:
-        prompts = [f"of {name} ({count} tokens and more)" for name, count in tokens.items()]
-        yield f"the beginning of the prompt {listed(prompts)}"
+    return tokens

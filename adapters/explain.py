@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.early_words import (
     NO_FORMS,
     AnswerForms,
-    OwnCalls,
     asks,
     begins_early,
     component_of,
+    early_starts,
     listed,
+    speculative_names,
 )
-from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
+from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PlanReport, Reason, Status, leaves_of
+from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, Role, is_impure
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.text import duration
 from teola_plugin.passes import Optimised, PassContext, ready_times
@@ -23,7 +24,6 @@ from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.tracer.draft import TraceResult
-from teola_plugin.tracer.report import WORDS, TraceReport
 
 _K = PrimitiveKind
 _TRACE_TIMEOUT_S = 5.0
@@ -82,7 +82,8 @@ def expected(
     waits = {} if own_calls is None else own_calls.one_by_one
     if source is None or not prefetched:
         in_place = only_whole(forms.unknown) if forms.unknown else ""
-        return f"no gain: {_one_by_one(waits) or in_place or _why_none(source)}"
+        reasons = [] if own_calls is None else list(map(str, own_calls.explanations.values()))
+        return f"no gain: {next(iter(reasons), '') or _one_by_one(waits) or in_place or _why_none(source)}"
     if left and trace is not None:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
     text = _with_early_calls(optimised, source, context, trace, waits)
@@ -224,46 +225,6 @@ def _busy_s(spans: Iterable[Span]) -> float:
     return total
 
 
-Section = tuple[str, str]
-"""A title and the text below it."""
-_LEGEND = (
-    "(optimized: may run ahead; shared: your code, its calls of engines belong to the query; unchanged: as always)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The contents of what `explain()` prints."""
-
-    report: TraceReport
-    """The report of the object's parts."""
-    prefetched: tuple[str, ...]
-    """A phrase for each call that begins before its place; empty if none is known to."""
-    expect: str
-    """The expected gain, and why it is not more. Only measured figures."""
-    advice: tuple[str, ...] = ()
-    """Changes by which the author would gain more, most important first."""
-    sections: tuple[Section, ...] = ()
-    """Everything else: titles and their texts."""
-    engines_text: str = ""
-    """The section on what `engines=` has bound, and what it left alone."""
-
-    def text(self, *, details: bool = False) -> str:
-        """Return three lines; with `details`, sections below them, each with a title."""
-        change = f"; change first: {self.advice[0]}" if self.advice else ""
-        lines = "\n".join(
-            (
-                f"Understood:    {_understood(self.report)}",
-                f"Starts early:  {'; '.join(self.prefetched) or 'nothing'}",
-                f"Expect:        {self.expect}{change}",
-            )
-        )
-        understood = ("What was understood", f"{self.report}\n{_LEGEND}")
-        advice = ("Advice", "\n".join(self.advice))
-        text = f"{lines}\n\n{in_sections((understood, *self.sections, advice))}" if details else lines
-        return text + self.engines_text
-
-
 def explain(
     traced: TraceResult,
     optimised: Optimised | None,
@@ -273,14 +234,17 @@ def explain(
     own_calls: OwnCalls | None = None,
     more: Sequence[str] = (),
     left: Sequence[str] = (),
-) -> Explanation:
-    """Explain an object that is planned as a whole.
+    calls: Sequence[CallRow] | None = None,
+) -> PlanReport:
+    """Return the report of an object that is planned as a whole.
 
     `trace`: of its last call, if there was one; `own_calls`: the calls of the user's own objects; `more`: phrases for
-    calls that begin early without a plan; `left`: calls that the last call left in their place, see `left_for_form`.
+    calls that begin early without a plan; `left`: calls that the last call left in their place, see `left_for_form`;
+    `calls`: the rows of all calls, where the plan has not all of them.
     """
+    figures: Any = {} if trace is None else {"seconds": trace.seconds, "seconds_saved": seconds_saved(trace)}
     if optimised is None or pool is None:
-        return Explanation(traced.report, tuple(more), unplanned(more, trace))
+        return PlanReport(traced.report, tuple(more), unplanned(more, trace), tuple(calls or ()), **figures)
     context = PassContext(pool.profiles)
     forms = AnswerForms.of(optimised.graph, pool)
     prefetched = (*begins_early(optimised, own_calls, forms), *more)
@@ -291,28 +255,101 @@ def explain(
         ("Passes", _passes(optimised)),
         ("Drafts", "\n".join(_drafts(optimised.graph, context))),
     )
-    return Explanation(
+    return PlanReport(
         traced.report,
         prefetched,
         expected(optimised, prefetched, context, trace, own_calls, forms, left),
+        tuple(call_rows(traced, optimised, own_calls, forms) if calls is None else calls),
         advice,
         sections,
+        **figures,
     )
 
 
-def _understood(report: TraceReport) -> str:
-    """Return e.g. `5 parts: 4 optimized, 1 unchanged (RunnableLambda)`."""
-    counts, parts = [], dict.fromkeys((row.path, row.class_name, row.level) for row in report)
-    for level, word in WORDS.items():
-        names = [name for _, name, at in parts if at == level]
-        which = "" if level == "lowered" else f" ({listed(list(dict.fromkeys(names)))})"
-        counts += [f"{len(names)} {word}{which}"] if names else []
-    return f"{len(parts)} part{'' if len(parts) == 1 else 's'}: {', '.join(counts)}" if counts else "no parts"
+def call_rows(
+    traced: TraceResult, optimised: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS
+) -> Iterator[CallRow]:
+    """Yield a row for each place in a plan that makes calls, and for each function whose calls are not seen."""
+    starts, speculative = early_starts(optimised, own_calls, forms), speculative_names(optimised.graph)
+    own_calls = own_calls or OwnCalls()
+    paths = {name: node.path for node in traced.report for name in node.components}
+    names: list[str] = []
+    for component in traced.template.components:
+        for leaf in leaves_of(component):
+            key, name = leaf.attributes.wrapped, component_of(leaf.name)
+            site, explanation = own_calls.sites.get(key), own_calls.explanations.get(key)
+            is_kept = explanation is not None or (site is not None and key not in own_calls.prefetchable)
+            start = "" if is_kept else starts.get(name, "")
+            if not start and explanation is None:
+                explanation = _explain_in_place(name, key, optimised, own_calls, forms)
+            if explanation is not None and explanation.reason is Reason.BEHIND_CODE:
+                explanation = Explanation(
+                    explanation.reason, explanation.names, traced.sources.get(f"{explanation.names[-1]}.code", "")
+                )
+            early_status = Status.SPECULATIVE if name in speculative else Status.PREFETCHED
+            names.append(leaf.name)
+            yield CallRow(
+                leaf.name,
+                early_status if start else Status.IN_PLACE,
+                leaf.engine or leaf.embedder if site is None else type(site.target).__name__,
+                traced.sources.get(leaf.name) or paths.get(leaf.name, "" if key == leaf.name else key),
+                start,
+                explanation,
+                name in forms.whole_only,
+                counts=None if site is None else site.counts,
+            )
+    for component in traced.template.components:
+        path, is_seen = paths.get(component.name, ""), any(one.startswith(f"{component.name}.") for one in names)
+        if component.role is Role.OPAQUE and path not in own_calls.left and not is_seen:
+            class_name = next((node.class_name for node in traced.report if node.path == path), "")
+            source = traced.sources.get(f"{component.name}.code") or path
+            yield CallRow(
+                component.name, Status.NOT_SEEN, class_name, source, explanation=Explanation(Reason.UNKNOWN_CODE)
+            )
+    yield from left_rows(own_calls.left, traced.sources)
 
 
-def in_sections(sections: Iterable[Section]) -> str:
-    """Join the sections, each with its title underlined; leave out those without a text."""
-    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{body}" for title, body in sections if body)
+def left_rows(left: Mapping[str, tuple[str, Explanation]], sources: Mapping[str, str]) -> Iterator[CallRow]:
+    """Yield a row for each object of which nothing is prefetched. `left`: its class and the reason, by path.
+
+    `sources`: `file:line` by the location of a call in a function, with which such a path begins.
+    """
+    for path, (class_name, explanation) in left.items():
+        location = next((one for one in sources if ":" in one and path.startswith(one)), path)
+        status = Status.NOT_SEEN if explanation.reason is Reason.NO_SOURCE else Status.IN_PLACE
+        yield CallRow(location, status, class_name, sources.get(location, ""), explanation=explanation)
+
+
+def _explain_in_place(
+    name: str, key: str, optimised: Optimised, own_calls: OwnCalls, forms: AnswerForms
+) -> Explanation:
+    """Return why a call of a plan does not start before its place."""
+    source = optimised.source or optimised.graph
+    if name in forms.unknown:
+        return Explanation(Reason.STREAMED)
+    own_names = {component_of(p.id) for p in source if name in {component_of(one.id) for one in leaf_primitives(p)}} | {
+        name
+    }
+    ids = [p.id for p in source if component_of(p.id) in own_names]
+    earlier = {id_ for one in ids for id_ in source.ancestors[one]}
+    waits = [p for p in source if p.id in earlier and component_of(p.id) not in own_names and (asks(p) or is_impure(p))]
+    target = own_calls.one_by_one.get(key)
+    is_listed = any(source[one].holds_fragment for one in ids)
+    shared = {
+        component_of(p.id)
+        for p in waits
+        for one in leaf_primitives(p)
+        if one.attributes.wrapped in own_calls.one_by_one
+    }
+    if target is not None and (is_listed or (waits and shared == {component_of(p.id) for p in waits})):
+        return Explanation(Reason.ONE_AT_A_TIME, (type(target).__name__,))
+    direct = [p for p in waits if not any(p.id in source.ancestors[q.id] for q in waits)]
+    names = tuple(dict.fromkeys(component_of(p.id) for p in direct))
+    if key and key not in own_calls.prefetchable and name in early_starts(optimised, forms=forms):
+        return Explanation(Reason.MAY_RAISE)
+    if not names:
+        return Explanation(Reason.FIRST)
+    return Explanation(Reason.BEHIND_CODE if any(map(is_impure, direct)) else Reason.NEEDS_RESULTS, names)
 
 
 def _passes(optimised: Optimised) -> str:

@@ -79,7 +79,7 @@ def test_llamaindex_forms_answer_alike(name: str, question: str, pool: EnginePoo
         told.append((app.answer(result), app.sources(result)))
     assert told[0] == told[1] == told[2] and told[0][0] and len(told[0][1]) == 3
     assert {"llm", "embedder", "store"} <= {span.engine for span in fast.last_trace().spans}
-    assert not fast.engine.report.at("original")
+    assert not fast.engine.report().parts.at("original")
 
 
 def test_early_work_begins_in_each(pool: EnginePool) -> None:

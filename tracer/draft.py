@@ -90,6 +90,8 @@ class TraceResult:
     """Keys that a step reads, and raises without, though no component of the graph stands for it."""
     required_variables: tuple[Ref, ...] = ()
     """Variables of prompts that take their value bare, too: if a dictionary comes, it must have them."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """See `Draft.sources`."""
 
 
 @dataclass(slots=True)
@@ -110,6 +112,8 @@ class Draft:
     labels: dict[str, Labels] = field(default_factory=dict)
     """Components whose text is read by a parser of a few labels -> these labels."""
     names: set[str] = field(default_factory=set)
+    sources: dict[str, str] = field(default_factory=dict)
+    """`file:line` of the call in a function's source that a component, or a location, stands for, by its name."""
     formatted_prompts: dict[Prompted, Ref] = field(default_factory=dict)
     required_keys: list[Ref] = field(default_factory=list)
     required_variables: list[Ref] = field(default_factory=list)
@@ -169,7 +173,7 @@ class Draft:
 
     def body(self) -> Draft:
         """Return an empty draft for the body of a loop or a branch, with names that do not collide with this one's."""
-        return Draft(names=self.names)
+        return Draft(names=self.names, sources=self.sources)
 
     def absorb(self, body: Draft) -> None:
         """Take over what a body needs at run time; its components stay in its own template."""
@@ -205,6 +209,7 @@ class Draft:
             TraceReport(tuple(self.nodes)),
             tuple(self.required_keys),
             tuple(self.required_variables),
+            self.sources,
         )
 
 

@@ -22,7 +22,7 @@ from teola_plugin.adapters.langchain.binding.workers import bound_object
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langchain.parts import with_parts
 from teola_plugin.adapters.langchain.pools import the_pool_of
-from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, has_mapped_leaves, is_lowered, plan_prefetching
+from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, is_lowered, plan_prefetching, sites_of
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot
@@ -170,7 +170,8 @@ class ChainPlanner:
 
     def _plans(self, routed: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
         options = self.options
-        if options.speculate == "all" and not self.own_maps and has_mapped_leaves(routed):
+        is_unmapped = options.speculate != "all" or self.own_maps
+        if not is_unmapped and any(site.mapped for site in sites_of(routed, mapped=True).values()):
             plans_with_maps = replace(self, own_maps=True)._plans(routed)
             if plans_with_maps[2] is not None:
                 return plans_with_maps

@@ -36,7 +36,7 @@ ENTRY_POINTS = (
 _CALLS = "_teola_calls"
 _PUBLIC = frozenset(
     {"original", "chain", "report", "plan", "gains", "explain", "last_trace", "serving", "shadow"}
-    | {"__teola_of__", "__teola_explained__"}
+    | {"__teola_of__", "__teola_report__"}
     | AcceleratedRunnable.__private_attributes__.keys()
 )
 """Attributes of an `AcceleratedRunnable` that an accelerated object has where its own class has none of that name."""

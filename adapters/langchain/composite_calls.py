@@ -43,6 +43,7 @@ from teola_plugin.adapters.langchain.prefetching import (
     untraced,
 )
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
+from teola_plugin.adapters.plan_report import CallRow, Explanation, Reason, Status
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
 from teola_plugin.runtime.claims import Caller
@@ -393,13 +394,23 @@ def intercept_composite_methods() -> None:
     )
 
 
-# ------------------------------------------------------------ what `explain()` says
+# ------------------------------------------------------------ what the report says
 
 
-def described(chain: Any, rules: CompositeRules) -> tuple[str, ...]:
-    """Return a phrase for each kind of composite in a chain whose calls are prefetched."""
-    names = [type(node).__name__ for node in _composites(chain) if any(map(rules.allows, composites.calls_of(node)))]
-    return tuple(f"the calls that {name} makes one after the other, side by side" for name in dict.fromkeys(names))
+def composite_rows(chain: Any, rules: CompositeRules) -> Iterator[CallRow]:
+    """Yield a row for each composite in a chain, and for each part of it that it calls one after the other."""
+    for node in _composites(chain):
+        for part in composites.calls_of(node):
+            name, target = type(node).__name__, type(part).__name__
+            if rules.allows(part):
+                start = "side by side, not one after the other"
+                yield CallRow(name, Status.PREFETCHED, target, start=start)
+                continue
+            blocking = tuple(type(one).__name__ for one in rules.threads.unnamed(part))
+            explanation = (
+                Explanation(Reason.ONE_THREAD, blocking) if blocking else Explanation(Reason.NOT_SHARED, (target,))
+            )
+            yield CallRow(name, Status.IN_PLACE, target, explanation=explanation)
 
 
 def advice(chain: Any, threads: Threads) -> tuple[str, ...]:

@@ -15,12 +15,11 @@ from langchain_core.language_models.fake_chat_models import (
     GenericFakeChatModel,
 )
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda, RunnableSequence
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.config import merge_configs
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from teola_plugin.adapters.early_words import OwnCalls
 from teola_plugin.adapters.early_work import dropped_waits, sites_that_start_sooner, takes_time
 from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import (
@@ -31,6 +30,7 @@ from teola_plugin.adapters.langchain.prefetching import (
     can_be_silenced,
     intercept,
 )
+from teola_plugin.adapters.plan_report import Explanation, OwnCalls, Reason
 from teola_plugin.adapters.provider_executor import ProviderRequest, shared_pool
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
@@ -45,11 +45,13 @@ from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.tracer.draft import TraceResult, is_fallible
 from teola_plugin.tracer.functions import function_reader
+from teola_plugin.tracer.functions.interpreter import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_recording
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import retriever_per_query
 from teola_plugin.tracer.langchain.trace import ReadFunction, trace
 from teola_plugin.tracer.leaf import PERMISSION, WrappedLeaf
+from teola_plugin.tracer.source import source_of
 
 _STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
 """Fakes of the framework that answer by the order of their calls."""
@@ -73,8 +75,11 @@ def sites_of(chain: Node, *, mapped: bool, threads: ThreadSafety = NOBODY) -> di
 
 
 class _SiteCollector:
-    def __init__(self, mapped: bool, threads: ThreadSafety) -> None:
-        self._mapped, self._threads = mapped, threads
+    def __init__(
+        self, mapped: bool, threads: ThreadSafety, left: dict[str, tuple[str, Explanation]] | None = None
+    ) -> None:
+        """`left`: takes the models and retrievers that may not be prefetched, by path, with the reason."""
+        self._mapped, self._threads, self._left = mapped, threads, {} if left is None else left
 
     def sites(
         self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, is_mapped: bool = False
@@ -90,6 +95,10 @@ class _SiteCollector:
                 yield from self.sites(
                     node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, is_mapped=is_mapped
                 )
+        elif isinstance(node, RunnableLambda):
+            function, _ = to_plain_function(getattr(node, "func", None) or node.afunc, ())
+            if function is not None and source_of(function.__code__) is None:
+                self._left[path] = function.__name__, Explanation(Reason.NO_SOURCE, (function.__name__,))
         elif self._mapped or type(node) is not RunnableEach:
             maps = type(node) is RunnableEach
             below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
@@ -100,7 +109,12 @@ class _SiteCollector:
     def _leaf(
         self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, is_mapped: bool
     ) -> Iterator[tuple[str, CallSite]]:
-        if eligible(node) and not (is_mapped and not batches_by_calls(node)):
+        explanation = reason_against(node)
+        if explanation is None and is_mapped and not batches_by_calls(node):
+            explanation = Explanation(Reason.OWN_BATCHES, (type(node).__name__,))
+        if explanation is not None and not is_pool_backed(node):
+            self._left[path] = type(node).__name__, explanation
+        elif not is_pool_backed(node):
             yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=is_mapped)
         retriever = retriever_per_query(node) if self._mapped and not kwargs else None
         if retriever is not None and eligible(retriever):
@@ -122,6 +136,8 @@ class CodeSites:
         """`threads`: what the user said to take several calls at once."""
         self.sites: dict[str, CallSite] = {}
         """By key. It grows as sources are read, on any thread."""
+        self.left: dict[str, tuple[str, Explanation]] = {}
+        """Models and retrievers that may not be prefetched, by path: their class, and the reason."""
         self._threads = threads
 
     @property
@@ -133,7 +149,7 @@ class CodeSites:
         self, runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], is_async: bool | None
     ) -> Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]:
         """Record the call sites in a Runnable that a function calls. See `FindLeaves`."""
-        collector = _SiteCollector(True, self._threads)
+        collector = _SiteCollector(True, self._threads, self.left)
         sites_by_path: dict[str, CallSite] = {}
         for path, site in collector.sites(runnable, location, kwargs, {}):
             sites_by_path[path] = self._add(replace(site, in_code=_FORMS[is_async]))
@@ -148,18 +164,29 @@ class CodeSites:
                 return recorded
             number += 1
             key = f"{site.key}#{number}"
-        return self.sites.setdefault(key, replace(site, key=key))
+        counts = self.sites.get(site.key, site).counts  # a model that a function makes is a new one each time
+        return self.sites.setdefault(key, replace(site, key=key, counts=counts))
 
 
 def eligible(node: Any) -> bool:
-    """Return True if a model or retriever of the user's own may be prefetched.
+    """Return True if a model or retriever of the user's own may be prefetched."""
+    return not is_pool_backed(node) and reason_against(node) is None
+
+
+def reason_against(node: Any) -> Explanation | None:
+    """Return why calls of a model or retriever may not be prefetched; None if they may.
 
     What stands above the provider methods is the framework's code, and no rate limiter, which would count a call twice.
     """
-    if is_pool_backed(node) or getattr(node, "rate_limiter", None) is not None:
-        return False
+    names = (type(node).__name__,)
+    if getattr(node, "rate_limiter", None) is not None:
+        return Explanation(Reason.RATE_LIMITER, names)
+    if not may_be_prefetched(node):
+        is_ordered = isinstance(node, _STATEFUL)
+        reason = Reason.ORDER if is_ordered else Reason.CACHE if getattr(node, "cache", None) else Reason.HANDLERS
+        return Explanation(Reason.OWN_METHODS if _ABOVE_SEAM & vars(node).keys() else reason, names)
     cls: Any = type(node)
-    return may_be_prefetched(node) and is_the_frameworks_above(cls)
+    return None if is_the_frameworks_above(cls) else Explanation(Reason.OWN_METHODS, names)
 
 
 def may_be_prefetched(node: Any) -> bool:
@@ -378,29 +405,8 @@ class PrefetchPlan:
     """Site -> the sites whose input must be known before a call is prefetched there."""
     unread: frozenset[str]
     """Sites whose results no other request depends on."""
-
-    @property
-    def own_calls(self) -> OwnCalls:
-        """Return what `explain()` says of the user's own objects."""
-        waits = {
-            key: site.target for key, site in self.sites.items() if site.limit is not None and site.limit.limit == 1
-        }
-        return OwnCalls(self.prefetched_sites - {site.key for site in self._left_alone}, waits)
-
-    @property
-    def _left_alone(self) -> list[CallSite]:
-        return [
-            site for key, site in self.sites.items() if key in self.prefetched_sites and site.keeps_its_place.is_set()
-        ]
-
-    @property
-    def advice(self) -> tuple[str, ...]:
-        """Return what `explain()` says of sites where nothing is prefetched any more."""
-        return tuple(
-            f"calls of {type(site.target).__name__} at {site.key} are no longer prefetched, since the original made "
-            "another call there: something above the model changes what it is asked, a handler or the model's own code"
-            for site in self._left_alone
-        )
+    left: Mapping[str, tuple[str, Explanation]]
+    """See `CodeSites.left`."""
 
     def calls(
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
@@ -452,6 +458,35 @@ def form_of_entry(config: RunnableConfig, entry: EntryPoint, *, models: bool) ->
     return EntryForm(entry.streams, listeners) if can_be_silenced(listeners) else None
 
 
+def own_calls(
+    sites: Mapping[str, CallSite], prefetched: frozenset[str], left: Mapping[str, tuple[str, Explanation]]
+) -> OwnCalls:
+    """Return what the report says of the calls at these sites, some of them `prefetched`, and of what is `left`."""
+    waits = {key: site.target for key, site in sites.items() if site.limit is not None and site.limit.limit == 1}
+    explanations = {key: Explanation(Reason.NO_USE) for key, site in sites.items() if site.keeps_its_place.is_set()}
+    if get_debug() or get_llm_cache() is not None:
+        explanations = dict.fromkeys(sites, Explanation(Reason.DEBUG if get_debug() else Reason.CACHE_OF_ALL))
+    return OwnCalls(prefetched - explanations.keys(), waits, sites, explanations, left)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChain:
+    """The calls of a chain, as far as its structure and the source of its functions show them."""
+
+    traced: TraceResult
+    sites: Mapping[str, CallSite]
+    code_sites: CodeSites
+    """Those of the sites that are in functions."""
+
+
+def read_chain(chain: Node, *, speculate: str, mapped: bool = False, threads: ThreadSafety = NOBODY) -> ReadChain:
+    """Read the calls of a chain. Runs no user code. See `plan_prefetching`."""
+    code = CodeSites(threads)
+    sites_by_path = dict(_SiteCollector(mapped, threads, code.left).sites(chain, "chain", {}, {}))
+    traced = _traced(chain, sites_by_path, careful=speculate != "all", read_function=code.read_function)
+    return ReadChain(traced, sites_by_path | code.sites, code)
+
+
 def plan_prefetching(
     chain: Node,
     pool: EnginePool | None,
@@ -468,10 +503,9 @@ def plan_prefetching(
     """
     if speculate == "off" or (pool is not None and PROVIDER in pool.engine_names):
         return None
-    careful, code = speculate != "all", CodeSites(threads)
-    sites_by_path = sites_of(chain, mapped=mapped, threads=threads)
-    traced = _traced(chain, sites_by_path, careful=careful, read_function=code.read_function)
-    sites_by_path |= code.sites
+    careful = speculate != "all"
+    read = read_chain(chain, speculate=speculate, mapped=mapped, threads=threads)
+    traced, sites_by_path, code = read.traced, read.sites, read.code_sites
     if not sites_by_path:
         return None
     pool = pool or shared_pool()
@@ -503,12 +537,8 @@ def plan_prefetching(
         careful,
         required_inputs,
         unread_sites(planned.graph, traced),
+        code.left,
     )
-
-
-def has_mapped_leaves(chain: Node) -> bool:
-    """Return True if anything of the user's own is called once for each item of a list."""
-    return any(site.mapped for site in sites_of(chain, mapped=True).values())
 
 
 def is_lowered(node: Node, *, mapped: bool) -> bool:

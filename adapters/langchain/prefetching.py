@@ -31,6 +31,7 @@ from langchain_core.utils.uuid import uuid7
 
 from teola_plugin.adapters.langchain.current_query import runs_in
 from teola_plugin.adapters.langchain.prefetch_listener import listener_class
+from teola_plugin.adapters.plan_report import PrefetchCounts
 from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
@@ -123,6 +124,7 @@ class CallSite:
     keeps_its_place: threading.Event = field(default_factory=threading.Event)
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""
+    counts: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
 class EntryPoint(NamedTuple):
@@ -263,10 +265,13 @@ class QueryCalls:
         for prefetch in prefetches:
             if not prefetch.result.done():
                 prefetch.drop()
-        for prefetch in (*prefetches, *self._refuted) if succeeded and self._learns else ():
-            calls = prefetch.scope.calls
-            if calls and not prefetch.site.mapped and not any(call.is_claimed_by(Caller.ORIGINAL) for call in calls):
-                prefetch.site.keeps_its_place.set()
+        for prefetch in dict.fromkeys((*prefetches, *self._refuted)):
+            site, calls = prefetch.site, prefetch.scope.calls
+            is_hit = any(call.is_claimed_by(Caller.ORIGINAL) for call in calls)
+            if calls:
+                site.counts.add(is_hit=is_hit)
+            if calls and not is_hit and not site.mapped and succeeded and self._learns:
+                site.keeps_its_place.set()
 
     # ------------------------------------------------------------ the graph's side
 

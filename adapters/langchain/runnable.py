@@ -33,7 +33,8 @@ from teola_plugin.adapters.langchain.shadow import (
 )
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
 from teola_plugin.adapters.own_class import FieldSnapshot
-from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, without_tail
+from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
+from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import (
     NO_APP,
@@ -44,6 +45,7 @@ from teola_plugin.adapters.terms import (
     new_query,
     unplanned,
 )
+from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
@@ -57,7 +59,6 @@ from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.explain import Explanation
     from teola_plugin.adapters.langchain.composite_calls import CompositeRules
 
 
@@ -210,10 +211,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     def _engines(self) -> EnginePool | None:
         return self._pool if self._prefetch_plan is None else self._prefetch_plan.pool
 
-    @property
-    def report(self) -> Any:
-        """The `TraceReport`: what is lowered, joined or called as it always was, and why."""
-        return self._understood.report
+    def report(self, input: Any = None) -> PlanReport:
+        """Return what `explain()` prints, as data: a row for each place that makes calls, and for each part."""
+        return self.__teola_report__(input)
 
     def plan(self, input: Any = None) -> Optimised | None:
         """The e-graph for a query with this input, and the passes that made it; None where the original just runs."""
@@ -246,33 +246,51 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
         `details`: also each part, the p-graph, the e-graph, the passes that fired and advice, in sections.
         """
-        return self.__teola_explained__(input).text(details=details)
+        return self.__teola_report__(input).text(details=details)
 
     def __teola_of__(self) -> tuple[Any, EnginePool | None]:
         """The original, and the pool that plans it."""
         return self.bound, self._pool
 
-    def __teola_explained__(self, input: Any = None) -> Explanation:
+    def __teola_report__(self, input: Any = None) -> PlanReport:
         with under_routing(self._routing):
-            return self._explained(input)
+            return self._report(input)
 
-    def _explained(self, input: Any) -> Explanation:
-        from teola_plugin.adapters.explain import ended_trace, explain, left_for_form
-        from teola_plugin.adapters.langchain.composite_calls import advice, described
+    def _report(self, input: Any) -> PlanReport:
+        from teola_plugin.adapters.explain import call_rows, ended_trace, explain, left_for_form
+        from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows
+        from teola_plugin.adapters.langchain.prefetch_plan import own_calls, read_chain
 
-        rules = self._composites
-        own_calls = None if self._prefetch_plan is None else self._prefetch_plan.own_calls
-        more = () if rules is None else described(self._chain, rules)
-        trace = ended_trace(self._last)
-        left = left_for_form(self._last)
-        explanation = explain(
-            self._understood, self.plan(input), self._engines, trace=trace, own_calls=own_calls, more=more, left=left
+        rules, plan, trace = self._composites, self._prefetch_plan, ended_trace(self._last)
+        composites = [] if rules is None else list(composite_rows(self._chain, rules))
+        safety = NOBODY if rules is None else rules.threads.safety
+        optimised = self.plan(input)
+        sites = None if plan is None else own_calls(plan.sites, plan.prefetched_sites, plan.left)
+        if plan is not None and optimised is not None and sites is not None:
+            rows = call_rows(plan.traced, optimised, sites)
+        else:
+            is_off, pool = self._speculate == "off", self._pool or shared_pool()
+            terms: Any = {"speculate": "auto" if is_off else self._speculate}
+            with DataGuards().recording():
+                read = read_chain(self.bound, mapped=True, threads=safety, **terms)
+            planned = pool.plan(read.traced.template, {}, passes=self._passes, **terms)
+            prefetched = frozenset(read.sites) if is_off else frozenset()
+            rows = call_rows(read.traced, planned, own_calls(read.sites, prefetched, read.code_sites.left))
+            rows = switched_off(rows) if is_off else rows
+        classes = {row.name for row in composites}
+        names = dict.fromkeys(row.name for row in composites if row.status is Status.PREFETCHED)
+        report = explain(
+            self._understood,
+            optimised,
+            self._engines,
+            trace=trace,
+            own_calls=sites,
+            more=[f"the calls that {name} makes one after the other, side by side" for name in names],
+            left=left_for_form(self._last),
+            calls=[*(row for row in rows if row.target not in classes), *composites],
         )
         waits = () if rules is None else advice(self._chain, rules.threads)
-        left_alone = () if self._prefetch_plan is None else self._prefetch_plan.advice
-        return replace(
-            explanation, advice=(*explanation.advice, *waits, *left_alone), engines_text=served_section(self._serving)
-        )
+        return replace(report, advice=(*report.advice, *waits), engines_text=served_section(self._serving))
 
     @property
     def serving(self) -> Serving | None:

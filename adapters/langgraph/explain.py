@@ -7,44 +7,18 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from teola_plugin.adapters.early_words import listed
-from teola_plugin.adapters.explain import COMPARE, Explanation, measured, only_whole
+from teola_plugin.adapters.explain import COMPARE, measured, only_whole, seconds_saved
+from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Status
 from teola_plugin.graph import PromptPart
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration
 from teola_plugin.tracer.report import Level, TraceNode, TraceReport
 
 NOTHING_PREFETCHED = "no call in it can start before its place: the graph runs as it always did"
-FIRST = "nothing stands before it"
-PREFILLED = "its next prompts are prefilled while tools run"
 CACHE_BLOCK = 16
 """Tokens that the caches of most engines keep together; a shorter beginning is not kept."""
 MIN_TOKENS = 2 * CACHE_BLOCK
 """Constant tokens from which on advice is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallFacts:
-    """One call of an engine that a node makes."""
-
-    name: str
-    engine: str
-    prompt: tuple[PromptPart, ...] = ()
-    """The prompt of a generation: constant text, and variables by the names of what fills them."""
-    start: str = ""
-    """When it starts, if that is before its node does; empty for a call that is made in its place."""
-    reason: str = ""
-    """The reason why it is made in its place."""
-    only_whole: bool = False
-    """True if it starts early only where its answer comes whole; see `only_whole`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFacts:
-    """One tool of a node that runs tools. `start` and `reason` are as for a call."""
-
-    name: str
-    start: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +45,9 @@ class NodeFacts:
     joins: tuple[str, ...] = ()
     """Nodes that wait for it and for others."""
     choices: tuple[Choice, ...] = ()
-    calls: tuple[CallFacts, ...] = ()
-    tools: tuple[ToolFacts, ...] = ()
+    calls: tuple[CallRow, ...] = ()
+    tools: tuple[CallRow, ...] = ()
+    """A row for each tool of a node that runs tools."""
 
 
 def explain_graph(
@@ -82,28 +57,35 @@ def explain_graph(
     note: str = "",
     trace: QueryTrace | None = None,
     left: Sequence[str] = (),
-) -> Explanation:
-    """Return the explanation of a graph with these facts.
+) -> PlanReport:
+    """Return the report of a graph with these facts.
 
     `first_nodes`: the nodes that always start first. `first_choices`: the conditional edges from the start. `note`: why
     nothing starts early, if so. `trace`: that of the last call, if there was one. `left`: the calls that it left in
     their place, see `left_for_form`.
     """
     calls = [call for node in nodes for call in node.calls]
-    callables: list[CallFacts | ToolFacts] = [*calls, *(tool for node in nodes for tool in node.tools)]
-    start_rows = [
-        ("early", one.name, one.start) if one.start else ("in place", one.name, one.reason) for one in callables
-    ]
+    tools = [tool for node in nodes for tool in node.tools]
     advice = dict.fromkeys(line for node in nodes for line in _advice(node))
     sections = (
         ("Edges", "\n".join(_edge_lines(nodes, first_nodes, first_choices))),
         ("Prompts", "\n".join(line for call in calls if call.prompt for line in _prompt_lines(call))),
-        ("Before their place", note or _table(start_rows)),
     )
     starts = () if note else tuple(_start_lines(nodes))
-    rows = [TraceNode(n.name, n.kind, n.level, tuple(call.name for call in n.calls), n.reason) for n in nodes]
+    rows = [
+        TraceNode(
+            n.name,
+            n.kind,
+            n.level,
+            tuple(call.name for call in n.calls if call.status is not Status.NOT_SEEN),
+            n.reason,
+        )
+        for n in nodes
+    ]
     expected = _expectation(calls, starts, note, trace, left)
-    return Explanation(TraceReport(tuple(rows)), starts, expected, tuple(advice), sections)
+    figures = (None, None) if trace is None else (trace.seconds, seconds_saved(trace))
+    parts = TraceReport(tuple(rows))
+    return PlanReport(parts, starts, expected, (*calls, *tools), tuple(advice), sections, "", *figures)
 
 
 def _start_lines(nodes: Sequence[NodeFacts]) -> Iterator[str]:
@@ -112,7 +94,7 @@ def _start_lines(nodes: Sequence[NodeFacts]) -> Iterator[str]:
     for node in nodes:
         for call in node.calls:
             if call.start:
-                start = f"{call.start}, if its answer comes whole" if call.only_whole else call.start
+                start = f"{call.start}, if its answer comes whole" if call.is_whole_only else call.start
                 names_by_start.setdefault(start, []).append(call.name)
         for tool in node.tools:
             if tool.start:
@@ -121,18 +103,20 @@ def _start_lines(nodes: Sequence[NodeFacts]) -> Iterator[str]:
 
 
 def _expectation(
-    calls: Sequence[CallFacts], starts: Sequence[str], note: str, trace: QueryTrace | None, left: Sequence[str]
+    calls: Sequence[CallRow], starts: Sequence[str], note: str, trace: QueryTrace | None, left: Sequence[str]
 ) -> str:
     """Return what to expect of the graph: no figure before a call, since a graph decides as it runs."""
-    if not starts and not any(PREFILLED in call.reason for call in calls):
-        in_place = sorted((call for call in calls if call.reason), key=lambda call: call.reason == FIRST)
-        reason = "no node is seen to call an engine"
+    if not starts and not any(call.reason is Reason.PREFILLED for call in calls):
+        in_place = sorted(
+            (call for call in calls if call.status is Status.IN_PLACE), key=lambda call: call.reason is Reason.FIRST
+        )
+        reason = "no node is seen to call a model, a retriever or an engine"
         if in_place:
-            reason = f"{in_place[0].name} starts in its place: {in_place[0].reason}"
-        return f"no gain: {note or reason}"
+            reason = f"{in_place[0].name} starts in its place: {in_place[0].explanation}"
+        return f"no gain: {reason if in_place or not note else note}"
     if trace is not None and left:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
-    unstreamed = [call.name for call in calls if call.start and call.only_whole]
+    unstreamed = [call.name for call in calls if call.start and call.is_whole_only]
     text = f"faster; not estimated, as a graph decides while it runs: {COMPARE}" if trace is None else measured(trace)
     return f"{text}; {only_whole(unstreamed)}" if unstreamed else text
 
@@ -154,7 +138,7 @@ def _choice_line(name: str, choice: Choice) -> str:
     return f"{name} -> {_joined(choice.nodes, 'or') or 'any node'}, as {choice.decider} says"
 
 
-def _prompt_lines(call: CallFacts) -> Iterator[str]:
+def _prompt_lines(call: CallRow) -> Iterator[str]:
     yield f"{call.name}: {''.join(map(str, _merged(call.prompt)))}"
     constant_tokens = sum(part.tokens for part in call.prompt[: _first_variable(call.prompt)])
     variables = list(dict.fromkeys(part.variable for part in call.prompt if part.variable))
@@ -176,11 +160,6 @@ def _merged(prompt: Sequence[PromptPart]) -> Iterator[PromptPart]:
 
 def _first_variable(prompt: Sequence[PromptPart]) -> int:
     return next((i for i, part in enumerate(prompt) if part.variable), len(prompt))
-
-
-def _table(rows: Sequence[tuple[str, str, str]]) -> str:
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    return "\n".join(f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}".rstrip() for a, b, c in rows)
 
 
 def _advice(node: NodeFacts) -> Iterator[str]:

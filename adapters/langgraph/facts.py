@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,25 +11,23 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
+from teola_plugin.adapters.early_words import component_of, early_starts
 from teola_plugin.adapters.early_work import forms_matter
-from teola_plugin.adapters.explain import only_whole
+from teola_plugin.adapters.explain import left_rows
+from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, own_calls
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
-from teola_plugin.adapters.langgraph.explain import (
-    FIRST,
-    MIN_TOKENS,
-    PREFILLED,
-    CallFacts,
-    Choice,
-    NodeFacts,
-    ToolFacts,
-)
+from teola_plugin.adapters.langgraph.explain import MIN_TOKENS, Choice, NodeFacts
 from teola_plugin.adapters.langgraph.plans import PlanKey, Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
+from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, Reason, Status, leaves_of
 from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
+from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_node_parts
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, TraceResult
 from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
+from teola_plugin.tracer.functions.interpreter import to_plain_function
+from teola_plugin.tracer.functions.lookup import is_framework_code
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
@@ -36,6 +35,7 @@ from teola_plugin.tracer.langgraph.lookahead import EMPTY_NODE, STATE, LoweredNo
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
 from teola_plugin.tracer.leaf import GenerationLeaf
 from teola_plugin.tracer.report import Level
+from teola_plugin.tracer.source import source_of
 
 _YOUR_CODE = "your code: runs once, in its place"
 _JOINS = "pool-backed objects that it calls join the query"
@@ -50,6 +50,10 @@ class GraphFacts:
     """The graph with the objects on engines that are bound in it."""
     plans: Plans | None
     tools: AgentTools | None
+    code_sites: CodeSites
+    """The calls of the user's own models in functions."""
+    is_off: bool = False
+    """True if nothing is prefetched (`speculate="off"`)."""
 
     @cached_property
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -89,13 +93,17 @@ class GraphFacts:
 
     def _node(self, node: NodeShape, has_pool: bool) -> NodeFacts:
         draft, visited = self._visited[node.name]
-        components = [component for component in draft.components.values() if uses_engine(component)]
-        calls = tuple(self._call(node, component, component is components[0]) for component in components)
+        calls = tuple(self._rows(node, draft))
         level, reason = _level(node, draft, visited, has_pool)
-        if self._agent is not None and self._agent.node == node.name:
-            calls, level = (_agent_call(self._agent, is_prefilled=self.tools is not None),), "joined"
-            middleware = "; middleware may change what it is asked" if self._agent.wrapped else ""
-            reason = f"an agent's model{middleware}"
+        agent = agent_model(self.graph)
+        if agent is not None and agent.node == node.name:
+            calls = (_agent_call(agent, is_prefilled=self.tools is not None),)
+        elif not calls and visited.runs_user_code and (explanation := _unknown_code(node)) is not None:
+            source = draft.sources.get(f"{node.name}.code", "")
+            calls = (CallRow(node.name, Status.NOT_SEEN, source=source, explanation=explanation),)
+        if agent is not None and agent.node == node.name and _engine_of(agent.model):
+            middleware = "; middleware may change what it is asked" if agent.wrapped else ""
+            level, reason = "joined", f"an agent's model{middleware}"
         return NodeFacts(
             node.name,
             _kind(node.bound),
@@ -125,21 +133,45 @@ class GraphFacts:
         return visited
 
     @property
-    def _find_leaves(self) -> FindLeaves | None:
-        return None if self.plans is None else self.plans.code_sites.find_leaves
+    def _find_leaves(self) -> FindLeaves:
+        return self.code_sites.find_leaves
 
     # ------------------------------------------------------------ calls
 
-    def _call(self, node: NodeShape, call: Component, is_first: bool) -> CallFacts:
-        """Return the facts about a call. `is_first`: it is the first one of its node."""
+    def _rows(self, node: NodeShape, draft: Draft) -> Iterator[CallRow]:
+        """Yield a row for each place in a node that makes calls."""
+        components = [component for component in draft.components.values() if uses_engine(component)]
+        for component in components:
+            is_first = component is components[0]
+            start, explanation = self._start(node, component, is_first)
+            if not start and explanation is None:
+                explanation = self._reason_in_place(node, component.name, is_first)
+            if start and self.is_off:
+                start, explanation = "", Explanation(Reason.SWITCHED_OFF)
+            for leaf in leaves_of(component):
+                site = self.code_sites.sites.get(leaf.attributes.wrapped)
+                yield CallRow(
+                    leaf.name,
+                    Status.PREFETCHED if start else Status.IN_PLACE,
+                    leaf.engine or leaf.embedder if site is None else type(site.target).__name__,
+                    draft.sources.get(leaf.name, ""),
+                    start,
+                    explanation,
+                    self._only_whole(component),
+                    self._named_prompt(component) if leaf is component else (),
+                    None if site is None else site.counts,
+                )
+        left = self.code_sites.left.items()
+        names = f"{node.name}:", f"{node.name}."
+        yield from left_rows({path: one for path, one in left if path.startswith(names)}, draft.sources)
+
+    def _named_prompt(self, call: Component) -> tuple[PromptPart, ...]:
+        """Return the prompt of a generation, with variables by the names of what fills them."""
         sources = {variable: _source_name(reference) for variable, reference in call.inputs}
-        prompt = tuple(
+        return tuple(
             replace(part, variable=sources.get(part.variable, part.variable)) if part.variable else part
             for part in call.prompt
         )
-        start = self._start(node, call.name, is_first)
-        reason = "" if start else self._reason_in_place(node, call.name, is_first)
-        return CallFacts(call.name, call.engine or call.embedder, prompt, start, reason, self._only_whole(call))
 
     def _only_whole(self, call: Component) -> bool:
         """Return True if a request of the call for a whole answer is no request for a streamed one."""
@@ -148,37 +180,64 @@ class GraphFacts:
         body = () if call.body is None else call.body.components
         return forms_matter(call, self.plans.pool) or any(map(self._only_whole, body))
 
-    @cached_property
-    def _agent(self) -> AgentModel | None:
-        """The model of the agent, if the graph is one and the model is on an engine."""
-        agent = agent_model(self.graph)
-        return agent if agent is not None and _engine_of(agent.model) else None
+    def _start(self, node: NodeShape, call: Component, is_first: bool) -> tuple[str, Explanation | None]:
+        """Say with which node a call starts, the one for whose plan it waits least; "" if it starts in its place.
 
-    def _start(self, node: NodeShape, call: str, is_first: bool) -> str:
-        """Say with which node a call starts, the one for whose plan it waits least; "" if it starts in its place."""
-        starts: list[tuple[int, str]] = []
-        component = self._visited[node.name][0].components[call]
-        if is_first and component.attributes.beside and self.plans is not None:  # a loop
-            starts.append((len(self._visited), "all items at once, when its node begins"))
+        Also return the reason for that, if it is the object that is called.
+        """
+        explanation = self._reason_for_all(call)
+        if self.plans is None or explanation is not None:
+            return "", explanation
+        starts: list[tuple[int, int, str]] = []
+        blocking: set[str] = set()
+        targets = self._one_by_one
+        limited = {
+            type(target).__name__ for leaf in leaves_of(call) if (target := targets.get(leaf.attributes.wrapped))
+        }
+        if is_first and call.attributes.beside and limited:
+            blocking |= limited
+        elif is_first and call.attributes.beside:  # a loop
+            starts.append((len(self._visited), 0, "all items at once, when its node begins"))
         for name in self._visited:
-            if self.plans is None or (name == node.name and is_first):
+            if name == node.name and is_first:
                 continue
             plan = self.plans.traced(PlanKey(name), None)
             components = {} if plan is None else {component.name: component for component in plan.template.components}
-            if plan is None or call not in components:
+            if plan is None or call.name not in components:
                 continue
-            waits = _waits_of(plan, call)
-            if any(self._is_left(components[one]) for one in (call, *waits)):
+            waits = _waits_of(plan, call.name)
+            if any(self._is_left(components[one]) for one in (call.name, *waits)):
+                continue
+            begins = _sooner(self.plans.optimised(plan), targets)
+            if call.name not in begins:
+                blocking |= limited if call.name in _sooner(self.plans.optimised(plan), {}) else set()
                 continue
             start = f"when {'its node' if name == node.name else name} begins"
             if name == START:
                 start = "when the graph begins"
+            distance = -self.plans.distances.get(name, 0)
             if _user_code(plan).isdisjoint(waits):
                 after = f", once {' and '.join(waits)} {'have' if len(waits) > 1 else 'has'} ended" if waits else ""
-                starts.append((len(waits), start + after))
-            elif (tokens := _known_tokens(plan, call)) >= MIN_TOKENS:
-                starts.append((len(self._visited), f"its first {tokens} tokens, {start}"))
-        return min(starts)[1] if starts else ""
+                starts.append((len(waits), distance, start + after))
+            elif (tokens := _known_tokens(plan, call.name)) >= MIN_TOKENS:
+                starts.append((len(self._visited), distance, f"its first {tokens} tokens, {start}"))
+        if not starts and blocking:
+            return "", Explanation(Reason.ONE_AT_A_TIME, tuple(sorted(blocking)))
+        return (min(starts)[2] if starts else ""), None
+
+    def _reason_for_all(self, call: Component) -> Explanation | None:
+        """Return what keeps calls of this kind in their place wherever they stand."""
+        sites = {
+            leaf.attributes.wrapped: site
+            for leaf in leaves_of(call)
+            if (site := self.code_sites.sites.get(leaf.attributes.wrapped))
+        }
+        explanations = own_calls(sites, frozenset(), {}).explanations
+        return next(iter(explanations.values()), None)
+
+    @cached_property
+    def _one_by_one(self) -> Mapping[str, Any]:
+        return own_calls(self.code_sites.sites, frozenset(), {}).one_by_one
 
     def _is_left(self, call: Component) -> bool:
         """Return True for a call that starts in its place in every query, since its answer may be streamed."""
@@ -186,28 +245,35 @@ class GraphFacts:
         is_unknown = call.attributes.form == "unknown" and self._only_whole(call)
         return is_unknown or any(map(self._is_left, body))
 
-    def _reason_in_place(self, node: NodeShape, call: str, is_first: bool) -> str:
+    def _reason_in_place(self, node: NodeShape, call: str, is_first: bool) -> Explanation:
         """Say why a call starts in its place."""
-        assert self._shape is not None
+        shape = self._shape
+        assert shape is not None
         component = self._visited[node.name][0].components.get(call)
         if component is not None and self._is_left(component):
-            return only_whole([call])
-        previous = [one for one in self._shape.nodes.values() if node.name in _successors(one) and one.name != START]
+            return Explanation(Reason.STREAMED)
+        previous = [one for one in shape.nodes.values() if node.name in _successors(one) and one.name != START]
         if not previous or node.name in self.first_nodes:
-            return FIRST
+            return Explanation(Reason.FIRST)
         if node.skippable:
-            return "its node may not run: a result may be in a cache, or somebody is asked before"
-        if all(one.pauses for one in previous):
-            return "the graph is interrupted before its node"
+            is_cached = getattr(self.graph.nodes[node.name], "cache_policy", None) or self.graph.cache_policy
+            return Explanation(Reason.NODE_CACHE, (repr(node.name),)) if is_cached else Explanation(Reason.ASKED_BEFORE)
+        if all(one.pauses or self._visited[one.name][1].pauses for one in previous):
+            return Explanation(Reason.ASKED_BEFORE)
         needs = [waits for one in previous if (waits := self._waits_from(one.name, call))]
         if needs:
-            return f"it needs what {' and '.join(needs[0])} {'give' if len(needs[0]) > 1 else 'gives'}"
+            return Explanation(Reason.NEEDS_RESULTS, tuple(needs[0]))
         opaque = [one.name for one in previous if self._visited[one.name][1].updates is None]
         if opaque:
-            return f"what {' and '.join(opaque)} will write is not known"
+            sources = self._visited[opaque[0]][0].sources
+            return Explanation(Reason.UNKNOWN_UPDATES, tuple(opaque), sources.get(f"{opaque[0]}.code", ""))
         if node.name not in {name for one in previous for name in (*one.successors, *self._visited[one.name][1].goto)}:
-            return "its node may be chosen or not, and a call for nothing is not made on a guess"
-        return "what it reads is known when its node begins" if is_first else "it waits for what stands before it"
+            return Explanation(Reason.MAY_BE_SKIPPED)
+        reads = shape.nodes[node.name].reads or ()
+        reduced = [name for name in reads if shape.update_rules.get(name) == "unknown"]
+        if reduced and any(name in (self._visited[one.name][1].updates or ()) for one in previous for name in reduced):
+            return Explanation(Reason.REDUCER, tuple(reduced))
+        return Explanation(Reason.IN_ITS_NODE if is_first else Reason.BEHIND_OTHERS)
 
     def _waits_from(self, name: str, call: str) -> list[str]:
         """Return what a call would wait for that started with a node; nothing if that would be of no use."""
@@ -244,6 +310,23 @@ def _level(node: NodeShape, draft: Draft, visited: LoweredNode, has_pool: bool) 
     return _opaque_level(node.bound, has_pool)
 
 
+def _unknown_code(node: NodeShape) -> Explanation | None:
+    """Return why the calls of a function are not seen: it has no source, or code of it is not understood.
+
+    Return None for what is no function, or the framework's.
+    """
+    functions = functions_of(node.bound)
+    function = None if functions is None else functions.func or functions.afunc
+    plain, _ = (None, ()) if function is None else to_plain_function(function, ())
+    if plain is None or is_framework_code(plain) or tool_node_parts(node.bound) is not None:
+        return None
+    return (
+        Explanation(Reason.NO_SOURCE, (node.name,))
+        if source_of(plain.__code__) is None
+        else Explanation(Reason.UNKNOWN_CODE)
+    )
+
+
 def _opaque_level(runnable: Any, has_pool: bool) -> tuple[Level, str]:
     code = "each tool runs once" if tool_node_parts(runnable) is not None else _YOUR_CODE
     return ("joined", f"{code}; {_JOINS}") if has_pool else ("original", code)
@@ -267,6 +350,21 @@ def _source_name(reference: Ref) -> str:
         return reference.producer
     path = [str(key) for key in reference.path if key not in (STATE, ROOT)]
     return ".".join(path) or "state"
+
+
+def _sooner(optimised: Any, one_by_one: Mapping[str, Any]) -> set[str]:
+    """Return the components of a plan, and what holds them, that start before their place."""
+    names = early_starts(optimised, OwnCalls(_every_site(optimised), one_by_one))
+    holders = {
+        component_of(p.id)
+        for p in optimised.graph
+        if {component_of(one.id) for one in leaf_primitives(p)} & names.keys()
+    }
+    return {*names, *holders}
+
+
+def _every_site(optimised: Any) -> frozenset[str]:
+    return frozenset(one.attributes.wrapped for p in optimised.graph for one in leaf_primitives(p))
 
 
 def _waits_of(plan: TraceResult, call: str) -> list[str]:
@@ -301,12 +399,18 @@ def _known_tokens(plan: TraceResult, call: str) -> int:
 # ------------------------------------------------------------ agents and tools
 
 
-def _agent_call(agent: AgentModel, *, is_prefilled: bool) -> CallFacts:
-    """Return the facts about the calls of an agent's model. `is_prefilled`: its next prompts are, while tools run."""
+def _agent_call(agent: AgentModel, *, is_prefilled: bool) -> CallRow:
+    """Return the row for the calls of an agent's model. `is_prefilled`: its next prompts are, while tools run."""
     texts = [*map(_tool_text, agent.tools), *([] if agent.system_message is None else [agent.system_message.text])]
     prompt = (*(PromptPart.literal(text) for text in texts if text), PromptPart.var("messages"))
-    reason = "nothing stands before its first call" + (f"; {PREFILLED}" if is_prefilled else "")
-    return CallFacts(agent.node, _engine_of(agent.model), prompt, reason=reason)
+    engine, explanation = _engine_of(agent.model), Explanation(Reason.PREFILLED if is_prefilled else Reason.AGENT)
+    return CallRow(
+        agent.node,
+        Status.IN_PLACE,
+        engine or type(agent.model).__name__,
+        explanation=explanation,
+        prompt=prompt if engine else (),
+    )
 
 
 def _engine_of(model: Any) -> str:
@@ -323,23 +427,21 @@ def _tool_text(tool: Any) -> str:
         return ""
 
 
-def _tools_of(runnable: Any, tools: AgentTools | None) -> tuple[ToolFacts, ...]:
-    """Return the facts about the tools of a node that runs tools; none for any other node."""
+def _tools_of(runnable: Any, tools: AgentTools | None) -> tuple[CallRow, ...]:
+    """Return the rows for the tools of a node that runs tools; none for any other node."""
     parts = tool_node_parts(runnable)
     if parts is None:
         return ()
     return tuple(_tool(name, tools, name in parts.injected, parts.wrapped) for name in parts.tools)
 
 
-def _tool(name: str, tools: AgentTools | None, is_injected: bool, is_wrapped: bool) -> ToolFacts:
+def _tool(name: str, tools: AgentTools | None, is_injected: bool, is_wrapped: bool) -> CallRow:
     tool = None if tools is None else tools.tools.get(name)
     if tool is not None:
         work = "it runs" if tool.is_callable_early else "its engine work begins"
-        return ToolFacts(name, start=f"{work} when the model has written its call")
-    if is_wrapped:
-        return ToolFacts(name, reason="its calls are handed to middleware, which may hold them back")
-    if is_injected:
-        return ToolFacts(name, reason="it takes what only its place can give it: state, a store, the id of its call")
-    if tools is None:
-        return ToolFacts(name, reason="somebody may decide before it, or nothing runs ahead")
-    return ToolFacts(name, reason="it is not declared read-only, and is no retriever of the pool's alone")
+        return CallRow(name, Status.PREFETCHED, "tool", start=f"{work} when the model has written its call")
+    reason = Reason.TOOL_BEHIND_PERSON if tools is None else Reason.NOT_READ_ONLY
+    reason = Reason.TOOL_WITH_STATE if is_injected else reason
+    return CallRow(
+        name, Status.IN_PLACE, "tool", explanation=Explanation(Reason.WRAPPED_TOOL if is_wrapped else reason, (name,))
+    )

@@ -27,9 +27,10 @@ from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.graph_call import GraphCall, ain_call, in_call
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.own_class import subclass_of
-from teola_plugin.adapters.provider_executor import ProviderPool
+from teola_plugin.adapters.provider_executor import ProviderPool, shared_pool
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, new_query, unplanned
+from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun
@@ -37,7 +38,7 @@ from teola_plugin.shims.pydantic import sharing
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.explain import Explanation
+    from teola_plugin.adapters.plan_report import PlanReport
 
 _ACCELERATION = "_teola"
 """The attribute of accelerated graphs that holds their `Acceleration`."""
@@ -170,27 +171,34 @@ class AcceleratedGraph:
         `details`: also the nodes and edges, which part of each prompt is constant and what breaks that, and when each
         call starts, in sections. `input` changes nothing; other accelerated objects need it.
         """
-        return self.__teola_explained__(input).text(details=details)
+        return self.__teola_report__(input).text(details=details)
+
+    def report(self, input: Any = None) -> PlanReport:
+        """Return what `explain()` prints, as data: a row for each place that makes calls, and for each node."""
+        return self.__teola_report__(input)
 
     def __teola_of__(self) -> tuple[Any, EnginePool | None]:
         """Return the original, and the pool that plans it."""
         return self._teola.original, self._teola.pool
 
-    def __teola_explained__(self, input: Any = None) -> Explanation:
-        with under_routing(self._teola.routing):
-            return self._explained()
-
-    def _explained(self) -> Explanation:
+    def __teola_report__(self, input: Any = None) -> PlanReport:
         from teola_plugin.adapters.explain import ended_trace, left_for_form
+        from teola_plugin.adapters.langchain.prefetch_plan import CodeSites
         from teola_plugin.adapters.langgraph.explain import NOTHING_PREFETCHED, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 
         acceleration = self._teola
-        facts = GraphFacts(acceleration.runner, acceleration.plans, acceleration.tools)
-        note = NOTHING_PREFETCHED if acceleration.pool is None else ""
-        trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
-        explanation = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
-        return replace(explanation, engines_text=served_section(acceleration.serving))
+        composites, plans = acceleration.composites, acceleration.plans
+        threads = NOBODY if composites is None else composites.threads.safety
+        if is_off := plans is None and composites is None:
+            plans = Plans(acceleration.runner, acceleration.original, shared_pool(), None, "auto")
+        code_sites = CodeSites(threads) if plans is None else plans.code_sites
+        with under_routing(acceleration.routing):
+            facts = GraphFacts(acceleration.runner, plans, acceleration.tools, code_sites, is_off=is_off)
+            note = NOTHING_PREFETCHED if acceleration.pool is None else ""
+            trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
+            report = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
+        return replace(report, engines_text=served_section(acceleration.serving))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """Return the trace of the last call that was started on this object; None before the first one."""

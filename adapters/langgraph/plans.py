@@ -24,7 +24,7 @@ from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, 
 from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
-from teola_plugin.passes import Pass
+from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.part import HeldPart
@@ -173,7 +173,7 @@ class Plans:
             if self.code_sites.sites:
                 intercept()
                 ensure_engine(self.pool)
-            plan = self._optimise(traced)
+            plan = self.optimised(traced)
         except Exception as error:
             log_fallback(error, None, f"the node {key.node!r}")
             return None
@@ -184,10 +184,11 @@ class Plans:
         profiles = tuple(self.pool.profiles.values())
         cached = self._graphs.get(id(traced))
         if cached is None or any(now is not before for now, before in zip(profiles, cached[0], strict=True)):
-            cached = self._graphs[id(traced)] = profiles, self._optimise(traced).graph, traced
+            cached = self._graphs[id(traced)] = profiles, self.optimised(traced).graph, traced
         return cached[1]
 
-    def _optimise(self, traced: TraceResult) -> Any:
+    def optimised(self, traced: TraceResult) -> Optimised:
+        """Return the e-graph of a plan, and the graph as written."""
         return self.pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
 
 

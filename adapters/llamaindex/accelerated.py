@@ -35,10 +35,9 @@ from teola_plugin.shims.llamaindex.copies import sharing, with_slots_of, with_st
 from teola_plugin.shims.llamaindex.engines import QueryHooks, without_span
 from teola_plugin.shims.llamaindex.workflows import RuntimeHooks
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
-from teola_plugin.tracer.report import TraceReport
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.explain import Explanation
+    from teola_plugin.adapters.plan_report import PlanReport
 
 _SLOT = "__teola_slot__"
 
@@ -68,7 +67,7 @@ class PlannedAttributes(OriginalAttribute):
     if TYPE_CHECKING:
         __teola_entry__: ClassVar[str]
 
-        def __teola_explained__(self, input: Any = None) -> Explanation: ...
+        def __teola_report__(self, input: Any = None) -> PlanReport: ...
 
     def with_terms(
         self,
@@ -93,11 +92,9 @@ class PlannedAttributes(OriginalAttribute):
         terms = replace(session.terms, **{name: value for name, value in changes.items() if value is not None})
         return accelerated(session.with_terms(terms))
 
-    @FallbackProperty
-    def report(self) -> TraceReport:
-        """The report of which parts are lowered, joined or called by the original, and why."""
-        report: TraceReport = session_of(self).entry(self.__teola_entry__).traced.report
-        return report
+    def report(self, input: Any = None) -> PlanReport:
+        """Return what `explain()` prints, as data: a row for each place that makes calls, and for each part."""
+        return self.__teola_report__(input)
 
     def plan(self, input: Any = None) -> Optimised | None:
         """Return the e-graph of a query and the passes that made it; None where the original just runs."""
@@ -110,7 +107,7 @@ class PlannedAttributes(OriginalAttribute):
 
         `details`: add sections on each part, the p-graph, the e-graph, the passes that fired and advice.
         """
-        return self.__teola_explained__(input).text(details=details)
+        return self.__teola_report__(input).text(details=details)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """Return the trace of the last call that was started on this object; None before the first one.
@@ -172,12 +169,10 @@ class Accelerated:
         session = session_of(self)
         return session.original, session.pool
 
-    def __teola_explained__(self, input: Any = None) -> Explanation:
+    def __teola_report__(self, input: Any = None) -> PlanReport:
         session = session_of(self)
-        explanation: Explanation = session.explained(
-            self.__teola_entry__, None if input is None else query_input(input)
-        )
-        return replace(explanation, engines_text=served_section(session.serving))
+        report: PlanReport = session.report(self.__teola_entry__, None if input is None else query_input(input))
+        return replace(report, engines_text=served_section(session.serving))
 
 
 class AcceleratedQueryEngine(QueryHooks, Accelerated):

@@ -31,6 +31,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 
 from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import expected_sizes, sites_that_start_sooner, submit
+from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PrefetchCounts, Reason
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -139,6 +140,8 @@ class AllowedModels:
         """`on_loop`: calls of async methods may be prefetched, as tasks of the caller's loop."""
         self._threads, self._on_loop = threads, on_loop
         self.sites: dict[str, ProviderSite] = {}
+        self.left: dict[str, tuple[str, Explanation]] = {}
+        """The classes of LLMs that may not be prefetched, with the reason."""
 
     def require_llm(self, llm: Any) -> Any:
         """See `OwnModels`."""
@@ -147,6 +150,7 @@ class AllowedModels:
             raise NotUnderstood(f"an engine answers for its LLM, a {type(llm).__name__}")
         self.require_leaf(llm)
         if not self._on_loop and not takes_threads(llm, self._threads):
+            self.left[type(llm).__name__] = type(llm).__name__, Explanation(Reason.ONE_THREAD, (type(llm).__name__,))
             raise NotUnderstood(f"its LLM, a {type(llm).__name__}, is not known to take several calls at once")
         if has_own_prompt_code(llm):
             raise NotUnderstood("functions of the user's own write its prompts")
@@ -187,6 +191,7 @@ class ProviderSite:
     limit: ConcurrencyLimit | None
     is_allowed: bool
     """True if calls may be prefetched here."""
+    counts: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +245,28 @@ def plan_of_sites(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan |
         prepare(site.target)
     template = _reduce_to_sites(traced.traced.template, prefetched, needs_output=False)
     return PrefetchPlan(traced, replace(traced.traced, template=template), allowed.sites, prefetched)
+
+
+def rows_of_sites(
+    traced: TraceResult, plan: PrefetchPlan | None, sites: Mapping[str, ProviderSite]
+) -> Iterator[CallRow]:
+    """Yield a row for each place that calls a model or store of the user's own. `plan`: of its prefetched calls."""
+    from teola_plugin.adapters.explain import call_rows
+
+    pool = shared_pool()
+    planned = pool.plan(traced.template, {}, passes=pool.passes, speculate="auto")
+    explanations: dict[str, Explanation] = {}
+    for key, site in sites.items():
+        name = type(site.target).__name__
+        if not site.is_allowed:
+            explanations[key] = Explanation(
+                Reason.RATE_LIMITER if is_paced(site.target) else Reason.ONE_THREAD, (name,)
+            )
+        elif plan is not None and key in plan.useless:
+            explanations[key] = Explanation(Reason.NO_USE)
+    prefetched = frozenset() if plan is None else plan.prefetched
+    waits = {key: site.target for key, site in sites.items() if site.limit is not None}
+    return call_rows(traced, planned, OwnCalls(prefetched - explanations.keys(), waits, sites, explanations))
 
 
 def entries_of(part: Any) -> tuple[str, ...]:
@@ -360,12 +387,12 @@ class QueryPrefetcher:
             scopes = list(self._scopes)
         if closed:
             return
-        if is_read_from_code:
-            self._plan.useless.update(
-                key
-                for key, scope in scopes
-                if scope.calls and not any(call.is_claimed_by(Caller.ORIGINAL) for call in scope.calls)
-            )
+        for key, scope in scopes:
+            is_hit = any(call.is_claimed_by(Caller.ORIGINAL) for call in scope.calls)
+            if scope.calls:
+                self._plan.sites[key].counts.add(is_hit=is_hit)
+            if scope.calls and not is_hit and is_read_from_code:
+                self._plan.useless.add(key)
         live_scopes.discard(id(self))
         prefetchers.pop(self._query_id, None)
         for _, scope in scopes:

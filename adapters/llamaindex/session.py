@@ -6,11 +6,11 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.chat_engine.types import StreamingAgentChatResponse
@@ -30,9 +30,18 @@ from teola_plugin.adapters.early_work import (
 )
 from teola_plugin.adapters.llamaindex.checking import original_call
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
-from teola_plugin.adapters.llamaindex.prefetching import PrefetchPlan, QueryPrefetcher, entries_of, plan_prefetching
+from teola_plugin.adapters.llamaindex.prefetching import (
+    AllowedModels,
+    PrefetchPlan,
+    QueryPrefetcher,
+    entries_of,
+    plan_of_sites,
+    plan_prefetching,
+    rows_of_sites,
+)
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
 from teola_plugin.adapters.own_pool import watching_pool
+from teola_plugin.adapters.plan_report import CallRow, PlanReport, switched_off
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.terms import (
@@ -54,9 +63,6 @@ from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
-
-if TYPE_CHECKING:
-    from teola_plugin.adapters.explain import Explanation
 
 GraphInput = dict[str, Any]
 """The input of a query, by the names that the graph has for its parts."""
@@ -233,13 +239,27 @@ class Session(ServedObject):
         terms = self.terms
         return pool.plan(traced.template, expected_sizes(traced, input), passes=terms.passes, speculate=terms.speculate)
 
-    def explained(self, entry: str, input: Any = None) -> Explanation:
-        """Return the explanation of an entry, which `explain()` prints."""
+    def report(self, entry: str, input: Any = None) -> PlanReport:
+        """Return the report of an entry, which `explain()` prints."""
         from teola_plugin.adapters.explain import ended_trace, explain, left_for_form
 
         trace, more = ended_trace(self._last), self._describe_prefetching(entry)
         traced, left = self.entry(entry).traced, left_for_form(self._last)
-        return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left)
+        calls = [] if self.pool is not None else list(self._rows(entry))
+        return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left, calls=calls)
+
+    def _rows(self, entry: str) -> Iterator[CallRow]:
+        """Yield a row for each place where an entry calls the user's own models and stores."""
+        from teola_plugin.adapters.explain import left_rows
+
+        plan, allowed = self.prefetch_plan(entry), AllowedModels(self.terms.threads)
+        is_off = self.terms.speculate == "off"
+        with self.routing():
+            traced = trace(self.original, entry, 0, allowed) if plan is None else plan.entry
+            plan = plan_of_sites(traced, allowed) if is_off else plan
+        rows = rows_of_sites(traced.traced, plan, allowed.sites if plan is None else plan.sites)
+        yield from switched_off(rows) if is_off else rows
+        yield from left_rows(allowed.left, {})
 
     def _describe_prefetching(self, entry: str) -> tuple[str, ...]:
         """Return a phrase for calls of the user's own models that are prefetched without a pool."""

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from teola_plugin.adapters.early_work import expected_sizes
-from teola_plugin.adapters.explain import Explanation, ended_trace, explain
+from teola_plugin.adapters.explain import ended_trace, explain
+from teola_plugin.adapters.plan_report import PlanReport
 from teola_plugin.adapters.terms import RequestedTerms, outer_terms, with_app
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import Query, Terms, has_own_thread, own_thread
@@ -189,10 +190,10 @@ class Deployment:
 
         `details` adds sections: each component, the p-graph, the e-graph, the passes that fired, and advice.
         """
-        return self.explanation(inputs, config).text(details=details)
+        return self.report(inputs, config).text(details=details)
 
-    def explanation(self, inputs: Given | None = None, config: Given | None = None) -> Explanation:
-        """The same, in parts."""
+    def report(self, inputs: Given | None = None, config: Given | None = None) -> PlanReport:
+        """Return what `explain` prints, as data."""
         traced = self.workflow.lower(self.configured(config)).traced
         return explain(traced, self.plan(inputs, config), self.pool, trace=ended_trace(self._last))
 

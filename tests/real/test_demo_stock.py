@@ -47,7 +47,7 @@ def test_the_same_answer_by_every_entry_point(app: App, pool: EnginePool) -> Non
     given = {"question": documents.DEFAULT_QUESTION, "documents": documents.load([])}
     assert set(fast.plan(given).fired) == FIRED
     own = {"ids.split_documents", "ids.add_documents"}
-    assert {name for row in fast.report if row.level != "lowered" for name in row.components} == own
+    assert {name for row in fast.report().parts if row.level != "lowered" for name in row.components} == own
     with asyncio.Runner() as loop:
         plain = app.chain.invoke(given)
         for ask in (fast.invoke, lambda x: loop.run(fast.ainvoke(x)), lambda x: "".join(fast.stream(x))):

@@ -95,7 +95,7 @@ async def _query() -> tuple[Any, Any, QueryTrace]:
     async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
         fast = accelerate(chain(pool))
         await fast.ainvoke(QUESTION)
-        return fast.report, fast.plan(QUESTION), fast.last_trace()
+        return fast.report().parts, fast.plan(QUESTION), fast.last_trace()
 
 
 @functools.cache

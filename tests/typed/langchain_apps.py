@@ -67,7 +67,7 @@ def chains(pool: EnginePool) -> None:
         print(html_page([trace]), trace.seconds)
     chain = accelerate(chain)
     longer = accelerate(chain | StrOutputParser(), shadow=0.1)
-    print(longer.shadow, longer.report, accelerate(longer | StrOutputParser(), passes=()).plan())
+    print(longer.shadow, longer.report().parts, accelerate(longer | StrOutputParser(), passes=()).plan())
 
 
 def own_models(pool: EnginePool, model: FakeListChatModel, embeddings: Embeddings, mine: BaseRetriever) -> None:

@@ -20,7 +20,7 @@ from teola_plugin.llamaindex import TeolaEmbedding, TeolaLLM, TeolaRerank, Teola
 def engines(pool: EnginePool, index: VectorStoreIndex, llm: TeolaLLM) -> None:
     engine = index.as_query_engine(llm=llm)
     fast = accelerate(engine, pool=pool, app="desk")
-    print(fast.query("?"), fast.explain("?"), fast.report, fast.plan("?"))
+    print(fast.query("?"), fast.explain("?"), fast.report().parts, fast.plan("?"))
     on_terms: BaseQueryEngine = fast.with_terms(tenant="acme", deadline_s=5.0)
     if trace := fast.last_trace():
         print(on_terms, trace.seconds)

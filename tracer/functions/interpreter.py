@@ -18,7 +18,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.runnables import Runnable
 from langchain_core.tools import StructuredTool, Tool
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
@@ -37,7 +37,7 @@ from teola_plugin.tracer.functions.pure_expressions import (
     read_setting,
     truth_of,
 )
-from teola_plugin.tracer.functions.rendering import Renderer, to_prompt, to_prompt_text
+from teola_plugin.tracer.functions.rendering import Renderer, innermost_first, to_prompt, to_prompt_text
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -296,6 +296,7 @@ class FunctionInterpreter:
     def run_function(self, definition: Definition) -> BlockExit:
         """Interpret a function whose arguments are in the frame. Its result is the frame's return value."""
         if isinstance(definition, ast.Lambda):
+            self.line = definition.lineno
             self.frame.return_value = self.evaluate(definition.body)
             return BlockExit.LEAVES
         block_exit = self.run_block(definition.body)
@@ -309,13 +310,13 @@ class FunctionInterpreter:
         if entry is None:
             return None
         definition, frame = entry
-        caller_frame = self.frame
+        caller_frame, caller_line = self.frame, self.line
         self.frame, self.call_depth = frame, self.call_depth + 1
         try:
             block_exit = self.run_function(definition)
             value = frame.return_value
         finally:
-            self.frame, self.call_depth = caller_frame, self.call_depth - 1
+            self.frame, self.line, self.call_depth = caller_frame, caller_line, self.call_depth - 1
         if block_exit is BlockExit.UNKNOWN:
             self.is_incomplete, value = True, UNKNOWN_VALUE
             self.add_user_code()
@@ -332,6 +333,7 @@ class FunctionInterpreter:
 
     def append_span(self, span: Span) -> None:
         """Order components that were added after all that were there before."""
+        self.note_source(*self.draft.components)
         if span.heads:
             self.span = self.draft.in_sequence(self.span, span)
             self._ends_with_user_code = False
@@ -339,11 +341,18 @@ class FunctionInterpreter:
     def add_user_code(self) -> None:
         """Note that code runs here that may do anything: what comes after it waits for it."""
         self.runs_user_code = True
+        self.note_source(f"{self.name}.code")
         if not self.is_body and not self._ends_with_user_code:
             self._user_code = self.draft.name(f"{self.name}.code")
             self.draft.add(Component(self._user_code, Role.OPAQUE))
             self.append_span(Span((self._user_code,), (self._user_code,)))
             self._ends_with_user_code = True
+
+    def note_source(self, *names: str) -> None:
+        """Note the line that is interpreted now as the source of what these names stand for."""
+        if self.frame.code is not None:
+            for name in names:
+                self.draft.sources.setdefault(name, f"{self.frame.code.co_filename}:{self.line}")
 
     # ------------------------------------------------------------ symbols as expressions
 
@@ -496,6 +505,7 @@ class FunctionInterpreter:
             return returned
         first_new = len(self.draft.components)
         location = f"{self.name}:{self.line}"
+        self.note_source(location)
         find_leaves = None if streamed else self.shared.find_leaves  # own models are called in one form only
         find_leaf = None if find_leaves is None else find_leaves(runnable, location, kwargs, is_async)
         try:
@@ -518,7 +528,7 @@ class FunctionInterpreter:
         """Return the input for the tracer: prompts in their pieces. Raise `NotUnderstood` if it is not known."""
         if isinstance(argument, (Prompted, Ref)):
             return argument
-        if isinstance(_innermost_first(runnable), BaseLanguageModel):
+        if isinstance(innermost_first(runnable), BaseLanguageModel):
             if isinstance(argument, (Expression, Unknown)):
                 return self.to_ref(argument)
             return to_prompt(argument, self._to_ref_or_user_code)
@@ -567,7 +577,7 @@ class FunctionInterpreter:
         """
         trial = replace(
             self,
-            draft=Draft(names=component_names),
+            draft=Draft(names=component_names, sources=self.draft.sources),
             frame=replace(self.frame, names=dict(self.frame.names)),
             span=Span(),
             nesting=self.nesting + 1,
@@ -583,16 +593,3 @@ class FunctionInterpreter:
 
 def _has_user_code(components: Iterable[Component]) -> bool:
     return any(component.role in (Role.OPAQUE, Role.TOOL) for component in components)
-
-
-def _innermost_first(runnable: Any) -> Any:
-    """Return the Runnable that gets the input, inside sequences, bindings and parallels of one step."""
-    while True:
-        if isinstance(runnable, RunnableSequence):
-            runnable = runnable.first
-        elif isinstance(runnable, RunnableBinding):
-            runnable = runnable.bound
-        elif isinstance(runnable, RunnableParallel) and len(runnable.steps__) == 1:
-            runnable = next(iter(runnable.steps__.values()))
-        else:
-            return runnable

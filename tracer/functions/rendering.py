@@ -11,6 +11,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompt_values import StringPromptValue
+from langchain_core.runnables import RunnableBinding, RunnableParallel, RunnableSequence
 
 from teola_plugin.graph import PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
@@ -229,3 +230,16 @@ def _format_plain(value: Any) -> str:
     if not is_plain(value):
         raise UnfitValue("a text is made of an object whose methods are not known")
     return format(value)
+
+
+def innermost_first(runnable: Any) -> Any:
+    """Return the Runnable that gets the input, inside sequences, bindings and parallels of one step."""
+    while True:
+        if isinstance(runnable, RunnableSequence):
+            runnable = runnable.first
+        elif isinstance(runnable, RunnableBinding):
+            runnable = runnable.bound
+        elif isinstance(runnable, RunnableParallel) and len(runnable.steps__) == 1:
+            runnable = next(iter(runnable.steps__.values()))
+        else:
+            return runnable

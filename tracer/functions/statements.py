@@ -49,11 +49,10 @@ Statements = Sequence[ast.stmt]
 def run_block(interpreter: FunctionInterpreter, statements: Statements) -> BlockExit:
     """Interpret statements, one after the other."""
     for index, node in enumerate(statements):
-        ends_block = False
+        ends_block, interpreter.line = False, node.lineno
         if isinstance(node, ast.If):
             block_exit, ends_block = _run_if(interpreter, node, statements[index + 1 :])
         elif (rule := _RULES.get(type(node))) is not None:
-            interpreter.line = node.lineno
             block_exit = rule(interpreter, node)
         else:
             block_exit = BlockExit.UNKNOWN

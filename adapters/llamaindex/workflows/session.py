@@ -16,11 +16,12 @@ from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[at
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.explain import COMPARE, NO_POOL, Explanation, ended_trace, measured
+from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator, called_part
+from teola_plugin.adapters.plan_report import CallRow, PlanReport
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
@@ -97,11 +98,12 @@ class WorkflowSession(Session):
             lowering.draft.nodes[:] = report_rows(self.original, self.pool)
         return TracedEntry(lowering.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 
-    def explained(self, entry: str, input: Any = None) -> Explanation:
+    def report(self, entry: str, input: Any = None) -> PlanReport:
         with self.routing():
             calls = [] if self._step_plans is None else self._step_plans.prefetched_calls()
             trace = ended_trace(self._last)
-            return explain_workflow(self.original, self.pool, self._accelerate_part, trace, calls)
+            rows = () if self._step_plans is None else tuple(self._step_plans.rows())
+            return explain_workflow(self.original, self.pool, self._accelerate_part, trace, calls, rows)
 
     # ------------------------------------------------------------ one run
 
@@ -235,21 +237,25 @@ def explain_workflow(
     accelerate: Accelerate,
     trace: QueryTrace | None,
     prefetched_calls: Iterable[str] = (),
-) -> Explanation:
-    """Return the explanation of a workflow.
+    calls: tuple[CallRow, ...] = (),
+) -> PlanReport:
+    """Return the report of a workflow.
 
     `accelerate`: accelerates the engines that an agent's tools call. `prefetched_calls`: phrases for those of steps.
+    `calls`: a row for each place in them that makes calls.
     """
     report = TraceReport(tuple(report_rows(workflow, pool)))
     prefetched = tuple(prefetched_calls)
     if pool is None and not prefetched:
-        return Explanation(report, (), f"no gain: {NO_POOL}")
+        return PlanReport(report, (), f"no gain: {NO_POOL}", calls)
     if pool is not None:
         prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
     if not prefetched:
-        return Explanation(report, (), "no gain is known: its steps run as they are written, each call in its place")
+        in_place = "no gain is known: its steps run as they are written, each call in its place"
+        return PlanReport(report, (), in_place, calls)
     expected = f"faster; not estimated, as it decides while it runs: {COMPARE}" if trace is None else measured(trace)
-    return Explanation(report, prefetched, expected)
+    seconds = None if trace is None else trace.seconds
+    return PlanReport(report, prefetched, expected, calls, seconds=seconds)
 
 
 def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[str]:
@@ -263,6 +269,4 @@ def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[st
             part = called_part(tool)
             fast = None if part is None else accelerate(part)
             if fast is not None and fast is not part:
-                yield from (
-                    f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_explained__().prefetched
-                )
+                yield from (f"in tool {tool.metadata.name}: {phrase}" for phrase in fast.__teola_report__().prefetched)

@@ -12,11 +12,19 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.llamaindex.prefetching import AllowedModels, PrefetchPlan, QueryPrefetcher, plan_of_sites
+from teola_plugin.adapters.llamaindex.prefetching import (
+    AllowedModels,
+    PrefetchPlan,
+    ProviderSite,
+    QueryPrefetcher,
+    plan_of_sites,
+    rows_of_sites,
+)
+from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.context import during
 from teola_plugin.shims.llamaindex.workflows import event_values, intercept_steps, stored_values, workflow_steps
@@ -36,6 +44,8 @@ class _StepPlan:
     """None if no call would start sooner."""
     objects: Mapping[str, Any]
     """The attributes of the workflow with which the plan was made."""
+    sites: Mapping[str, ProviderSite]
+    """The places where the steps call models and stores."""
 
     def prefetched_calls(self) -> set[tuple[str, int]]:
         """Return the calls that are prefetched, each by the name of its step and its number among the calls there."""
@@ -62,6 +72,8 @@ class StepPlans:
     def __init__(self, workflow: Any, threads: ThreadSafety) -> None:
         self.workflow, self._threads = workflow, threads
         self._plans: dict[tuple[str, bool], _StepPlan] = {}
+        self._counts: dict[str, PrefetchCounts] = {}
+        """What became of the prefetched calls at each site, in all plans."""
 
     def plan(self, name: str, *, is_alone: bool) -> _StepPlan:
         """Return the plan of a step; it is made again when what it depends on has changed.
@@ -74,8 +86,10 @@ class StepPlans:
             allowed = AllowedModels(self._threads, on_loop=True)
             steps = workflow_steps(self.workflow)
             traced = trace_steps(steps, name, allowed, looks_ahead=is_alone and runs_alone(steps, name))
+            for key, site in allowed.sites.items():
+                allowed.sites[key] = replace(site, counts=self._counts.setdefault(key, site.counts))
             prefetched = plan_of_sites(TracedEntry(traced.traced, traced.guards, frozenset()), allowed)
-            plan = self._plans[name, is_alone] = _StepPlan(traced, prefetched, objects)
+            plan = self._plans[name, is_alone] = _StepPlan(traced, prefetched, objects, allowed.sites)
         return plan
 
     def start_run(self) -> RunPrefetching:
@@ -94,6 +108,24 @@ class StepPlans:
                 if later in steps_with_calls:
                     phrases[f"calls of the step {later}, while steps before it run"] = None
         return list(phrases)
+
+    def rows(self) -> Iterator[CallRow]:
+        """Yield a row for each place in a step that makes calls, and one for each step that is not all understood."""
+        names = sorted(workflow_steps(self.workflow))
+        plans = [(f"{name}.", self.plan(name, is_alone=True).prefetched) for name in names]
+        keys = ((prefix, key) for prefix, plan in plans if plan is not None for key in plan.prefetched - plan.useless)
+        lookahead_keys = {key for prefix, key in keys if not key.startswith(prefix)}
+        for name in names:
+            plan = self.plan(name, is_alone=False)
+            for row in rows_of_sites(plan.steps.traced, plan.prefetched, plan.sites):
+                if row.status is Status.IN_PLACE and row.name in lookahead_keys:
+                    yield replace(row, status=Status.PREFETCHED, explanation=None, start="while steps before it run")
+                else:
+                    yield (
+                        replace(row, explanation=Explanation(Reason.IN_ITS_STEP)) if row.reason is Reason.FIRST else row
+                    )
+            if (source := plan.steps.traced.sources.get(f"{name}.code")) is not None:
+                yield CallRow(name, Status.NOT_SEEN, source=source, explanation=Explanation(Reason.UNKNOWN_CODE))
 
 
 class RunPrefetching:

@@ -13,7 +13,7 @@ from teola_plugin.cli.compare.verdict import overall, verdict
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.explain import Explanation
+    from teola_plugin.adapters.plan_report import PlanReport
     from teola_plugin.cli.compare.given import Given
     from teola_plugin.observe import QueryTrace
 
@@ -156,11 +156,11 @@ def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
 def advice(fast: Any, value: Any) -> list[str]:
     """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
     try:
-        told: Explanation = fast.__teola_explained__(value)
+        told: PlanReport = fast.__teola_report__(value)
     except TeolaError as error:
         return [f"Planning failed, so the original ran: {error}"]
     found = [] if told.prefetched else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
-    rows = (node for node in told.report if node.level != "lowered")
+    rows = (node for node in told.parts if node.level != "lowered")
     elsewhere = list(dict.fromkeys(f"{node.path} ({node.class_name})" for node in rows))
     if elsewhere:
         named = ", ".join(elsewhere[:5])

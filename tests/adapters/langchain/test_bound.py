@@ -276,7 +276,7 @@ def test_in_a_chain_it_is_a_leaf(fakes: EnginePool) -> None:
         a=ChatPromptTemplate.from_template("one {q}") | model, b=ChatPromptTemplate.from_template("two {q}") | model
     )
     fast = accelerate(chain)
-    rows = [row for row in fast.report.nodes if row.class_name == "Provider"]
+    rows = [row for row in fast.report().parts.nodes if row.class_name == "Provider"]
     assert [row.level for row in rows] == ["lowered", "lowered"]
     assert {k: v.content for k, v in fast.invoke({"q": 1}).items()} == {
         k: v.content for k, v in chain.invoke({"q": 1}).items()

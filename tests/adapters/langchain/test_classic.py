@@ -275,7 +275,7 @@ def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way
     plain, asked = called(chain, given, way), kit.asked
     kit.clear()
     fast = accelerate(chain, pool=kit.pool)
-    assert {row.level for row in fast.report} == {"lowered"}, str(fast.report)
+    assert {row.level for row in fast.report().parts} == {"lowered"}, str(fast.report().parts)
     assert called(fast, given, way) == plain
     for before, after in zip(asked, kit.asked, strict=True):
         assert set(after) == set(before) and all(after[one] <= before[one] for one in after)
@@ -320,7 +320,7 @@ def test_items_are_asked_for_together_where_the_plain_code_goes_one_by_one(kit: 
 
 def test_map_reduce_is_joined_behind_its_first_half(kit: Kit) -> None:
     chain = load_summarize_chain(kit.chat, chain_type="map_reduce", return_intermediate_steps=True)
-    (row,) = accelerate(chain, pool=kit.pool).report
+    (row,) = accelerate(chain, pool=kit.pool).report().parts
     assert row.level == "joined" and "first requests" in row.reason
     behind = chain | (lambda made: made["output_text"]) | ChatPromptTemplate.from_template("Shorter: {text}") | kit.chat
     given = {"input_documents": DOCUMENTS}
@@ -377,7 +377,7 @@ def test_classes_of_the_users_own_are_left_alone(kit: Kit) -> None:
         LLMChain(llm=kit.chat, prompt=PromptTemplate.from_template("{x}"), memory=ConversationBufferMemory()),
         LLMChain(llm=kit.chat, prompt=PromptTemplate.from_template("{x}"), llm_kwargs={"max_tokens": 3}),
     ):
-        assert all(row.level != "lowered" for row in accelerate(chain, pool=kit.pool).report), chain
+        assert all(row.level != "lowered" for row in accelerate(chain, pool=kit.pool).report().parts), chain
     searched = accelerate(parents(kit, docstore=Noisy()), pool=kit.pool)
-    assert [row.level for row in searched.report] == ["joined"]
+    assert [row.level for row in searched.report().parts] == ["joined"]
     assert searched.invoke(ASKED) == searched.original.invoke(ASKED)

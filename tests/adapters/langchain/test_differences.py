@@ -44,7 +44,7 @@ def test_a_model_that_answers_by_the_order_of_its_calls_is_left_alone() -> None:
     first = ChatPromptTemplate.from_template("{x}") | model | StrOutputParser()
     chain = RunnablePassthrough.assign(a=first).assign(b=first)
     fast = accelerate(chain)
-    assert {row.level for row in fast.report if row.class_name == "FakeListChatModel"} == {"original"}
+    assert {row.level for row in fast.report().parts if row.class_name == "FakeListChatModel"} == {"original"}
     assert [fast.invoke({"x": "?"}) for _ in range(3)] == [
         {"x": "?", "a": a, "b": b} for a, b in (("one", "two"), ("three", "one"), ("two", "three"))
     ]

@@ -62,7 +62,7 @@ def test_it_has_what_accelerated_objects_have(fakes: EnginePool) -> None:
     fast = accelerate(model, app="mine")
     fast.invoke(QUESTION)
     assert fast.original is model and fast.chain is model and not fast.gains
-    assert "optimized  chain  ChatTeola" in str(fast.report) and "PREFILLING@llm" in fast.explain(details=True)
+    assert "optimized  chain  ChatTeola" in str(fast.report().parts) and "PREFILLING@llm" in fast.explain(details=True)
     trace = fast.last_trace()
     assert trace is not None and trace.app == "mine" and [span.engine for span in trace.spans] == ["llm"]
     with pytest.raises(AttributeError, match="nothing"):
@@ -119,7 +119,7 @@ def test_in_an_accelerated_chain_it_is_the_leaf_that_its_model_is(llm_pool: Engi
     fast = accelerate(ChatTeola(pool=llm_pool))
     chain = ask("first {question}", fast) | ask("then {question}", fast)
     whole = accelerate(chain)
-    assert [row.level for row in whole.report.nodes] == ["lowered"] * 6
+    assert [row.level for row in whole.report().parts.nodes] == ["lowered"] * 6
     assert whole.invoke({"question": "a"}) == chain.invoke({"question": "a"})
     assert len(llm.asked) == 4, "each party of a query asks once, and what was asked early is claimed"
 

@@ -168,4 +168,4 @@ def test_a_method_without_a_module_keeps_no_run(monkeypatch: pytest.MonkeyPatch)
     spy.__module__ = None  # type: ignore[assignment]  # as pytest-mock's are
     monkeypatch.setattr(FakeListLLM, "invoke", spy)
     assert not has_own_run(model)
-    assert accelerate(PromptTemplate.from_template("{x}") | model).report
+    assert accelerate(PromptTemplate.from_template("{x}") | model).report().parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import time
 from collections.abc import Iterator
 from typing import Any, TypedDict
@@ -19,7 +20,8 @@ from langgraph.graph import END, START, StateGraph
 from support.own_leaves import Chat
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.adapters.langgraph.explain import CallFacts, Choice, NodeFacts, ToolFacts, explain_graph
+from teola_plugin.adapters.langgraph.explain import Choice, NodeFacts, explain_graph
+from teola_plugin.adapters.plan_report import CallRow, Explanation, Reason, Status
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.graph import PromptPart
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, read_only
@@ -39,14 +41,29 @@ FACTS = (
         "rewrite",
         "lowered",
         successors=("retrieve",),
-        calls=(CallFacts("rewrite.model", "llm", (RULES, RULES, var("question")), reason="it is first"),),
+        calls=(
+            CallRow(
+                "rewrite.model",
+                Status.IN_PLACE,
+                "llm",
+                explanation=Explanation(Reason.FIRST),
+                prompt=(RULES, RULES, var("question")),
+            ),
+        ),
     ),
     NodeFacts(
         "retrieve",
         "retrieve",
         "lowered",
         joins=("grade",),
-        calls=(CallFacts("retrieve.retrieve", "store", start="with rewrite, once rewrite.model has answered"),),
+        calls=(
+            CallRow(
+                "retrieve.retrieve",
+                Status.PREFETCHED,
+                "store",
+                start="with rewrite, once rewrite.model has answered",
+            ),
+        ),
     ),
     NodeFacts("web", "search_the_web", "original", "your code: runs once, in its place", joins=("grade",)),
     NodeFacts(
@@ -55,8 +72,12 @@ FACTS = (
         "joined",
         choices=(Choice(("answer", "rewrite"), "decide"), Choice((), "grade")),
         calls=(
-            CallFacts(
-                "grade.model", "llm", (var("docs"), LONG, var("question"), RULES), reason="it reads what web writes"
+            CallRow(
+                "grade.model",
+                Status.IN_PLACE,
+                "llm",
+                explanation=Explanation(Reason.UNKNOWN_UPDATES, ("web",), "/app/graph.py:7"),
+                prompt=(var("docs"), LONG, var("question"), RULES),
             ),
         ),
     ),
@@ -65,8 +86,8 @@ FACTS = (
         "ToolNode",
         "joined",
         tools=(
-            ToolFacts("search", start="its searches begin when its call is written"),
-            ToolFacts("pay", reason="it is not declared read-only"),
+            CallRow("search", Status.PREFETCHED, "tool", start="its searches begin when its call is written"),
+            CallRow("pay", Status.IN_PLACE, "tool", explanation=Explanation(Reason.NOT_READ_ONLY, ("pay",))),
         ),
     ),
 )
@@ -89,6 +110,15 @@ shared     grade     RunnableSequence  grade.model
 shared     tools     ToolNode
 {LEGEND}
 
+Calls
+-----
+in place    rewrite.model      llm    nothing stands before it
+prefetched  retrieve.retrieve  store  with rewrite, once rewrite.model has answered
+in place    grade.model        llm    what web will write is not known (/app/graph.py:7)
+prefetched  search             tool   its searches begin when its call is written
+in place    pay                tool   it is not declared read-only, and is no retriever of the pool's alone
+    write: read_only(pay)
+
 Edges
 -----
 start -> rewrite, web
@@ -104,14 +134,6 @@ rewrite.model: <80 tokens>{{question}}
   its first 80 tokens are always the same; question varies
 grade.model: {{docs}}<412 tokens>{{question}}<40 tokens>
   it begins with what varies; docs and question vary
-
-Before their place
-------------------
-in place  rewrite.model      it is first
-early     retrieve.retrieve  with rewrite, once rewrite.model has answered
-in place  grade.model        it reads what web writes
-early     search             its searches begin when its call is written
-in place  pay                it is not declared read-only
 
 Advice
 ------
@@ -134,17 +156,16 @@ unchanged  a  a  (your code)
 
 Edges
 -----
-start -> a
-
-Before their place
-------------------
-no pool was found: nothing runs ahead"""
+start -> a"""
     )
 
 
 def test_what_is_worth_a_word() -> None:
+    def call_with(prompt: tuple[PromptPart, ...]) -> CallRow:
+        return CallRow("n.model", Status.IN_PLACE, "llm", explanation=Explanation(Reason.FIRST), prompt=prompt)
+
     def advice(*prompt: PromptPart) -> str:
-        made = explain_graph((NodeFacts("n", "n", "lowered", calls=(CallFacts("n.model", "llm", prompt),)),), ())
+        made = explain_graph((NodeFacts("n", "n", "lowered", calls=(call_with(prompt),)),), ())
         return "\n".join(made.advice)
 
     assert advice(var("question"), LONG) == "n.model: question stands before 412 constant tokens: put it last"
@@ -212,13 +233,29 @@ def corrective(model: Any, retriever: Any) -> Any:
     return made.compile()
 
 
+def lines_of(row: CallRow) -> list[str]:
+    """Return the beginning of the line in this file that a row says it is about, if it does."""
+    path, _, line = row.source.rpartition(":")
+    code = linecache.getline(path, int(line)).strip() if path == __file__ else ""
+    return [code.split('f"')[0].split("state")[0].split("}")[0]] if code else []
+
+
 def store(pool: EnginePool) -> Any:
     return TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool)).as_retriever()
 
 
 def test_a_graph(pool: EnginePool) -> None:
-    made = corrective(ChatTeola(pool=pool), store(pool))
-    assert accelerate(made).explain(details=True) == (
+    fast = accelerate(corrective(ChatTeola(pool=pool), store(pool)))
+    calls = {row.name: (row.status, row.reason, *lines_of(row)) for row in fast.report().calls}
+    assert calls == {
+        "rewrite.model": (Status.IN_PLACE, Reason.FIRST, 'return {"better": model.invoke('),
+        "retrieve.retrieve": (Status.IN_PLACE, Reason.NEEDS_RESULTS, 'return {"docs": retriever.invoke('),
+        "check": (Status.NOT_SEEN, Reason.UNKNOWN_CODE, 'with open("/dev/null") as file:'),
+        "answer.model": (Status.IN_PLACE, Reason.UNKNOWN_UPDATES),
+    }
+    rows = fast.explain(details=True).partition("Calls\n-----\n")[2].partition("\n\nEdges")[0]
+    assert "in place  answer.model" in rows
+    assert fast.explain(details=True) == (
         f"""Understood:    5 parts: 3 optimized, 2 unchanged (clock and check)
 Starts early:  nothing
 Expect:        no gain: retrieve.retrieve starts in its place: it needs what rewrite.model gives; change first: \
@@ -232,6 +269,10 @@ unchanged  clock     clock             (your code: runs once, in its place)
 unchanged  check     check             (your code: runs once, in its place)
 optimized  answer    RunnableSequence  answer.model
 {LEGEND}
+
+Calls
+-----
+{rows}
 
 Edges
 -----
@@ -247,12 +288,6 @@ rewrite.model: <8 tokens>{{question}}
   it begins with what varies; question varies
 answer.model: <1 tokens>{{now}}<1 tokens>{{question}}<1 tokens>{{docs}}<55 tokens>
   it begins with what varies; now, question and docs vary
-
-Before their place
-------------------
-in place  rewrite.model      nothing stands before it
-in place  retrieve.retrieve  it needs what rewrite.model gives
-in place  answer.model       what check will write is not known
 
 Advice
 ------
@@ -270,7 +305,7 @@ def test_with_what_is_bound_to_engines(pool: EnginePool) -> None:
     made.add_edge(START, "first")
     made.add_edge("first", "second")
     fast = accelerate(made.compile(), pool=pool, bind=[(mine, "llm")])
-    assert "early     second.answer.model  when first begins" in fast.explain(details=True)
+    assert "prefetched  second.answer.model  llm  when first begins" in fast.explain(details=True)
     fast.invoke({"question": "why"})
     trace = fast.last_trace()
     assert trace is not None
@@ -294,29 +329,29 @@ def test_an_agent(pool: EnginePool) -> None:
     tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
     model = ChatTeola(pool=pool)
     text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain(details=True)
-    told = {line for line in text.splitlines() if line.startswith(("early", "in place", "shared", "model"))}
+    told = {line for line in text.splitlines() if line.startswith(("prefetched", "in place", "shared", "model"))}
     assert told == {
         "shared  model  model_node  model (an agent's model)",
         "shared  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
         "model -> tools or the end, as model_to_tools says",
         next(line for line in told if line.startswith("model: <") and line.endswith("tokens>{messages}")),
-        "in place  model    nothing stands before its first call; its next prompts are prefilled while tools run",
-        "early     search   its engine work begins when the model has written its call",
-        "early     weather  it runs when the model has written its call",
-        "in place  pay      it is not declared read-only, and is no retriever of the pool's alone",
+        f"in place    model    llm   {Reason.PREFILLED.text}",
+        "prefetched  search   tool  its engine work begins when the model has written its call",
+        "prefetched  weather  tool  it runs when the model has written its call",
+        "in place    pay      tool  it is not declared read-only, and is no retriever of the pool's alone",
     }
     asking = HumanInTheLoopMiddleware(interrupt_on={"pay": InterruptOnConfig(allowed_decisions=["approve"])})
     held_back = accelerate(create_agent(model, tools, middleware=[asking])).explain(details=True)
-    assert "early  " not in held_back
-    by_wrapping = "in place  weather  its calls are handed to middleware, which may hold them back"
-    after_the_model = "in place  weather  somebody may decide before it, or nothing runs ahead"  # langchain 1.2
+    assert "prefetched  " not in held_back
+    by_wrapping = "in place  weather  tool  its calls are handed to middleware, which may hold them back"
+    after_the_model = "in place  weather  tool  somebody may decide before it, or nothing runs ahead"  # langchain 1.2
     assert by_wrapping in held_back or after_the_model in held_back
 
 
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
-    note = "no call in it can start before its place: the graph runs as it always did"
+    note = "no gain: model starts in its place: each call of an agent needs what the one before gave"
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain(details=True)
-    assert plain.endswith(note) and "unchanged  model  model_node" in plain and "start -> model" in plain
+    assert note in plain and "unchanged  model  model_node" in plain and "start -> model" in plain
     assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain(details=True)
     model = ChatTeola(pool=pool)
 

@@ -110,8 +110,11 @@ def test_a_query_that_brings_its_vector_or_its_texts(stock: Library) -> None:
 
 def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
     fast = accelerate(stock.fused("refine", node_postprocessors=[stock.reranker]))
-    assert [row.level for row in fast.report] == ["lowered"] * 5
-    assert [row.path for row in fast.report][-2:] == ["engine._node_postprocessors[0]", "engine._response_synthesizer"]
+    assert [row.level for row in fast.report().parts] == ["lowered"] * 5
+    assert [row.path for row in fast.report().parts][-2:] == [
+        "engine._node_postprocessors[0]",
+        "engine._response_synthesizer",
+    ]
     told = fast.explain(details=True)
     assert "FOLD" in told and "decoding-pipelining" in told and "e-graph" in told
 
@@ -124,16 +127,16 @@ def test_an_object_that_lacks_something_is_told_of_and_runs_as_it_does(stock: Li
         for attribute, value in list(vars(part).items()):
             del vars(part)[attribute]
             fast = accelerate(engine, pool=stock.llm.pool)
-            assert fast.report.nodes and "What was understood" in fast.explain(ASKED, details=True)
+            assert fast.report().parts.nodes and "What was understood" in fast.explain(ASKED, details=True)
             vars(part)[attribute] = value
-    assert {row.level for row in accelerate(engine).report} == {"lowered"}
+    assert {row.level for row in accelerate(engine).report().parts} == {"lowered"}
 
 
 def test_why_an_object_that_lacks_something_is_not_lowered(stock: Library) -> None:
     engine = stock.fused()
     del engine.retriever._retrievers[0]._similarity_top_k
     fast = accelerate(engine)
-    reasons = [row.reason for row in fast.report if row.level != "lowered"]
+    reasons = [row.reason for row in fast.report().parts if row.level != "lowered"]
     assert reasons and reasons[0].startswith("it has no '_similarity_top_k'")
     with pytest.raises(AttributeError, match="_similarity_top_k"):
         fast.query(ASKED)
@@ -181,7 +184,7 @@ def test_the_engine_in_a_conversation_runs_ahead(stock: Library, name: str) -> N
 
     assert asyncio.run(talked(plain)) == asyncio.run(talked(fast))
     assert plain.chat_history == fast.chat_history and len(fast.chat_history) == 10
-    assert "lowered" in {row.level for row in fast.report}
+    assert "lowered" in {row.level for row in fast.report().parts}
 
 
 def short_talks(stock: Library) -> dict[str, Any]:
@@ -370,7 +373,7 @@ def test_a_model_of_the_users_own_is_called_as_always_and_the_first_search_need_
     fast = accelerate(engine)
     assert shown(engine.query(ASKED)) == shown(fast.query(ASKED))
     assert {"retrieve.own.embedding", "retrieve.own.searching"} <= {s.primitive for s in fast.last_trace().spans}
-    assert {row.level for row in fast.report} == {"lowered", "joined", "original"}
+    assert {row.level for row in fast.report().parts} == {"lowered", "joined", "original"}
 
 
 # ------------------------------------------------------------ what is refused

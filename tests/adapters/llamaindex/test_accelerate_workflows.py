@@ -165,7 +165,7 @@ def test_without_a_pool_the_original_just_runs() -> None:
     agent = ReActAgent(tools=[agents.add], llm=MockLLM(max_tokens=3))
     fast = accelerate(agent)
     assert str(run(fast, user_msg="hi")) == str(run(agent, user_msg="hi"))
-    assert fast.last_trace() is None and {row.level for row in fast.report} == {"original"}
+    assert fast.last_trace() is None and {row.level for row in fast.report().parts} == {"original"}
 
 
 def test_switched_off(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_engines_that_are_tools_are_parts(here: Stage) -> None:
     parts = {span.primitive.partition("/")[0] for span in trace.spans if "embedding" in span.primitive}
     assert len(parts) == 2 and [type(one) for one in agent.tools][:1] == [QueryEngineTool]
     assert not hasattr(agent.tools[0].query_engine, "__teola_accelerated__")
-    rows = {row.path: row.level for row in fast.report}
+    rows = {row.path: row.level for row in fast.report().parts}
     assert rows['agent.tools["farm"].engine._retriever._retrievers[0]'] == "lowered"
 
 
@@ -267,7 +267,7 @@ def test_a_member_that_is_accelerated_itself(here: Stage) -> None:
 
 
 def test_the_report_tells_of_steps_models_and_tools(here: Stage) -> None:
-    rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report]
+    rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report().parts]
     assert rows == [("workflow.answer", "joined"), ("workflow.retrieve", "joined")]
     text = accelerate(agents.team(here), pool=here.pool).explain(details=True)
     assert 'agents["research"].tools["farm"].engine' in text and 'agents["writer"].llm' in text

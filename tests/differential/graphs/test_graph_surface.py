@@ -15,7 +15,7 @@ from support.graphs import GRAPHS
 
 from teola_plugin.errors import RegistrationError
 
-MORE = {"explain", "last_trace", "original"}
+MORE = {"explain", "last_trace", "original", "report"}
 """What an accelerated graph has in addition."""
 NAMES = [name for name, case in GRAPHS.items() if case.is_graph]
 

@@ -89,14 +89,14 @@ def test_what_has_a_cache_or_a_rate_limiter_waits_for_its_turn() -> None:
         kit.llm.rate_limiter = Limiter()
         kit.embedding.embeddings_cache = SimpleKVStore()
         engine = accelerate(advanced_rag(kit))
-        found = [(node.level, node.reason) for node in engine.report.nodes]
+        found = [(node.level, node.reason) for node in engine.report().parts.nodes]
         assert str(engine.query("terms")) == str(advanced_rag(kit).query("terms"))
     assert {level for level, _ in found} == {"joined"}
     assert {why.split()[1] for _, why in found} >= {"rate"}
 
 
 def _levels(engine: Any) -> set[str]:
-    return {node.level for node in engine.report.nodes}
+    return {node.level for node in engine.report().parts.nodes}
 
 
 def test_the_class_is_a_subclass_of_the_same_name() -> None:

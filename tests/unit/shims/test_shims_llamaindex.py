@@ -225,7 +225,9 @@ def test_what_is_not_understood_runs_as_it_always_did(
         with monkeypatch.context() as patch:
             way(patch)
             fast = accelerate(make(stock), pool=stock.llm.pool)
-            assert any("'renamed'" in row.reason for row in fast.report if row.level != "lowered"), str(fast.report)
+            assert any("'renamed'" in row.reason for row in fast.report().parts if row.level != "lowered"), str(
+                fast.report().parts
+            )
             assert shown(fast.query(ASKED)) == plain
 
 
