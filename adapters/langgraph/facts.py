@@ -260,6 +260,9 @@ class GraphFacts:
             return Explanation(Reason.NODE_CACHE, (repr(node.name),)) if is_cached else Explanation(Reason.ASKED_BEFORE)
         if all(one.pauses or self._visited[one.name][1].pauses for one in previous):
             return Explanation(Reason.ASKED_BEFORE)
+        changing = [one.name for one in previous if self._visited[one.name][1].changes_objects]
+        if changing:
+            return Explanation(Reason.OBJECTS_CHANGED, tuple(changing))
         needs = [waits for one in previous if (waits := self._waits_from(one.name, call))]
         if needs:
             return Explanation(Reason.NEEDS_RESULTS, tuple(needs[0]))

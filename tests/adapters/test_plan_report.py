@@ -299,3 +299,22 @@ def test_approval_by_a_person_is_named() -> None:
 
     assert row_of(report, Reason.ASKED_BEFORE).name == "two.model"
     assert row_of(report, Reason.ASKED_BEFORE).fix == ""
+
+
+def test_node_that_changes_an_object_is_named() -> None:
+    model, styles = chat(), {"style": "plain"}
+
+    def choose(state: State) -> State:
+        styles["style"] = state["x"]
+        return {"a": "chosen"}
+
+    graph = StateGraph(State)
+    graph.add_node("choose", choose)
+    graph.add_node("write", lambda state: {"b": model.invoke(f"B in {styles['style']} of {state['x']}").text})
+    graph.add_edge(START, "choose")
+    graph.add_edge("choose", "write")
+
+    row = row_of(accelerate(graph.compile()).report(), Reason.OBJECTS_CHANGED)
+
+    assert row.name == "write.model"
+    assert "choose" in str(row.explanation)

@@ -110,8 +110,15 @@ class LoweredNode:
     """The values that it changes in place; channels hold these, too."""
     runs_user_code: bool = False
     """True if code runs that may do anything."""
-    is_barrier: bool = False
-    """True if nothing behind it is certain: it may interrupt the graph, or change objects that later nodes read."""
+    pauses: bool = False
+    """True if it may interrupt the graph: nothing behind it is certain."""
+    changes_objects: bool = False
+    """True if it changes attributes or items of objects that later nodes may read: nothing behind it is known."""
+
+    @property
+    def is_barrier(self) -> bool:
+        """True if nothing behind it can be prefetched."""
+        return self.pauses or self.changes_objects
 
 
 EMPTY_NODE = LoweredNode()
@@ -150,7 +157,7 @@ def lower_node(
     func = (functions.afunc or functions.func) if is_async else (functions.func or functions.afunc)
     parameter = first_parameter(func)
     if not parameter:
-        return LoweredNode(is_opaque=True, runs_user_code=True, is_barrier=may_interrupt(func))
+        return LoweredNode(is_opaque=True, runs_user_code=True, pauses=may_interrupt(func))
     called_graphs: list[LoweredNode] = []
 
     def lower_graph(
@@ -190,7 +197,8 @@ def lower_node(
         is_opaque,
         summary.mutations,
         summary.runs_user_code,
-        may_interrupt(func) or summary.changes_objects or any(one.is_barrier for one in called_graphs),
+        may_interrupt(func) or any(one.pauses for one in called_graphs),
+        summary.changes_objects or any(one.changes_objects for one in called_graphs),
     )
 
 
@@ -238,7 +246,8 @@ def _lower_graph(
         updates,
         mutations=tracer.mutations,
         runs_user_code=tracer.runs_user_code or end is None,
-        is_barrier=tracer.has_barrier or any(map(_may_pause, shape.nodes.values())),
+        pauses=tracer.pauses or any(map(_may_pause, shape.nodes.values())),
+        changes_objects=tracer.changes_objects,
     )
 
 
@@ -319,8 +328,10 @@ class _LookaheadTracer:
     """The values that certain nodes change in place."""
     runs_user_code: bool = False
     """True if certain nodes run code that may do anything."""
-    has_barrier: bool = False
-    """True if a certain node is a barrier (see `LoweredNode`)."""
+    pauses: bool = False
+    """True if a certain node may interrupt the graph."""
+    changes_objects: bool = False
+    """True if a certain node changes attributes or items of objects."""
     ends: list[_SymbolicState] = field(default_factory=list)
     """The state at the certain end of the graph, if that was reached."""
 
@@ -405,7 +416,8 @@ class _LookaheadTracer:
         self.heads, self.tails = self.heads or lowered.span.heads, lowered.span.tails or self.tails
         self.mutations.update(lowered.mutations)
         self.runs_user_code = self.runs_user_code or lowered.runs_user_code
-        self.has_barrier = self.has_barrier or lowered.is_barrier
+        self.pauses = self.pauses or lowered.pauses
+        self.changes_objects = self.changes_objects or lowered.changes_objects
         return lowered
 
     def _without_foreign_channels(self, state: _SymbolicState, path: tuple[str, ...]) -> _SymbolicState | None:
