@@ -36,13 +36,8 @@ class Status(Enum):
 class Reason(Enum):
     """A reason why a call stays in its place: its text, and the line that would change it, if there is one."""
 
-    text: str
-    fix: str
-
-    def __new__(cls, text: str, fix: str = "") -> Reason:
-        reason = object.__new__(cls)
-        reason._value_, reason.text, reason.fix = text, text, fix
-        return reason
+    def __init__(self, text: str, fix: str = "") -> None:
+        self.text, self.fix = text, fix
 
     FIRST = "nothing stands before it"
     NEEDS_RESULTS = "it needs what {names} gives"
