@@ -254,7 +254,7 @@ def behind_code_of_its_own(model: Any) -> Runnable[Any, Any]:
 
     def write_down(inputs: dict[str, Any]) -> Any:
         written.append(inputs["topic"])
-        return model.invoke(f"seen {len(written)} times").content
+        return model.invoke(f"seen before: {bool(written)}").content
 
     return RunnableLambda(write_down)
 
