@@ -168,7 +168,7 @@ def limit_here() -> ProviderLimit | None:
 
 @dataclass(slots=True, eq=False)
 class CallScope:
-    """On whose behalf provider calls are made here: by the original of a query, or by one of its prefetches."""
+    """The caller of the provider calls that are made here: the original of a query, or one of its prefetches."""
 
     table: ProviderCallTable
     caller: Caller

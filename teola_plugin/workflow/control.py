@@ -130,15 +130,16 @@ class Branch(Holding):
 
     def decompose(self, decomposition: Decomposition) -> Value:
         assert isinstance(self.then, Flow)
-        then, other = decomposition.body(self.then), self._other(decomposition)
-        kind, condition = then.kind if then.kind is other.kind else Kind.ANY, decomposition.ref("condition")
-        arms = (("then", then), ("else", other))
+        then_body, else_body = decomposition.body(self.then), self._other(decomposition)
+        kind = then_body.kind if then_body.kind is else_body.kind else Kind.ANY
+        condition = decomposition.ref("condition")
+        arms = (("then", then_body), ("else", else_body))
         early_arms = (
             tuple(name for name, arm in arms if arm.only_searches) if decomposition.waits_for_engines(condition) else ()
         )
         attributes = Attributes(early_arms=early_arms)
         ref = decomposition.hold(
-            "", Role.BRANCH, named(condition=condition), then, otherwise=other, attributes=attributes
+            "", Role.BRANCH, named(condition=condition), then_body, otherwise=else_body, attributes=attributes
         )
         return Value(ref, kind)
 

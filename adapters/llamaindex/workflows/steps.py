@@ -98,16 +98,21 @@ class StepPlans:
 
     def prefetched_calls(self) -> list[str]:
         """Return a phrase for each step whose calls are prefetched: side by side, or before the step begins."""
-        phrases: dict[str, None] = {}
+        return list(dict.fromkeys(self._phrases()))
+
+    def prefetches_calls(self) -> bool:
+        """Return True if calls of any step are prefetched."""
+        return next(self._phrases(), None) is not None
+
+    def _phrases(self) -> Iterator[str]:
         for name in sorted(workflow_steps(self.workflow)):
             if self.plan(name, is_alone=False).prefetched is not None:
-                phrases[f"calls that the step {name} makes one after the other, side by side"] = None
+                yield f"calls that the step {name} makes one after the other, side by side"
             plan = self.plan(name, is_alone=True)
             steps_with_calls = {step for step, _ in plan.prefetched_calls()}
             for later in list(plan.steps.calls)[1:]:
                 if later in steps_with_calls:
-                    phrases[f"calls of the step {later}, while steps before it run"] = None
-        return list(phrases)
+                    yield f"calls of the step {later}, while steps before it run"
 
     def rows(self) -> Iterator[CallRow]:
         """Yield a row for each place in a step that makes calls, and one for each step that is not all understood."""
@@ -133,7 +138,7 @@ class RunPrefetching:
 
     def __init__(self, plans: StepPlans) -> None:
         self._plans = plans
-        self._gains = bool(plans.prefetched_calls())
+        self._gains = plans.prefetches_calls()
         self._running = set[object]()
         """One object for each step that is under way."""
         self._live: list[tuple[QueryPrefetcher, _StepPlan, list[str]]] = []

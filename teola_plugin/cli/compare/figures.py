@@ -156,14 +156,14 @@ def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
 def advice(fast: Any, value: Any) -> list[str]:
     """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
     try:
-        told: PlanReport = fast.__teola_report__(value)
+        report: PlanReport = fast.__teola_report__(value)
     except TeolaError as error:
         return [f"Planning failed, so the original ran: {error}"]
-    found = [] if told.prefetched else [NO_GAIN, f"{told.expect[0].upper()}{told.expect[1:]}."]
-    rows = (node for node in told.parts if node.level != "lowered")
+    found = [] if report.prefetched else [NO_GAIN, f"{report.expect[0].upper()}{report.expect[1:]}."]
+    rows = (node for node in report.parts if node.level != "lowered")
     elsewhere = list(dict.fromkeys(f"{node.path} ({node.class_name})" for node in rows))
     if elsewhere:
         named = ", ".join(elsewhere[:5])
         more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
         found.append(f"Run in their place, as they always did: {named}{more}.")
-    return [*found, *told.advice]
+    return [*found, *report.advice]

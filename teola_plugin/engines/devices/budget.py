@@ -115,14 +115,14 @@ def _turn(one: tuple[int, Demand]) -> tuple[bool, bool, int, int]:
 
 
 def _place(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int, ...]:
-    wanted = parse(normalize(demand.device))
-    if demand.device and wanted.kind != "cuda":
+    device = parse(normalize(demand.device))
+    if demand.device and device.kind != "cuda":
         return ()
     if not loads and not demand.device:
         return ()
-    indices = _indices(wanted)
+    indices = _indices(device)
     if any(index not in loads for index in indices):
-        raise _no_card(demand.engine, str(wanted), [load.card for load in loads.values()], why_none)
+        raise _no_card(demand.engine, str(device), [load.card for load in loads.values()], why_none)
     if demand.cards > len(loads):
         raise ConfigError(
             f"{demand.engine} asks for {demand.cards} GPUs; there {_are(len(loads))}: {_listed(loads.values())}.",

@@ -41,8 +41,8 @@ def extra(request: Request) -> dict[str, Any]:
     texts = dict.fromkeys(request.drafts)
     with suppress(Exception):  # a body of another form is for the server to refuse
         texts |= dict.fromkeys(_told(body))
-    told = {KEY: list(texts)[:MAX_TEXTS], APP: request.app, TENANT: request.tenant}
-    return {XARGS: {**(body.get(XARGS) or {}), **{key: value for key, value in told.items() if value}}}
+    fields = {KEY: list(texts)[:MAX_TEXTS], APP: request.app, TENANT: request.tenant}
+    return {XARGS: {**(body.get(XARGS) or {}), **{key: value for key, value in fields.items() if value}}}
 
 
 def _told(body: Mapping[str, Any]) -> Iterator[str]:
