@@ -3,7 +3,8 @@
 An app that makes one call after the other must not be refused because its calls were prefetched. So prefetched calls of
 one provider and model share a limit. It halves when the provider refuses one, recovers slowly, and nothing is
 prefetched before the time that the provider names. A call of the original waits for that time, too, if it was a
-prefetched call that was refused: without it, the original would have been answered.
+prefetched call that was refused: without it, the original would have been answered. If the original's call is refused
+all the same, because prefetched calls that were under way have used up what the provider takes, it is sent again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MOST_PREFETCHED = 16
 DEFAULT_PAUSE_S = 1.0
 """Seconds without prefetched calls after a refusal that names no time."""
 LONGEST_PAUSE_S = 60.0
+SHORTEST_MEMORY_S = 1.0
+"""Seconds after a prefetched call in which a refusal counts as caused by it, unless the provider names more."""
 _REFUSED = frozenset({429, 503})
 _TRANSIENT = frozenset({408, 409, 429})
 _TRANSIENT_NAMES = frozenset({"APIConnectionError", "APITimeoutError", "ConnectError", "ReadTimeout", "TransportError"})
@@ -54,6 +57,8 @@ class ProviderLimit(ConcurrencyLimit):
         """Prefetched calls that succeeded since the limit last changed."""
         self._prefetches_from = self._calls_from = 0.0
         """When prefetched calls, and calls of any caller, may be sent again."""
+        self._prefetch_ended = float("-inf")
+        """When a prefetched call was last answered or refused."""
         self._remaining: dict[str, tuple[int, float]] = {}
         """Requests and tokens that the provider still takes, and until when that holds."""
         self._last_request_tokens = 1
@@ -86,6 +91,7 @@ class ProviderLimit(ConcurrencyLimit):
 
     def note_success(self) -> None:
         """Note that a prefetched call was answered: after as many as the limit allows, it allows one more."""
+        self._prefetch_ended = time.monotonic()
         if self.limit == MOST_PREFETCHED:
             return
         with self._state_lock:
@@ -98,18 +104,36 @@ class ProviderLimit(ConcurrencyLimit):
         response = getattr(error, "response", None)
         status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
         if status in _REFUSED:
+            if is_prefetch:
+                self._prefetch_ended = time.monotonic()
             with self._state_lock:
                 self.refused_prefetches += is_prefetch
             self._note_refusal(retry_after_s(getattr(response, "headers", None) or {}), is_prefetch)
 
-    def note_response(self, status: int, headers: Mapping[str, str], request_characters: int) -> None:
-        """Note a provider's HTTP response to a call in this context. `headers`: found by names in lower case."""
+    def note_response(self, status: int, headers: Mapping[str, str], request_characters: int) -> bool:
+        """Note a provider's HTTP response to a call in this context. `headers`: found by names in lower case.
+
+        Returns:
+            True for a call of the original that was refused because of prefetched ones. It is to be sent again after
+            `seconds_to_wait`.
+        """
+        left, is_prefetch, must_repeat = _remaining_in(headers), inside_early.get(), False
         if status in _REFUSED:
-            self._note_refusal(retry_after_s(headers), inside_early.get())
-        left = _remaining_in(headers)
+            pause_s = retry_after_s(headers)
+            must_repeat = not is_prefetch and pause_s is not None and self._prefetched_within(pause_s, left)
+            self._note_refusal(pause_s, is_prefetch or must_repeat)
         with self._state_lock:
             self._remaining.update(left)
             self._last_request_tokens = max(1, request_characters // _CHARACTERS_PER_TOKEN)
+        return must_repeat
+
+    def _prefetched_within(self, pause_s: float, left: Mapping[str, tuple[int, float]]) -> bool:
+        """Return True if prefetched calls have used part of what the provider takes until it takes all again."""
+        if pause_s > LONGEST_PAUSE_S:
+            return False
+        now = time.monotonic()
+        memory_s = max([SHORTEST_MEMORY_S, pause_s, *(until - now for _, until in left.values())])
+        return self.prefetched_calls > 0 or now - self._prefetch_ended <= memory_s
 
     def _note_refusal(self, pause_s: float | None, is_prefetch: bool) -> None:
         now = time.monotonic()

@@ -22,11 +22,14 @@ class ResponseWatch(Protocol):
     @property
     def seconds_to_wait(self) -> float: ...
 
-    def note_response(self, status: int, headers: Mapping[str, str], request_characters: int) -> None: ...
+    def note_response(self, status: int, headers: Mapping[str, str], request_characters: int) -> bool: ...
 
 
 FindWatch = Callable[[], ResponseWatch | None]
 """Returns what is to be told of the response to a request that is sent here; None for requests of no provider call."""
+
+MAX_REPEATS = 2
+"""How often one request is sent again because others, which the app has not made yet, were in its way."""
 
 interceptors = MethodInterceptors()
 
@@ -51,10 +54,14 @@ def _send(find_watch: FindWatch, original: Any) -> Any:
         watch = find_watch() if interceptors.is_installed else None
         if watch is None:
             return original(client, request, **options)
-        if seconds := watch.seconds_to_wait:
-            time.sleep(seconds)
-        response = original(client, request, **options)
-        watch.note_response(response.status_code, response.headers, _characters(request))
+        for repeats in range(MAX_REPEATS + 1):
+            if seconds := watch.seconds_to_wait:
+                time.sleep(seconds)
+            response = original(client, request, **options)
+            must_repeat = watch.note_response(response.status_code, response.headers, _characters(request))
+            if not must_repeat or repeats == MAX_REPEATS or not _can_repeat(request):
+                break
+            response.close()
         return response
 
     return send
@@ -66,13 +73,22 @@ def _asend(find_watch: FindWatch, original: Any) -> Any:
         watch = find_watch() if interceptors.is_installed else None
         if watch is None:
             return await original(client, request, **options)
-        if seconds := watch.seconds_to_wait:
-            await asyncio.sleep(seconds)
-        response = await original(client, request, **options)
-        watch.note_response(response.status_code, response.headers, _characters(request))
+        for repeats in range(MAX_REPEATS + 1):
+            if seconds := watch.seconds_to_wait:
+                await asyncio.sleep(seconds)
+            response = await original(client, request, **options)
+            must_repeat = watch.note_response(response.status_code, response.headers, _characters(request))
+            if not must_repeat or repeats == MAX_REPEATS or not _can_repeat(request):
+                break
+            await response.aclose()
         return response
 
     return send
+
+
+def _can_repeat(request: Any) -> bool:
+    """Return True for a request with its body in memory: a streamed body can be sent once."""
+    return hasattr(request, "_content")
 
 
 def _characters(request: Any) -> int:

@@ -86,6 +86,27 @@ def test_calls_of_the_original_are_not_held_back_by_refusals_of_its_own(clock: l
     assert not limit.is_open(is_prefetch=True)
 
 
+def test_original_is_refused_because_of_prefetched_calls_only_near_them(clock: list[float]) -> None:
+    limit, headers = ProviderLimit("a model"), {"retry-after": "2"}
+    assert not limit.note_response(429, headers, request_characters=1)
+
+    limit.count(1, is_prefetch=True)
+    assert limit.note_response(429, headers, request_characters=1)
+    assert limit.seconds_to_wait == 2.0
+    assert not limit.note_response(429, {"retry-after": "3600"}, request_characters=1)
+    assert not limit.note_response(429, {}, request_characters=1)
+    assert not limit.note_response(200, headers, request_characters=1)
+
+    limit.count(-1, is_prefetch=True)
+    limit.note_success()
+    clock[0] += 1.5
+    assert limit.note_response(429, headers, request_characters=1)
+    clock[0] += 1.5
+    assert not limit.note_response(429, headers, request_characters=1)
+    rest = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6s"}
+    assert limit.note_response(429, headers | rest, request_characters=1)
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), Refused(400), Refused(500)], ids=repr)
 def test_other_failures_change_nothing(error: Exception) -> None:
     limit = ProviderLimit("a model")
@@ -239,9 +260,38 @@ class Watch:
     def __init__(self) -> None:
         self.seconds_to_wait = 0.0
         self.responses: list[tuple[int, str, int]] = []
+        self.repeats = 0
+        """How many requests are to be sent again."""
 
-    def note_response(self, status: int, headers: Any, request_characters: int) -> None:
+    def note_response(self, status: int, headers: Any, request_characters: int) -> bool:
         self.responses.append((status, headers["x-name"], request_characters))
+        return len(self.responses) <= self.repeats
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("repeats", "sent"), [(0, 1), (1, 2), (9, 3)])
+def test_requests_are_sent_again_where_prefetched_ones_were_in_their_way(
+    repeats: int, sent: int, is_async: bool
+) -> None:
+    uninstall()
+    watch, transport = Watch(), httpx.MockTransport(lambda request: httpx.Response(429, headers={"X-Name": "a"}))
+    watch.repeats = repeats
+
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.post("http://somewhere/", content=b"four")
+
+    httpx_shim.install(lambda: watch)
+    try:
+        if is_async:
+            response = asyncio.run(post())
+        else:
+            with httpx.Client(transport=transport) as client:
+                response = client.post("http://somewhere/", content=b"four")
+    finally:
+        httpx_shim.uninstall()
+    assert response.status_code == 429
+    assert watch.responses == [(429, "a", 4)] * sent
 
 
 @pytest.mark.parametrize("is_async", [False, True])
