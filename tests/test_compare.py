@@ -19,12 +19,31 @@ import pytest
 from teola_plugin.adapters.app_frameworks import entries_of
 from teola_plugin.adapters.langchain.shadow import failure
 from teola_plugin.adapters.named_objects import Target, load
-from teola_plugin.cli.compare import measure, plot, show
-from teola_plugin.cli.compare.figures import by_way, distribution, equality, quantile, shares, speedup, wasted
-from teola_plugin.cli.compare.given import Given, read
-from teola_plugin.cli.compare.intervals import ratio_of
-from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST_ASYNC, FAST_SYNC, SYNC, Run, order, ways
-from teola_plugin.cli.compare.verdict import verdict
+from teola_plugin.cli.compare.figures import (
+    best_speedup,
+    compare_answers,
+    engine_shares,
+    equality_of_answers,
+    group_by_variant,
+    latency_figures,
+    quantile,
+    time_ratio,
+    wasted_work,
+)
+from teola_plugin.cli.compare.measure import (
+    ASYNC,
+    CONTROL,
+    FAST_ASYNC,
+    FAST_SYNC,
+    STREAM,
+    SYNC,
+    CompareSession,
+    TimedRun,
+    run_schedule,
+    variants_of,
+)
+from teola_plugin.cli.compare.options import InputLine, read_inputs
+from teola_plugin.cli.compare.report import latency_strips, write_plot
 from teola_plugin.cli.main import main
 from teola_plugin.errors import RegistrationError
 from teola_plugin.observe import QueryTrace, Span
@@ -307,34 +326,36 @@ def test_what_can_be_named(app: str) -> None:
 def test_inputs_keep_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('\ufeff"a"\n\n[1]\n{"k": "\u2028"}\n', encoding="utf-8")
-    assert read(str(path)) == [Given(1, "a"), Given(3, [1]), Given(4, {"k": "\u2028"})]
-    assert read(str(path), 2) == [Given(1, "a"), Given(3, [1])]
+    assert read_inputs(str(path)) == [InputLine(1, "a"), InputLine(3, [1]), InputLine(4, {"k": "\u2028"})]
+    assert read_inputs(str(path), 2) == [InputLine(1, "a"), InputLine(3, [1])]
 
 
 # ------------------------------------------------------------ verdicts and figures
 
 
-def run(way: str, answer: Any, seconds: float = 1.0, raised: str = "", index: int = 0) -> Run:
-    return Run(way, index, seconds, failure(ValueError(raised)) if raised else answer, raised)
+def run(way: str, answer: Any, seconds: float = 1.0, raised: str = "", index: int = 0) -> TimedRun:
+    return TimedRun(way, index, seconds, failure(ValueError(raised)) if raised else answer, raised)
 
 
 def test_verdicts() -> None:
     plain = [run(SYNC, "a"), run(ASYNC, "a"), run(CONTROL, "a")]
-    assert verdict([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a")]).state == "equal"
-    assert verdict([*plain, run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "different"
-    assert verdict([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a"), run(FAST_ASYNC, "b")]).state == "different"
-    assert verdict([*plain, run(FAST_SYNC, "", raised="x"), run(FAST_ASYNC, "a")]).state == "different"
-    assert verdict([*plain, run(SYNC, "b"), run(FAST_SYNC, "b")]).state == "undecided"
-    assert verdict([run(SYNC, "b"), *plain[1:], run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "undecided"
-    fails = [run(way, "", raised="x") for way in ways(streams=False)]
-    assert verdict(fails).state == "equal"
-    assert verdict([*fails[:3], run(FAST_SYNC, "a"), fails[4]]).state == "different"
+    assert compare_answers([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a")]).state == "equal"
+    assert compare_answers([*plain, run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "different"
+    assert (
+        compare_answers([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a"), run(FAST_ASYNC, "b")]).state == "different"
+    )
+    assert compare_answers([*plain, run(FAST_SYNC, "", raised="x"), run(FAST_ASYNC, "a")]).state == "different"
+    assert compare_answers([*plain, run(SYNC, "b"), run(FAST_SYNC, "b")]).state == "undecided"
+    assert compare_answers([run(SYNC, "b"), *plain[1:], run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "undecided"
+    fails = [run(way, "", raised="x") for way in variants_of(streams=False)]
+    assert compare_answers(fails).state == "equal"
+    assert compare_answers([*fails[:3], run(FAST_SYNC, "a"), fails[4]]).state == "different"
 
 
 def test_one_different_input_is_enough() -> None:
-    runs = [run(way, "a", index=i) for i in (0, 1) for way in ways(streams=False)]
+    runs = [run(way, "a", index=i) for i in (0, 1) for way in variants_of(streams=False)]
     runs[-1] = run(FAST_ASYNC, "b", index=1)
-    found = equality([Given(1, "x"), Given(5, "y")], runs)
+    found = equality_of_answers([InputLine(1, "x"), InputLine(5, "y")], runs)
     assert found["state"] == "different"
     assert [(row["line"], row["state"]) for row in found["inputs"]] == [(1, "equal"), (5, "different")]
 
@@ -346,15 +367,15 @@ def test_quantiles() -> None:
 
 
 def test_failed_runs_have_no_latency() -> None:
-    found = distribution([run(SYNC, "a", 2.0), run(SYNC, "", 0.1, raised="x")])
+    found = latency_figures([run(SYNC, "a", 2.0), run(SYNC, "", 0.1, raised="x")])
     assert (found["median"], found["n"], found["failed"]) == (2.0, 1, 1)
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 3])
 def test_everybody_comes_first_and_last_equally_often(inputs: int) -> None:
-    chosen = ways(streams=True)
+    chosen = variants_of(streams=True)
     repeats = 2 * len(chosen)
-    found = list(order(inputs, repeats, chosen))
+    found = list(run_schedule(inputs, repeats, chosen))
     rounds = [found[i : i + len(chosen)] for i in range(0, len(found), len(chosen))]
     assert all(sorted(way for way, _, _ in one) == sorted(chosen) for one in rounds)
     for index in range(inputs):
@@ -364,20 +385,20 @@ def test_everybody_comes_first_and_last_equally_often(inputs: int) -> None:
         assert all(mine[i] == mine[i + 1][::-1] for i in range(0, repeats, 2)), "a round, and the same backwards"
 
 
-def paired(way: str, *seconds: float) -> list[Run]:
-    return [Run(way, 0, one, "a", round=i) for i, one in enumerate(seconds)]
+def paired(way: str, *seconds: float) -> list[TimedRun]:
+    return [TimedRun(way, 0, one, "a", round=i) for i, one in enumerate(seconds)]
 
 
 def test_a_ratio_and_its_interval() -> None:
     """Of pairs: what drifts from round to round hits both, and does not count."""
     drift = [1.0, 2.0, 4.0, 8.0, 3.0, 5.0, 7.0, 6.0]
     runs = [*paired(SYNC, *drift), *paired(FAST_SYNC, *(one / 2 for one in drift))]
-    found = ratio_of(runs, SYNC, FAST_SYNC)
+    found = time_ratio(runs, SYNC, FAST_SYNC)
     assert found is not None and (found.ratio, found.low, found.high, found.pairs) == (2.0, 2.0, 2.0, 8)
-    assert found.said() == "faster"
-    back = ratio_of(runs, FAST_SYNC, SYNC)
-    assert back is not None and back.said() == "slower"
-    assert ratio_of(runs, SYNC, FAST_ASYNC) is None
+    assert found.verdict() == "faster"
+    back = time_ratio(runs, FAST_SYNC, SYNC)
+    assert back is not None and back.verdict() == "slower"
+    assert time_ratio(runs, SYNC, FAST_ASYNC) is None
 
 
 def test_what_cannot_be_told() -> None:
@@ -385,19 +406,19 @@ def test_what_cannot_be_told() -> None:
     even, cold = [1.0] * 8, [5.0, 4.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]
     for plain, fast in ((cold, even), (even, cold), (even, even), (cold[:5], even[:5]), ([3.0] * 5, [1.0] * 5)):
         runs = [*paired(SYNC, *plain), *paired(FAST_SYNC, *fast)]
-        found = ratio_of(runs, SYNC, FAST_SYNC)
-        assert found is not None and found.said() == "cannot tell", (plain, fast, found)
+        found = time_ratio(runs, SYNC, FAST_SYNC)
+        assert found is not None and found.verdict() == "cannot tell", (plain, fast, found)
 
 
 def test_the_better_plain_way_counts_and_its_noise() -> None:
     slow, quick = [2.0] * 8, [1.0, 1.01] * 4
     runs = [*paired(SYNC, *slow), *paired(ASYNC, *quick), *paired(FAST_SYNC, *quick), *paired(FAST_ASYNC, *quick)]
-    latency = {way: distribution(found) for way, found in by_way(runs).items()}
-    best = speedup(runs, latency)
+    latency = {way: latency_figures(found) for way, found in group_by_variant(runs).items()}
+    best = best_speedup(runs, latency)
     assert best is not None and best["plain"] == ASYNC and best["verdict"] == "cannot tell"
     noisy = [*paired(ASYNC, *[1.2] * 8), *paired(CONTROL, *[1.0] * 8), *paired(FAST_ASYNC, *[1.1] * 8)]
-    latency = {way: distribution(found) for way, found in by_way(noisy).items()}
-    best = speedup(noisy, latency)
+    latency = {way: latency_figures(found) for way, found in group_by_variant(noisy).items()}
+    best = best_speedup(noisy, latency)
     assert best is not None and best["low"] > 1.0
     assert best["verdict"] == "cannot tell", "the plain object differs as much from itself"
 
@@ -409,11 +430,11 @@ def test_shares_of_the_time_and_waste() -> None:
         )
 
     spans = (span("llm", 0.0, 4.0), span("store", 3.0, 6.0), span("wrapped", 8.0, 9.0, "wasted"), span("", 0.0, 10.0))
-    found = shares([QueryTrace("q", "a", 0.0, 10.0, spans)])
+    found = engine_shares([QueryTrace("q", "a", 0.0, 10.0, spans)])
     expected = {"llm": 0.4, "store": 0.3, "your models and retrievers": 0.1, "your code, and waiting": 0.3}
     assert found == pytest.approx(expected)
-    assert wasted([QueryTrace("q", "a", 0.0, 10.0, spans)])["tokens"] == 3
-    assert shares([]) == {}
+    assert wasted_work([QueryTrace("q", "a", 0.0, 10.0, spans)])["tokens"] == 3
+    assert engine_shares([]) == {}
 
 
 # ------------------------------------------------------------ pictures
@@ -421,23 +442,23 @@ def test_shares_of_the_time_and_waste() -> None:
 
 def test_the_picture_in_the_terminal() -> None:
     runs = [*(run(SYNC, "a", s) for s in (1.0, 1.0, 3.0)), run(FAST_SYNC, "a", 1.0), run(ASYNC, "", 9.0, raised="x")]
-    lines = show.strips(runs, 20).splitlines()
+    lines = latency_strips(runs, 20).splitlines()
     assert lines[0] == f"{SYNC:24}|█{' ' * 18}▄|"
     assert lines[1] == f"{ASYNC:24}|{' ' * 20}|" and lines[2] == f"{FAST_SYNC:24}|█{' ' * 19}|"
     assert lines[3].split() == ["1.00", "s", "3.00", "s"]
-    assert show.strips([run(SYNC, "", raised="x")], 20) == ""
-    assert "█" in show.strips([run(SYNC, "a", 1.0)], 20)
+    assert latency_strips([run(SYNC, "", raised="x")], 20) == ""
+    assert "█" in latency_strips([run(SYNC, "a", 1.0)], 20)
 
 
 def test_the_picture_as_a_file(tmp_path: Path) -> None:
-    runs = [run(way, "a", 0.1 * (i + 1)) for i in range(4) for way in ways(streams=False)]
+    runs = [run(way, "a", 0.1 * (i + 1)) for i in range(4) for way in variants_of(streams=False)]
     path = tmp_path / "times.svg"
-    plot.write(str(path), runs, "a <title> & more")
+    write_plot(str(path), runs, "a <title> & more")
     tree = ElementTree.parse(path)
     curves = [found for found in tree.iter("{http://www.w3.org/2000/svg}path")]
     assert len(curves) == 5 and curves[0].get("d", "").count("V") == 4
     assert "a <title> & more" in "".join(tree.getroot().itertext())
-    plot.write(str(path), [], "nothing ended well")
+    write_plot(str(path), [], "nothing ended well")
     ElementTree.parse(path)
 
 
@@ -458,6 +479,6 @@ def test_a_stream_is_timed_to_its_first_chunk_that_says_something() -> None:
 
     for made, heard in ((chunks, True), (silence, False)):
         plain: Any = RunnableGenerator(made)
-        with measure.Session(plain, accelerate(plain), None, entries_of(plain, "x")) as session:
-            found = session.run(measure.STREAM, 0, "x")
-        assert not found.raised and (found.first is not None) is heard
+        with CompareSession(plain, accelerate(plain), None, entries_of(plain, "x")) as session:
+            found = session.run(STREAM, 0, "x")
+        assert not found.error and (found.first_token_s is not None) is heard

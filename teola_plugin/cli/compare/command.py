@@ -1,4 +1,4 @@
-"""`teola compare`: the user's own object, plain and accelerated, on the user's own inputs."""
+"""`teola compare`: runs the user's own object, original and accelerated, on the user's own inputs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import RegistrationError, TeolaError
 
 if TYPE_CHECKING:
-    from teola_plugin.cli.compare.given import Given
-    from teola_plugin.cli.compare.measure import Run, Session
+    from teola_plugin.cli.compare.measure import CompareSession, TimedRun
+    from teola_plugin.cli.compare.options import InputLine
     from teola_plugin.pool import EnginePool
 
 EQUAL, DIFFERENT, BAD_INPUT = 0, 1, 2
 """Exit statuses."""
 REPEATS, PAIRS = 3, 12
-"""Of few inputs more runs are made, so that there are as many pairs."""
-MOST_UNASKED = 50
-"""Runs of an app that are made without asking a user who sits at a terminal: its models may cost money."""
+"""The default number of repeats, and of pairs of runs: with few inputs there are more repeats."""
+MAX_UNCONFIRMED_RUNS = 50
+"""At a terminal the user is asked before more runs than these: the app's models may cost money."""
 
 
 def add_compare(commands: Any) -> None:
@@ -54,20 +54,20 @@ def add_compare(commands: Any) -> None:
     )
     parser.add_argument(
         "--repeats",
-        type=_count,
+        type=_parse_count,
         metavar="N",
         help=f"runs of each kind per input (default {REPEATS}, or as many as make {PAIRS} pairs)",
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help="only the first N inputs")
+    parser.add_argument("--limit", type=_parse_count, metavar="N", help="only the first N inputs")
     parser.add_argument("--speculate", choices=("auto", "all", "off"), help="see accelerate() (default auto)")
-    parser.add_argument("--yes", action="store_true", help=f"do not ask before more than {MOST_UNASKED} runs")
+    parser.add_argument("--yes", action="store_true", help=f"do not ask before more than {MAX_UNCONFIRMED_RUNS} runs")
     parser.add_argument("--no-stream", action="store_true", help="leave out the time to first token")
     parser.add_argument("--plot", metavar="FILE", help="write the latencies as a picture (.html or .svg)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
     parser.set_defaults(run=run_compare)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     number = int(text) if text.strip().isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
@@ -75,58 +75,58 @@ def _count(text: str) -> int:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Exit status 0, 1 or 2, see above."""
+    """Run the command. Return the exit status: 0, 1 or 2, see above."""
     try:
-        with _stdout_kept(options.json):
-            runs, found = _compared(options)
+        with stdout_to_stderr(options.json):
+            runs, summary = _compare(options)
     except TeolaError as error:
         sys.stderr.write(f"teola: {error}\n")
         return BAD_INPUT
     if options.json:
-        json.dump(found, sys.stdout)
+        json.dump(summary, sys.stdout)
         sys.stdout.write("\n")
     else:
         from rich.console import Console
 
-        from teola_plugin.cli.compare.show import show
+        from teola_plugin.cli.compare.report import print_report
 
-        show(Console(), found, runs)
-    return DIFFERENT if found["equality"]["state"] == "different" else EQUAL
+        print_report(Console(), summary, runs)
+    return DIFFERENT if summary["equality"]["state"] == "different" else EQUAL
 
 
-def _compared(options: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
+def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any]]:
+    """Run the object, and return the runs and their summary."""
     from teola_plugin import accelerate
     from teola_plugin.adapters.app_frameworks import entries_of
     from teola_plugin.adapters.named_objects import load
-    from teola_plugin.cli.compare import given, plot
-    from teola_plugin.cli.compare.engines import arguments_of
-    from teola_plugin.cli.compare.figures import facts
-    from teola_plugin.cli.compare.measure import Session
-    from teola_plugin.cli.compare.suggested import bindings_that_help
+    from teola_plugin.cli.compare.figures import summarize_runs
+    from teola_plugin.cli.compare.measure import STREAMS, CompareSession
+    from teola_plugin.cli.compare.options import accelerate_arguments, check_inputs, read_inputs, suggest_bindings
 
-    _check(options)
-    inputs = given.read(options.inputs, options.limit)
+    _check_options(options)
+    inputs = read_inputs(options.inputs, options.limit)
     target = load(options.object)
     entries = entries_of(target.plain, options.object)
-    given.check(inputs, entries, options.inputs)
-    arguments = arguments_of(target, options.pool, options.bind, options.speculate, options.engines)
+    check_inputs(inputs, entries, options.inputs)
+    arguments = accelerate_arguments(target, options.pool, options.bind, options.speculate, options.engines)
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
+    pool: EnginePool | None = fast.__teola_of__()[1]
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
-    with Session(target.plain, fast, _pool_of(fast), entries) as session:
-        entries_run = _entries_to_run(session, streams=not options.no_stream)
-        count = (len(inputs) * repeats + 1) * len(entries_run) + len(inputs)
-        _announce(count, len(inputs), repeats, is_confirmed=options.yes)
-        runs = _all_runs(session, inputs, repeats, entries_run, count)
-        found = facts(fast, inputs, runs)
+    with CompareSession(target.plain, fast, pool, entries) as session:
+        variants = [name for name in session.variants if name not in STREAMS or not options.no_stream]
+        count = (len(inputs) * repeats + 1) * len(variants) + len(inputs)
+        _announce_runs(count, len(inputs), repeats, is_confirmed=options.yes)
+        runs = _run_all(session, inputs, repeats, variants, count)
+        summary = summarize_runs(fast, inputs, runs)
     if options.plot:
-        _write(plot.write, options, runs)
+        _write_plot(options, runs)
     settings = {"object": options.object, "kind": entries.kind, "entries": entries.names, "repeats": repeats}
-    served = target.fast is not None or arguments.keys() & {"pool", "bind", "engines"}
-    return runs, {**settings, **found, "bindings": [] if served else bindings_that_help(target.plain)}
+    has_engines = target.fast is not None or arguments.keys() & {"pool", "bind", "engines"}
+    return runs, {**settings, **summary, "bindings": [] if has_engines else suggest_bindings(target.plain)}
 
 
-def _check(options: argparse.Namespace) -> None:
-    """What can be said before anything is imported. Raises `RegistrationError`."""
+def _check_options(options: argparse.Namespace) -> None:
+    """Check what needs no import of the app. Raise `RegistrationError`."""
     from teola_plugin.adapters import DISABLE
 
     if os.environ.get(DISABLE, "") not in ("", "0"):
@@ -135,26 +135,14 @@ def _check(options: argparse.Namespace) -> None:
         raise RegistrationError(f"cannot write a picture to {options.plot}.", hint="end its name in .html or .svg")
 
 
-def _pool_of(fast: Any) -> EnginePool | None:
-    """The pool whose caches every run begins without."""
-    pool: EnginePool | None = fast.__teola_of__()[1]
-    return pool
-
-
-def _entries_to_run(session: Session, *, streams: bool) -> list[str]:
-    from teola_plugin.cli.compare.measure import FAST_STREAM, STREAM
-
-    return [name for name in session.ways if streams or name not in (STREAM, FAST_STREAM)]
-
-
-def _announce(count: int, inputs: int, repeats: int, *, is_confirmed: bool) -> None:
-    """Say how often the app will run; where that is often, ask at a terminal. Raises `RegistrationError` for a no."""
+def _announce_runs(count: int, inputs: int, repeats: int, *, is_confirmed: bool) -> None:
+    """Print how often the app will run; if that is often, ask at a terminal. Raise `RegistrationError` for a no."""
     inputs_text = "1 input" if inputs == 1 else f"{inputs} inputs"
     sys.stderr.write(
         f"teola: the app runs {count} times ({inputs_text}, {repeats} repeats of each way, and once or twice before), "
         "and each run calls its models. --repeats, --limit and --no-stream make it fewer.\n"
     )
-    if count <= MOST_UNASKED or is_confirmed or not sys.stdin.isatty():
+    if count <= MAX_UNCONFIRMED_RUNS or is_confirmed or not sys.stdin.isatty():
         return
     sys.stderr.write("Go on? [y/N] ")
     sys.stderr.flush()
@@ -162,40 +150,43 @@ def _announce(count: int, inputs: int, repeats: int, *, is_confirmed: bool) -> N
         raise RegistrationError("nothing was run.", hint="--yes does not ask; --repeats 3 makes fewer runs")
 
 
-def _all_runs(
-    session: Session, inputs: Sequence[Given], repeats: int, entries_run: Sequence[str], count: int
-) -> list[Run]:
-    from teola_plugin.cli.compare.measure import order, warm_up
+def _run_all(
+    session: CompareSession, inputs: Sequence[InputLine], repeats: int, variants: Sequence[str], count: int
+) -> list[TimedRun]:
+    """Warm up, then make all runs. `count` is the number of all these runs, for the progress bar."""
+    from teola_plugin.cli.compare.measure import run_schedule, warm_up
     from teola_plugin.observe import progress
 
     with progress(count, "plain and accelerated, in turn") as bar:
-        warm_up(session, inputs, entries_run, bar.advance)
+        warm_up(session, inputs, variants, bar.advance)
         runs = []
-        for entry, index, round_ in order(len(inputs), repeats, entries_run):
-            runs.append(session.run(entry, index, inputs[index].value, round_))
+        for variant, index, round_ in run_schedule(len(inputs), repeats, variants):
+            runs.append(session.run(variant, index, inputs[index].value, round_))
             bar.advance()
     return runs
 
 
-def _write(write: Any, options: argparse.Namespace, runs: Sequence[Run]) -> None:
+def _write_plot(options: argparse.Namespace, runs: Sequence[TimedRun]) -> None:
+    from teola_plugin.cli.compare.report import write_plot
+
     try:
-        write(options.plot, runs, f"{options.object}: share of calls that had ended")
+        write_plot(options.plot, runs, f"{options.object}: share of calls that had ended")
     except OSError as error:
         raise RegistrationError(f"cannot write {options.plot}: {error.strerror}.", hint="check --plot") from error
 
 
 @contextlib.contextmanager
-def _stdout_kept(wanted: bool) -> Iterator[None]:
-    """What the user's code, engines and their processes write to stdout goes to stderr: only our JSON is there."""
-    if not wanted:
+def stdout_to_stderr(is_enabled: bool) -> Iterator[None]:
+    """Send to stderr what the user's code, engines and their processes write to stdout, which is for our JSON alone."""
+    if not is_enabled:
         yield
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)

@@ -1,169 +1,301 @@
-"""What the runs say, as JSON-ready data. Times in seconds."""
+"""Figures about the runs as JSON-ready data: equality of answers, latencies, ratios with intervals, advice.
+
+Times are in seconds. A variant is a way to run the object, see `measure.py`.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from teola_plugin.cli.compare.intervals import Ratio, ratio_of
-from teola_plugin.cli.compare.measure import ASYNC, CONTROL, FAST, FAST_STREAM, STREAM, SYNC, WAYS, Run
-from teola_plugin.cli.compare.verdict import overall, verdict
+from teola_plugin.adapters.comparison import difference
+from teola_plugin.cli.compare.measure import (
+    ASYNC,
+    CONTROL,
+    FAST_ASYNC,
+    FAST_CALLS,
+    FAST_STREAM,
+    FAST_SYNC,
+    STREAM,
+    STREAMS,
+    SYNC,
+    VARIANTS,
+    TimedRun,
+)
 from teola_plugin.errors import TeolaError
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.plan_report import PlanReport
-    from teola_plugin.cli.compare.given import Given
+    from teola_plugin.cli.compare.options import InputLine
     from teola_plugin.observe import QueryTrace
 
 OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
 NO_GAIN = "No part of this object is known to start before its place: expect no gain."
 
 
-def facts(fast: Any, inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
-    """Equality, latencies, how many times faster, time to first token, where the time went, wasted work, advice."""
-    latency = {way: distribution(found) for way, found in by_way(runs).items()}
+def summarize_runs(fast: Any, inputs: Sequence[InputLine], runs: Sequence[TimedRun]) -> dict[str, Any]:
+    """Return equality, latencies, speed-ups, time to first token, shares of the time, wasted work and advice."""
+    latency = {variant: latency_figures(group) for variant, group in group_by_variant(runs).items()}
     traces = [run.trace for run in runs if run.trace is not None]
-    streams = by_way(runs, streams=True)
+    streams = group_by_variant(runs, streams=True)
     return {
-        "equality": equality(inputs, runs),
+        "equality": equality_of_answers(inputs, runs),
         "latency_s": latency,
-        "speedup": speedup(runs, latency),
+        "speedup": best_speedup(runs, latency),
         "over_each_plain": {
-            fast: {plain: _told(ratio_of(runs, plain, fast)) for plain in (SYNC, ASYNC) if plain in latency}
-            for fast in FAST
+            fast: {plain: _ratio_facts(time_ratio(runs, plain, fast)) for plain in (SYNC, ASYNC) if plain in latency}
+            for fast in FAST_CALLS
             if fast in latency
         },
-        "control": _told(ratio_of(runs, ASYNC, CONTROL)),
-        "time_to_first_token_s": {way: distribution(found, first=True) for way, found in streams.items()},
-        "first_token_speedup": _told(ratio_of(runs, STREAM, FAST_STREAM, first=True)),
-        "where_the_time_went": shares(traces),
-        "wasted": wasted(traces),
-        "advice": advice(fast, inputs[0].value),
-        "errors": sorted({run.raised for run in runs if run.raised}),
+        "control": _ratio_facts(time_ratio(runs, ASYNC, CONTROL)),
+        "time_to_first_token_s": {
+            variant: latency_figures(group, first_token=True) for variant, group in streams.items()
+        },
+        "first_token_speedup": _ratio_facts(time_ratio(runs, STREAM, FAST_STREAM, first_token=True)),
+        "where_the_time_went": engine_shares(traces),
+        "wasted": wasted_work(traces),
+        "advice": advice_on(fast, inputs[0].value),
+        "errors": sorted({run.error for run in runs if run.error}),
     }
 
 
-def by_way(runs: Iterable[Run], *, streams: bool = False) -> dict[str, list[Run]]:
-    """Runs by way, in the order of `WAYS`: of streams, or of whole calls."""
-    kept = [run for run in runs if (run.way in (STREAM, FAST_STREAM)) == streams]
-    return {way: found for way in WAYS if (found := [run for run in kept if run.way == way])}
+def group_by_variant(runs: Iterable[TimedRun], *, streams: bool = False) -> dict[str, list[TimedRun]]:
+    """Return the runs by variant, in the order of `VARIANTS`: those of streams, or those of whole calls."""
+    selected = [run for run in runs if (run.variant in STREAMS) == streams]
+    return {variant: group for variant in VARIANTS if (group := _runs_of(selected, variant))}
 
 
-# ------------------------------------------------------------ how many times faster
+def _runs_of(runs: Iterable[TimedRun], *variants: str) -> list[TimedRun]:
+    return [run for run in runs if run.variant in variants]
 
 
-def speedup(runs: Sequence[Run], latency: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The better plain way (by its median) against the better accelerated one; None where one of the two never ended
-    well. `saved_s`: the difference of the two medians, in seconds."""
-    plain, fast = (_best(latency, group) for group in ((SYNC, ASYNC), FAST))
-    found = ratio_of(runs, plain, fast) if plain and fast else None
-    if found is None:
-        return None
-    said = found.said(ratio_of(runs, ASYNC, CONTROL))
-    saved = latency[plain]["median"] - latency[fast]["median"]
-    return {**asdict(found), "verdict": said, "plain": plain, "accelerated": fast, "saved_s": saved}
+# ------------------------------------------------------------ equality of answers
+
+Equality = Literal["equal", "different", "undecided"]
 
 
-def _best(latency: dict[str, dict[str, Any]], group: Iterable[str]) -> str:
-    medians = {way: figure for way in group if (figure := latency.get(way, {}).get("median")) is not None}
-    return min(medians, key=lambda way: medians[way], default="")
+@dataclass(frozen=True, slots=True)
+class AnswerVerdict:
+    """The result of comparing the answers to one input; `undecided` if the original does not agree with itself."""
+
+    state: Equality
+    detail: str = ""
+    """Where and how two answers first differ."""
 
 
-def _told(ratio: Ratio | None) -> dict[str, Any] | None:
-    return None if ratio is None else {**asdict(ratio), "verdict": ratio.said()}
-
-
-# ------------------------------------------------------------ answers and latencies
-
-
-def equality(inputs: Sequence[Given], runs: Sequence[Run]) -> dict[str, Any]:
-    verdicts = [verdict([run for run in runs if run.input == index]) for index in range(len(inputs))]
+def equality_of_answers(inputs: Sequence[InputLine], runs: Sequence[TimedRun]) -> dict[str, Any]:
+    """Return the verdict on each input, and the worst of them."""
+    verdicts = [compare_answers([run for run in runs if run.input_index == index]) for index in range(len(inputs))]
+    states = {verdict.state for verdict in verdicts}
     return {
-        "state": overall(verdicts),
+        "state": next((state for state in ("different", "undecided") if state in states), "equal"),
         "inputs": [
-            {"line": given.line, "state": one.state, "detail": one.detail}
-            for given, one in zip(inputs, verdicts, strict=True)
+            {"line": entry.line, "state": verdict.state, "detail": verdict.detail}
+            for entry, verdict in zip(inputs, verdicts, strict=True)
         ],
     }
 
 
-def distribution(runs: Sequence[Run], *, first: bool = False) -> dict[str, Any]:
-    """Of the seconds (or those to the `first` token) of runs that ended well; figures are None without any."""
-    times = (run.first if first else run.seconds for run in runs if not run.raised)
-    good = sorted(seconds for seconds in times if seconds is not None)
+def compare_answers(runs: Sequence[TimedRun]) -> AnswerVerdict:
+    """Return the verdict on the runs of one input.
+
+    The original is compared with itself first: a difference of the accelerated object means nothing otherwise.
+    """
+    own_difference = _difference_within_original(_runs_of(runs, SYNC), _runs_of(runs, ASYNC, CONTROL))
+    if own_difference:
+        return AnswerVerdict("undecided", own_difference)
+    for fast, plain in ((FAST_SYNC, SYNC), (FAST_ASYNC, ASYNC)):
+        reference = _runs_of(runs, plain)[:1]
+        for run in _runs_of(runs, fast) if reference else ():
+            if text := difference(run.answer, reference[0].answer):
+                return AnswerVerdict("different", f"{fast} (here), {plain} (there): {text}")
+    return AnswerVerdict("equal")
+
+
+def _difference_within_original(sync_runs: list[TimedRun], async_runs: list[TimedRun]) -> str:
+    """Return the first difference between two runs of the original; empty if all agree.
+
+    Sync and async runs are compared with each other only if the object works both ways.
+    """
+    sync_and_async = [runs[0] for runs in (sync_runs, async_runs) if runs and not runs[0].error]
+    for group in (sync_runs, async_runs, sync_and_async):
+        for first, second in itertools.pairwise(group):
+            if text := difference(first.answer, second.answer):
+                return f"{first.variant} (here), {second.variant} (there): {text}"
+    return ""
+
+
+# ------------------------------------------------------------ latencies
+
+
+def latency_figures(runs: Sequence[TimedRun], *, first_token: bool = False) -> dict[str, Any]:
+    """Return quantiles of the latency (or of the time to the first token), and how many runs succeeded and failed.
+
+    Failed runs have no latency; without any other run the quantiles are None.
+    """
+    times = (_time_of(run, first_token=first_token) for run in runs if not run.error)
+    ordered = sorted(seconds for seconds in times if seconds is not None)
     points = {"median": 0.5, "p90": 0.9, "p99": 0.99, "min": 0.0, "max": 1.0}
-    figures: dict[str, Any] = {name: quantile(good, share) for name, share in points.items()}
-    return {**figures, "n": len(good), "failed": sum(1 for run in runs if run.raised)}
+    figures: dict[str, Any] = {name: quantile(ordered, share) for name, share in points.items()}
+    return {**figures, "n": len(ordered), "failed": sum(1 for run in runs if run.error)}
+
+
+def _time_of(run: TimedRun, *, first_token: bool) -> float | None:
+    return run.first_token_s if first_token else run.seconds
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """By linear interpolation between the two nearest values."""
+    """Return the quantile by linear interpolation between the two nearest values; None without any values."""
     if not ordered:
         return None
-    at = share * (len(ordered) - 1)
-    low = int(at)
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-# ------------------------------------------------------------ from the traces
+# ------------------------------------------------------------ how many times faster
+
+FEWEST_PAIRS = 6
+"""With fewer pairs no interval of their median holds with 95 %."""
+_RESAMPLES, _SEED = 2000, 0
+
+SpeedVerdict = Literal["faster", "slower", "cannot tell"]
 
 
-def shares(traces: Sequence[QueryTrace]) -> dict[str, float]:
-    """Engine -> the share of the accelerated calls' time during which it worked; they overlap, so the sum may exceed 1.
+@dataclass(frozen=True, slots=True)
+class TimeRatio:
+    """The time of one variant divided by that of another: the median over pairs, with its 95 % bootstrap interval.
 
-    The last entry is the share during which none did.
+    A pair is two runs of one input in one round, which ran one directly after the other.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+    def verdict(self, control: TimeRatio | None = None) -> SpeedVerdict:
+        """Return `faster` or `slower` only if that is certain, else `cannot tell`.
+
+        The interval must not hold 1, and the original must differ less from itself (`control`) than the two variants.
+        """
+        noise = 0.0 if control is None else abs(math.log(control.ratio))
+        if self.pairs < FEWEST_PAIRS or self.low <= 1.0 <= self.high or abs(math.log(self.ratio)) <= noise:
+            return "cannot tell"
+        return "faster" if self.ratio > 1.0 else "slower"
+
+
+def time_ratio(
+    runs: Sequence[TimedRun], numerator: str, denominator: str, *, first_token: bool = False
+) -> TimeRatio | None:
+    """Return how many times longer one variant takes than another; None without a pair of runs that succeeded.
+
+    With `first_token` the times to the first token are compared.
+    """
+    by_key = {
+        (run.variant, run.input_index, run.round): run
+        for run in _runs_of(runs, numerator, denominator)
+        if not run.error
+    }
+    ratios = []
+    for (variant, index, round_), run in by_key.items():
+        partner = by_key.get((denominator, index, round_)) if variant == numerator else None
+        if partner is None:
+            continue
+        time, partner_time = _time_of(run, first_token=first_token), _time_of(partner, first_token=first_token)
+        if time and partner_time:
+            ratios.append(time / partner_time)
+    return _bootstrap(ratios) if ratios else None
+
+
+def _bootstrap(ratios: Sequence[float]) -> TimeRatio:
+    """Return the median and its interval by resampling the pairs; the same ratios always give the same interval."""
+    generator = random.Random(_SEED)  # no secret is drawn
+    medians = sorted(median(generator.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+    low, high = medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES) - 1]
+    return TimeRatio(median(ratios), low, high, len(ratios))
+
+
+def best_speedup(runs: Sequence[TimedRun], latency: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Compare the original's faster variant (by its median) with the accelerated object's faster variant.
+
+    `saved_s` is the difference of the two medians. Return None if one of the two objects never succeeded.
+    """
+    plain, fast = (_fastest(latency, group) for group in ((SYNC, ASYNC), FAST_CALLS))
+    ratio = time_ratio(runs, plain, fast) if plain and fast else None
+    if ratio is None:
+        return None
+    verdict = ratio.verdict(time_ratio(runs, ASYNC, CONTROL))
+    saved = latency[plain]["median"] - latency[fast]["median"]
+    return {**asdict(ratio), "verdict": verdict, "plain": plain, "accelerated": fast, "saved_s": saved}
+
+
+def _fastest(latency: dict[str, dict[str, Any]], variants: Iterable[str]) -> str:
+    medians = {name: figure for name in variants if (figure := latency.get(name, {}).get("median")) is not None}
+    return min(medians, key=lambda name: medians[name], default="")
+
+
+def _ratio_facts(ratio: TimeRatio | None) -> dict[str, Any] | None:
+    return None if ratio is None else {**asdict(ratio), "verdict": ratio.verdict()}
+
+
+# ------------------------------------------------------------ figures from traces and from the plan
+
+
+def engine_shares(traces: Sequence[QueryTrace]) -> dict[str, float]:
+    """Return, by engine, the share of the accelerated calls' time during which it worked.
+
+    Engines overlap, so the sum may exceed 1. The last entry is the share during which no engine worked.
     """
     total = sum(trace.seconds for trace in traces)
     if not total:
         return {}
     engines = dict.fromkeys(engine for trace in traces for engine in trace.engines)
-    found = {_name(engine): sum(trace.busy(engine) for trace in traces) / total for engine in engines}
-    return {**found, OWN_CODE: max(0.0, 1.0 - sum(map(_covered, traces)) / total)}
+    shares = {
+        OWN_MODELS if engine == "wrapped" else engine: sum(trace.busy(engine) for trace in traces) / total
+        for engine in engines
+    }
+    return {**shares, OWN_CODE: max(0.0, 1.0 - sum(map(_busy_seconds, traces)) / total)}
 
 
-def _name(engine: str) -> str:
-    return OWN_MODELS if engine == "wrapped" else engine
-
-
-def _covered(trace: QueryTrace) -> float:
-    """Seconds during which any engine worked for the query."""
-    runs = sorted((s.begin, s.done) for s in trace.spans if s.engine and s.done is not None)
-    covered, until = 0.0, trace.started
-    for begin, done in runs:
+def _busy_seconds(trace: QueryTrace) -> float:
+    """Return the seconds during which any engine worked for the query."""
+    intervals = sorted((s.begin, s.done) for s in trace.spans if s.engine and s.done is not None)
+    busy, until = 0.0, trace.started
+    for begin, done in intervals:
         end = min(done, trace.ended)
-        covered += max(0.0, end - max(begin, until))
+        busy += max(0.0, end - max(begin, until))
         until = max(until, end)
-    return covered
+    return busy
 
 
-def wasted(traces: Sequence[QueryTrace]) -> dict[str, Any]:
-    """Work that was begun and that nobody used, over all accelerated calls."""
-    lost = [trace.wasted() for trace in traces]
+def wasted_work(traces: Sequence[QueryTrace]) -> dict[str, Any]:
+    """Return the work that was started and that nobody used, over all accelerated calls."""
+    wasted = [trace.wasted() for trace in traces]
     return {
         "calls": len(traces),
-        "primitives": sum(spans for spans, _ in lost),
-        "tokens": sum(tokens for _, tokens in lost),
-        "median_tokens_per_call": median(tokens for _, tokens in lost) if lost else 0,
+        "primitives": sum(spans for spans, _ in wasted),
+        "tokens": sum(tokens for _, tokens in wasted),
+        "median_tokens_per_call": median(tokens for _, tokens in wasted) if wasted else 0,
     }
 
 
-# ------------------------------------------------------------ from the plan
-
-
-def advice(fast: Any, value: Any) -> list[str]:
-    """What would help: why there is nothing to gain, what the author could change. `value`: an input, for the plan."""
+def advice_on(fast: Any, value: Any) -> list[str]:
+    """Return why there is nothing to gain, and what the author can change. `value` is an input, for the plan."""
     try:
         report: PlanReport = fast.__teola_report__(value)
     except TeolaError as error:
         return [f"Planning failed, so the original ran: {error}"]
-    found = [] if report.prefetched else [NO_GAIN, f"{report.expect[0].upper()}{report.expect[1:]}."]
+    lines = [] if report.prefetched else [NO_GAIN, f"{report.expect[0].upper()}{report.expect[1:]}."]
     rows = (node for node in report.parts if node.level != "lowered")
-    elsewhere = list(dict.fromkeys(f"{node.path} ({node.class_name})" for node in rows))
-    if elsewhere:
-        named = ", ".join(elsewhere[:5])
-        more = f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else ""
-        found.append(f"Run in their place, as they always did: {named}{more}.")
-    return [*found, *report.advice]
+    not_lowered = list(dict.fromkeys(f"{node.path} ({node.class_name})" for node in rows))
+    if not_lowered:
+        more = f" and {len(not_lowered) - 5} more" if len(not_lowered) > 5 else ""
+        lines.append(f"Run in their place, as they always did: {', '.join(not_lowered[:5])}{more}.")
+    return [*lines, *report.advice]

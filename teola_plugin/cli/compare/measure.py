@@ -1,4 +1,8 @@
-"""Runs an object plain and accelerated, in turn, on the same inputs."""
+"""Runs of an object, original and accelerated in turn, on the same inputs.
+
+A *variant* is one way to run the object: the original or the accelerated object, by its sync entry, its async entry or
+as a stream.
+"""
 
 from __future__ import annotations
 
@@ -16,54 +20,54 @@ from teola_plugin.errors import RegistrationError
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.comparison import Entries
-    from teola_plugin.cli.compare.given import Given
+    from teola_plugin.cli.compare.options import InputLine
     from teola_plugin.observe import QueryTrace
     from teola_plugin.pool import EnginePool
 
 SYNC, ASYNC, CONTROL = "plain, sync", "plain, async", "plain again, async"
 FAST_SYNC, FAST_ASYNC = "accelerated, sync", "accelerated, async"
-PLAIN, FAST = (SYNC, ASYNC, CONTROL), (FAST_SYNC, FAST_ASYNC)
 STREAM, FAST_STREAM = "plain, stream", "accelerated, stream"
-WAYS = (*PLAIN, *FAST, STREAM, FAST_STREAM)
-"""In the order in which they are shown."""
-_IN_TURN = (SYNC, FAST_SYNC, FAST_ASYNC, ASYNC, CONTROL, FAST_STREAM, STREAM)
-"""In the order in which they run: an accelerated one beside each plain one; not every second one is plain, so that an
-object which answers in turn is found out."""
+FAST_CALLS = (FAST_SYNC, FAST_ASYNC)
+STREAMS = (STREAM, FAST_STREAM)
+VARIANTS = (SYNC, ASYNC, CONTROL, *FAST_CALLS, *STREAMS)
+"""All variants, in the order in which they are shown."""
+_RUN_ORDER = (SYNC, FAST_SYNC, FAST_ASYNC, ASYNC, CONTROL, FAST_STREAM, STREAM)
+"""The order in which variants run. Each accelerated variant stands next to the original's. Original and accelerated do
+not alternate strictly, so that an object whose answers alternate is recognised."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One call. Times in seconds."""
+class TimedRun:
+    """One call of the object."""
 
-    way: str
-    input: int
-    """Index among the inputs."""
+    variant: str
+    input_index: int
     seconds: float
     answer: Any
     """A snapshot of the result, or of what was raised; None for a stream that was read to its end."""
-    raised: str = ""
-    """The error, as text."""
-    first: float | None = None
-    """When the first chunk with something in it came (streams)."""
+    error: str = ""
+    """The exception as text; empty if none was raised."""
+    first_token_s: float | None = None
+    """For a stream: the seconds until the first chunk that holds something."""
     trace: QueryTrace | None = None
     round: int = 0
-    """Runs of one input and one round are compared with each other: they ran right behind each other."""
+    """Runs of one input and one round are compared with each other: they ran one directly after the other."""
 
 
-class Session:
-    """One object, its accelerated self, and one event loop for all that is asynchronous. A context manager."""
+class CompareSession:
+    """An object, its accelerated counterpart and one event loop for all async calls; a context manager."""
 
-    def __init__(self, plain: Any, fast: Any, pool: EnginePool | None, entries: Entries) -> None:
-        self.plain, self.fast, self.entries = plain, fast, entries
+    def __init__(self, original: Any, fast: Any, pool: EnginePool | None, entries: Entries) -> None:
+        self.original, self.fast, self.entries = original, fast, entries
         self._pool = pool
         self._runner = asyncio.Runner()
-        self._last = ""
+        self._last_query_id = ""
         self._answer_cache: Any = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> CompareSession:
         if self._pool is not None:
             self._pool.start()
-        # Of a parallel step that failed, the framework leaves the siblings' errors to the loop, which would print them.
+        # When a parallel step fails, the framework leaves its siblings' errors to the loop, which would print them.
         self._runner.get_loop().set_exception_handler(lambda loop, context: None)
         self._answer_cache = answer_cache()
         return self
@@ -78,108 +82,112 @@ class Session:
             self._pool.close()
 
     @property
-    def ways(self) -> tuple[str, ...]:
-        """Those that the object has."""
-        return ways(sync=self.entries.call is not None, streams=self.entries.pieces is not None)
+    def variants(self) -> tuple[str, ...]:
+        """The variants that the object has."""
+        return variants_of(sync=self.entries.call is not None, streams=self.entries.pieces is not None)
 
-    def run(self, way: str, index: int, value: Any, round_: int = 0) -> Run:
-        """One call, plain or accelerated from the same state; the input is a copy."""
-        given, chosen = copy.deepcopy(value), self.fast if way.startswith("accelerated") else self.plain
-        self._forget(chosen)
-        answer, raised, first = None, "", None
-        begun = time.perf_counter()
+    def run(self, variant: str, input_index: int, value: Any, round_: int = 0) -> TimedRun:
+        """Call the object once with a copy of the input, after all caches were emptied."""
+        value, obj = copy.deepcopy(value), self.fast if variant.startswith("accelerated") else self.original
+        self._empty_caches(obj)
+        answer, error_text, first_token_s = None, "", None
+        start = time.perf_counter()
         try:
-            if way in (STREAM, FAST_STREAM):
-                first = self._runner.run(_first(self.entries, chosen, given, begun))
+            if variant in STREAMS:
+                first_token_s = self._runner.run(_time_first_chunk(self.entries, obj, value, start))
+            elif variant in (SYNC, FAST_SYNC):
+                assert self.entries.call is not None
+                answer = self.entries.call(obj, value)
             else:
-                answer = self._called(chosen, way, given)
-            seconds = time.perf_counter() - begun
+                answer = self._runner.run(_await_answer(self.entries, obj, value))
+            seconds = time.perf_counter() - start
             answer = None if answer is None else self.entries.answer(answer)
         except Exception as error:
-            seconds = time.perf_counter() - begun
-            answer, raised = failure(error), f"{type(error).__qualname__}: {error}"
-        return Run(way, index, seconds, answer, raised, first, self._trace() if way in FAST else None, round_)
+            seconds = time.perf_counter() - start
+            answer, error_text = failure(error), f"{type(error).__qualname__}: {error}"
+        trace = self._new_trace() if variant in FAST_CALLS else None
+        return TimedRun(variant, input_index, seconds, answer, error_text, first_token_s, trace, round_)
 
-    def _forget(self, chosen: Any) -> None:
-        """Empty what earlier runs left behind: prefix caches of the pool, the cache of answers, a conversation."""
+    def _empty_caches(self, obj: Any) -> None:
+        """Remove what earlier runs left: prefix caches of the pool, the cache of answers, a conversation."""
         if self._pool is not None:
             self._pool.reset()
         if self._answer_cache is not None:
             set_answer_cache()
-        self.entries.fresh(chosen)
+        self.entries.fresh(obj)
 
-    def _called(self, chosen: Any, way: str, given: Any) -> Any:
-        if way in (SYNC, FAST_SYNC):
-            assert self.entries.call is not None
-            return self.entries.call(chosen, given)
-        return self._runner.run(_awaited(self.entries, chosen, given))
-
-    def _trace(self) -> QueryTrace | None:
-        """That of the last call; None where it was not traced."""
-        found: QueryTrace | None = self.fast.last_trace()
-        if found is None or found.query_id == self._last:
+    def _new_trace(self) -> QueryTrace | None:
+        """Return the trace of the last call; None if that call was not traced."""
+        trace: QueryTrace | None = self.fast.last_trace()
+        if trace is None or trace.query_id == self._last_query_id:
             return None
-        self._last = found.query_id
-        return found
+        self._last_query_id = trace.query_id
+        return trace
 
 
-async def _awaited(entries: Entries, chosen: Any, given: Any) -> Any:
-    return await entries.acall(chosen, given)
+async def _await_answer(entries: Entries, obj: Any, value: Any) -> Any:
+    return await entries.acall(obj, value)
 
 
-async def _first(entries: Entries, chosen: Any, given: Any, begun: float) -> float | None:
-    """Reads the whole stream; the seconds until its first chunk that holds something."""
-    first = None
+async def _time_first_chunk(entries: Entries, obj: Any, value: Any, start: float) -> float | None:
+    """Read the whole stream. Return the seconds from `start` to its first chunk that holds something."""
+    first_token_s = None
     assert entries.pieces is not None
-    async for chunk in entries.pieces(chosen, given):
-        if first is None and getattr(chunk, "content", chunk):
-            first = time.perf_counter() - begun
-    return first
+    async for chunk in entries.pieces(obj, value):
+        if first_token_s is None and getattr(chunk, "content", chunk):
+            first_token_s = time.perf_counter() - start
+    return first_token_s
 
 
-# ------------------------------------------------------------ which runs, in which order
+# ------------------------------------------------------------ the order of the runs
 
 
-def ways(*, sync: bool = True, streams: bool) -> tuple[str, ...]:
-    """Of an object with these entries, in the order in which they are shown."""
-    without = (*(() if sync else (SYNC, FAST_SYNC)), *(() if streams else (STREAM, FAST_STREAM)))
-    return tuple(way for way in WAYS if way not in without)
+def variants_of(*, sync: bool = True, streams: bool) -> tuple[str, ...]:
+    """Return the variants of an object, in the order in which they are shown: `sync` and `streams` say what it has."""
+    without = (*(() if sync else (SYNC, FAST_SYNC)), *(() if streams else STREAMS))
+    return tuple(variant for variant in VARIANTS if variant not in without)
 
 
-def order(inputs: int, repeats: int, chosen: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """(way, index of the input, round). Each round of an input is the one before backwards, so that what drifts hits
-    plain and accelerated alike; every second one begins with another way."""
-    turns = [way for way in _IN_TURN if way in chosen]
+def run_schedule(inputs: int, repeats: int, variants: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield (variant, index of the input, round) for each run.
+
+    Each round of an input is its previous round backwards, so that slow drift affects original and accelerated alike;
+    every second round begins with another variant.
+    """
+    ordered = [variant for variant in _RUN_ORDER if variant in variants]
     for round_ in range(repeats):
         for index in range(inputs):
-            turn = (index + round_ // 2) % len(turns)
-            turned = (*turns[turn:], *turns[:turn])
-            yield from ((way, index, round_) for way in (turned if (round_ + index) % 2 == 0 else reversed(turned)))
+            offset = (index + round_ // 2) % len(ordered)
+            rotated = (*ordered[offset:], *ordered[:offset])
+            is_forwards = (round_ + index) % 2 == 0
+            yield from ((variant, index, round_) for variant in (rotated if is_forwards else reversed(rotated)))
 
 
-def warm_up(session: Session, inputs: Sequence[Given], chosen: Sequence[str], done: Callable[[], None]) -> None:
-    """Calls that are not counted: every input plain and accelerated, and the first that works in every way.
+def warm_up(
+    session: CompareSession, inputs: Sequence[InputLine], variants: Sequence[str], on_progress: Callable[[], None]
+) -> None:
+    """Run every input on the original and the accelerated object, then the first input that works in every variant.
 
-    Whatever is loaded, compiled, connected, planned or cached on first use, also by servers of the user's own, is so
-    for both. Raises `RegistrationError` where the plain object takes no input.
+    These runs are not counted. After them, whatever is loaded, compiled, connected, planned or cached on first use,
+    also by servers of the user, is so for both objects. Raise `RegistrationError` if the original accepts no input.
     """
     errors: list[str] = []
-    works = None
-    for index, given in enumerate(inputs):
+    first_valid = None
+    for index, entry in enumerate(inputs):
         for pair in ((SYNC, FAST_SYNC), (ASYNC, FAST_ASYNC)):
-            if pair[0] not in chosen:
+            if pair[0] not in variants:
                 continue
-            plain, _ = [session.run(way, index, given.value) for way in pair]
-            done()
-            if not plain.raised:
-                works = index if works is None else works
+            original_run, _ = [session.run(variant, index, entry.value) for variant in pair]
+            on_progress()
+            if not original_run.error:
+                first_valid = index if first_valid is None else first_valid
                 break
-            errors.append(plain.raised)
-    if works is None:
+            errors.append(original_run.error)
+    if first_valid is None:
         raise RegistrationError(
             f"the plain object raised on every input; on line {inputs[0].line}: {errors[0]}.",
             hint="inputs must be what its entry takes, one JSON value a line",
         )
-    for way in chosen:
-        session.run(way, works, inputs[works].value)
-        done()
+    for variant in variants:
+        session.run(variant, first_valid, inputs[first_valid].value)
+        on_progress()

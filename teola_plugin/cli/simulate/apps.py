@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.adapters.app_frameworks import entries_of
 from teola_plugin.adapters.comparison import Entries
 from teola_plugin.adapters.named_objects import object_named
-from teola_plugin.cli.compare.given import check, read
+from teola_plugin.cli.compare.options import check_inputs, read_inputs
 from teola_plugin.errors import RegistrationError
 from teola_plugin.simulation import Ask, mark
 from teola_plugin.simulation.traces import made_up
@@ -75,8 +75,8 @@ class App:
         obj, _ = await self._made(pool)
         entries = entries_of(obj, self.factory)
         if self.inputs:
-            given = read(self.inputs)
-            check(given, entries, self.inputs)
+            given = read_inputs(self.inputs)
+            check_inputs(given, entries, self.inputs)
             return [one.value for one in given]
         sample = _sample(obj, entries, self.name)
         return [made_up(sample, mark(number), QUESTION_TOKENS, seed) for number in range(queries)]

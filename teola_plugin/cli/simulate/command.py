@@ -81,13 +81,13 @@ def _exponent(text: str) -> float:
 
 def run_simulate(options: argparse.Namespace) -> int:
     """Exit status 0, 1 or 2, see above."""
-    from teola_plugin.cli.compare.command import _stdout_kept
+    from teola_plugin.cli.compare.command import stdout_to_stderr
     from teola_plugin.cli.simulate.plan import carry_out
 
     plan, ways = _plan(options), _ways(options.way)
     rates = options.rate if options.arrivals in _PROCESSES else (0.0,)  # a trace has its own times
     seeds = range(options.seed, options.seed + options.seeds)
-    with _stdout_kept(options.json):
+    with stdout_to_stderr(options.json):
         idle, runs = carry_out(plan, rates, ways, seeds, options.workers)
     found = {"settings": _settings(options), "idle_s": idle, "runs": runs}
     if options.json:
