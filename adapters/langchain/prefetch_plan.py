@@ -146,21 +146,26 @@ class CodeSites:
         return function_reader(self.find_leaves) if is_recording() else None
 
     def find_leaves(
-        self, runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], is_async: bool | None
+        self,
+        runnable: Runnable[Any, Any],
+        location: str,
+        kwargs: Mapping[str, Any],
+        is_async: bool | None,
+        on_loop: bool | None = None,
     ) -> Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]:
-        """Record the call sites in a Runnable that a function calls. See `FindLeaves`."""
+        """Record the call sites in a Runnable that a function calls. See `FindLeaves` and `CallSite.on_loop`."""
         collector = _SiteCollector(True, self._threads, self.left)
         sites_by_path: dict[str, CallSite] = {}
         for path, site in collector.sites(runnable, location, kwargs, {}):
-            sites_by_path[path] = self._add(replace(site, in_code=_FORMS[is_async]))
+            sites_by_path[path] = self._add(replace(site, in_code=_FORMS[is_async], on_loop=on_loop))
         return lambda node, bound, path: _leaf(sites_by_path, node, bound, path, True)
 
     def _add(self, site: CallSite) -> CallSite:
         """Return the site with a key of its own, or an equal one that was recorded before."""
         key, number = site.key, 1
         while (recorded := self.sites.get(key)) is not None:
-            is_same_form = recorded.in_code == site.in_code and recorded.kwargs == site.kwargs
-            if recorded.target is site.target and is_same_form:
+            forms = [(one.in_code, one.on_loop, one.kwargs) for one in (recorded, site)]
+            if recorded.target is site.target and forms[0] == forms[1]:
                 return recorded
             number += 1
             key = f"{site.key}#{number}"
@@ -412,17 +417,20 @@ class PrefetchPlan:
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
     ) -> QueryCalls | None:
         """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
-        models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in self.prefetched_sites)
+        prefetched = frozenset(
+            key for key in self.prefetched_sites if self.sites[key].on_loop in (None, entry.on_loop)
+        )
+        models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in prefetched)
         classes = frozenset(type(site.target) for site in self.sites.values())
         terms = prefetch_terms(config, entry, models=models, classes=classes) if self.reads.are_in(input) else None
-        if terms is None:
+        if terms is None or not prefetched:
             return None
         form, config_limit = terms
         limit = limit or config_limit
         return QueryCalls(
             config,
             self.sites,
-            self.prefetched_sites,
+            prefetched,
             self.required_inputs,
             self.unread,
             limit,

@@ -121,6 +121,8 @@ class CallSite:
     in_code: Literal["", "sync", "async", "either"] = ""
     """The kind of method by which a function or a node of a graph makes the call, any number of times; empty in chains.
     `either`: a node calls it as the graph is called."""
+    on_loop: bool | None = None
+    """True if only entry points of a loop come to it, False if only others do."""
     keeps_its_place: threading.Event = field(default_factory=threading.Event)
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""

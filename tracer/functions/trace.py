@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
@@ -44,7 +45,7 @@ from teola_plugin.tracer.functions.symbols import (
     to_symbol,
     with_attributes,
 )
-from teola_plugin.tracer.langchain.trace import ReadFunction
+from teola_plugin.tracer.langchain.trace import FindLeaf, ReadFunction
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
@@ -227,14 +228,18 @@ def first_parameter(func: Any) -> str:
     return code.co_varnames[index] if code.co_argcount > index else ""
 
 
-def function_reader(find_leaves: FindLeaves) -> ReadFunction:
-    """Return what adds the calls of functions in chains to a draft: those of leaves that `find_leaves` finds, too."""
+def function_reader(find_leaves: Callable[..., FindLeaf]) -> ReadFunction:
+    """Return what adds the calls of functions in chains to a draft: those of leaves that `find_leaves` finds, too.
 
-    def read(draft: Draft, func: Any, argument: Ref, name: str) -> Names:
+    `find_leaves`: as `FindLeaves`; `on_loop` is True if the function runs only on a loop, False if only elsewhere.
+    """
+
+    def read(draft: Draft, func: Any, argument: Ref, name: str, on_loop: bool | None) -> Names:
         parameter = first_parameter(func)
         if not parameter or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             return ()
-        return summarize_function(func, {parameter: argument}, draft, name, find_leaves=find_leaves).span.heads
+        find = partial(find_leaves, on_loop=on_loop)
+        return summarize_function(func, {parameter: argument}, draft, name, find_leaves=find).span.heads
 
     return read
 

@@ -165,12 +165,14 @@ WRAPPED_FUNCTION = "__teola_function__"
 """Attribute of functions that stand for one of the user's: that function."""
 
 
-def function_of(node: object) -> Any:
-    """Return the function of the user's that a `RunnableLambda` calls, None if it has another one for loops."""
+def functions_of(node: object) -> Mapping[bool | None, Any]:
+    """Return the functions of the user's that a `RunnableLambda` calls: the key is True for the one that it calls on a
+    loop, False for the other; None if it has only one."""
+    if type(node) is not RunnableLambda:
+        return {}
     functions = [vars(node)[name] for name in ("func", "afunc") if name in vars(node)]
-    if type(node) is not RunnableLambda or len(functions) != 1:
-        return None
-    return getattr(functions[0], WRAPPED_FUNCTION, functions[0])
+    keys = (False, True) if len(functions) == 2 else (None,)
+    return {key: getattr(one, WRAPPED_FUNCTION, one) for key, one in zip(keys, functions, strict=False)}
 
 
 def short_name(node: object) -> str:

@@ -36,7 +36,7 @@ from teola_plugin.tracer.langchain.classes import (
     choice_of,
     find_override,
     find_pool_backed,
-    function_of,
+    functions_of,
     has_own_run,
     is_accelerated,
     is_transparent,
@@ -72,8 +72,9 @@ from teola_plugin.tracer.symbols import (
 Node = Runnable[Any, Any]
 FindLeaf = Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]
 """(node, bound arguments, path) -> its leaf, for objects that are not pool-backed."""
-ReadFunction = Callable[[Draft, Any, Ref, str], Names]
-"""(draft, function, its argument, name) -> adds what the user's function asks engines for. Returns the first of it."""
+ReadFunction = Callable[[Draft, Any, Ref, str, bool | None], Names]
+"""(draft, function, its argument, name, True if only a loop runs it or False if none does) -> adds what the user's
+function asks engines for. Returns the first of it."""
 Lowered = tuple[Value, Span]
 RunPath = tuple[str, ...]
 """The tags of a run and of the runs around it, outermost first: where in the chain the run belongs.
@@ -374,12 +375,13 @@ class _ChainTracer:
 
         They begin where the function does: once its argument is there, and all calls before it have ended.
         """
-        function = function_of(node)
-        if self._read_function is None or function is None or location.kwargs or not location.is_watched:
+        if self._read_function is None or location.kwargs or not location.is_watched:
             return ()
         draft, inner, preferred_name = self._draft, self._draft.body(), location.name(short_name(node))
         name = draft.name(f"{preferred_name}.argument")
-        heads = self._read_function(inner, function, Ref(name), preferred_name)
+        heads: Names = ()
+        for on_loop_only, function in functions_of(node).items():
+            heads += self._read_function(inner, function, Ref(name), preferred_name, on_loop_only)
         if not heads:
             return ()
         inputs = named(value=draft.materialize(value, name, location.run_path))

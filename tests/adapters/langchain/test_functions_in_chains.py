@@ -114,6 +114,16 @@ def batch(model: Any) -> Runnable[Any, Any]:
     return RunnableLambda(take_notes)
 
 
+def two_forms(model: Any) -> Runnable[Any, Any]:
+    def take_notes(inputs: dict[str, Any]) -> list[Any]:
+        return [model.invoke(f"note {item}").content for item in inputs["items"]]
+
+    async def atake_notes(inputs: dict[str, Any]) -> list[Any]:
+        return [(await model.ainvoke(f"list {item}")).content for item in inputs["items"]]
+
+    return RunnableLambda(take_notes, afunc=atake_notes)
+
+
 def behind_a_model(model: Any) -> Runnable[Any, Any]:
     def take_notes(inputs: dict[str, Any]) -> str:
         notes = []
@@ -135,6 +145,7 @@ GAINING: dict[str, Build] = {
         helper_of_a_helper,
         method,
         batch,
+        two_forms,
     )
 }
 
@@ -177,6 +188,27 @@ def test_function_behind_a_model_begins_with_what_the_model_answered() -> None:
     assert result == expected
     assert fast.prompts == plain.prompts
     assert fast.most_at_once == 4
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_function_that_the_entry_point_does_not_run_makes_no_call(way: str) -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        async def pass_on(inputs: dict[str, Any]) -> Any:
+            return inputs["topic"]
+
+        def ask(inputs: dict[str, Any]) -> list[Any]:
+            return [model.invoke(f"{kind} {inputs['topic']}").content for kind in ("plan", "note")]
+
+        return RunnableLambda(ask, afunc=pass_on) | RunnableLambda(lambda value: value)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once == (2 if way == "invoke" else 0)
 
 
 def test_explain_names_the_loop_of_a_function() -> None:

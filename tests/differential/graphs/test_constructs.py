@@ -386,7 +386,7 @@ CHAINS: dict[str, Callable[[Kit], Any]] = {
     )
 }
 RACING_CHAINS = {"mapped_function", "batch_with_exceptions"}
-NEVER_PREFETCHED_CHAINS = {"batch_of_one_at_a_time", "function_with_two_forms"}
+NEVER_PREFETCHED_CHAINS = {"batch_of_one_at_a_time"}
 
 # ------------------------------------------------------------ conditions
 
