@@ -417,9 +417,7 @@ class PrefetchPlan:
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
     ) -> QueryCalls | None:
         """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
-        prefetched = frozenset(
-            key for key in self.prefetched_sites if self.sites[key].on_loop in (None, entry.on_loop)
-        )
+        prefetched = frozenset(key for key in self.prefetched_sites if self.sites[key].on_loop in (None, entry.on_loop))
         models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in prefetched)
         classes = frozenset(type(site.target) for site in self.sites.values())
         terms = prefetch_terms(config, entry, models=models, classes=classes) if self.reads.are_in(input) else None
