@@ -24,8 +24,7 @@ from teola_plugin.requests.results import Result
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.forks import ForkedLock, in_child
 from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.ports.callers import Callers
-from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
+from teola_plugin.runtime.ports.outstanding_requests import Callers, OutstandingRequests
 from teola_plugin.runtime.ports.port import DirectPort, Port, PortListener
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
@@ -175,7 +174,7 @@ class ProviderPort(DirectPort):
     def _end(self, entry: EngineRequest, value: Any = None, error: EngineError | None = None) -> None:
         if self.holds(entry):
             del self._waiting[entry.request.id]
-            self._listeners.end(entry, value, error)
+            self._listeners.end_directly(entry, value, error)
 
     def _failure(self, reason: str) -> EngineError:
         error = EngineError(f"the call ahead of its place gave nothing: {reason}.", engine=self.name)

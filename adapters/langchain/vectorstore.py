@@ -23,7 +23,7 @@ from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
-from teola_plugin.runtime.engine_requests.remote_values import RemoteValue
+from teola_plugin.runtime.engine_requests.keys import RemoteValue
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.tracer.langchain.classes import leaf_of, worker_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf

@@ -27,9 +27,8 @@ from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, Pr
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace, current_place
-from teola_plugin.runtime.part import HeldPart
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import HeldPart, PartRun, QueryRun
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames

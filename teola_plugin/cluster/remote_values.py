@@ -18,7 +18,7 @@ from typing import Any
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
-from teola_plugin.runtime.engine_requests.remote_values import RemoteValue
+from teola_plugin.runtime.engine_requests.keys import RemoteValue
 
 log = logging.getLogger("teola_plugin")
 LARGE_BYTES = 64 * 1024

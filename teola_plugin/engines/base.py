@@ -34,7 +34,7 @@ class Engine(Protocol):
     * `execute` yields, for every request, any number of `Piece`s and then exactly one `Done` or `Failed`. It never
       raises for a request's sake: a bad request fails alone. Should it raise, every unfinished request failed.
     * `cancel` is idempotent, takes unknown ids, and makes `execute` end the request with `Failed(retryable=False)`. An
-      engine that has not done so after 10 s counts as hanging (`runtime.watchdog.Patience`): it is started again.
+      engine that has not done so after 10 s counts as hanging (`runtime.ports.batches.Patience`): it is started again.
     * A request without `stream` need yield no piece but the first; see `listens`.
     * `start` and `stop` are idempotent; after `stop` no process, thread or file of the engine is left.
     * `execute` may be called again while an earlier call is running when `profile.batching` is CONTINUOUS.

@@ -14,8 +14,7 @@ from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.forks import in_child
 
 if TYPE_CHECKING:
-    from teola_plugin.runtime.part import HeldPart
-    from teola_plugin.runtime.query_run import QueryRun
+    from teola_plugin.runtime.query_run import HeldPart, QueryRun
 
 current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", default=None)
 

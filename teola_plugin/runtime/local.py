@@ -25,11 +25,10 @@ from teola_plugin.runtime.engine_requests.engine_request import placed
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
 from teola_plugin.runtime.original_calls import OriginalCalls, RequestedCall
-from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
-from teola_plugin.runtime.query_run import QueryRun, QueryStore
+from teola_plugin.runtime.query_run import HeldPart, Part, QueryRun, QueryStore
 from teola_plugin.runtime.timeouts import at_most, ended
 from teola_plugin.runtime.usage import current_tally
 from teola_plugin.scheduling import BatchPolicy

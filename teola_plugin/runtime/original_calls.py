@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, pool_closed
-from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Terms
 from teola_plugin.observe.waits import OpenWait
-from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
+from teola_plugin.requests.payloads import Generate, IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.dead_parts import Once
@@ -32,11 +32,9 @@ from teola_plugin.runtime.engine_requests.engine_request import (
 )
 from teola_plugin.runtime.engine_requests.keys import RequestKey
 from teola_plugin.runtime.handles import PieceLog
-from teola_plugin.runtime.part import HeldPart
-from teola_plugin.runtime.plain_drafts import drafts_of_call
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.primitive_requests import all_drafts
-from teola_plugin.runtime.query_run import QueryRun, QueryStore
+from teola_plugin.runtime.primitive_requests import all_drafts, drafts
+from teola_plugin.runtime.query_run import HeldPart, QueryRun, QueryStore
 
 _calls = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
@@ -358,3 +356,59 @@ async def _end_of(entry: EngineRequest) -> None:
     future: Future[list[Any]] = Future()
     PendingCall([entry], future)
     await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
+
+
+_LEAST = 16
+"""Characters of a prompt by which it is known."""
+
+
+def drafts_of_call(run: QueryRun, engine: str, payload: Any) -> tuple[str, ...]:
+    """Of the first prefilling on this engine that makes such a prompt, as far as its literals tell: they are drafts,
+    so that another one's cost a few verified tokens."""
+    if not isinstance(payload, Generate) or not payload.sampling.greedy:
+        return ()
+    asked = ""
+    for p in _prefillings(run):
+        if p.engine == engine and p.attributes.drafts:
+            asked = asked or payload.prompt.flat()
+            if _makes(p, asked):
+                return drafts(p, _known(run, p))
+    return ()
+
+
+def _prefillings(run: QueryRun) -> Iterator[Primitive]:
+    for graph in (run.graph, *(one.part.graph for one in run.parts.values())):
+        if graph is not None:
+            yield from _in(graph)
+
+
+def _in(graph: Graph) -> Iterator[Primitive]:
+    for p in graph:
+        if p.prefills:
+            yield p
+        for held in (p.fragment, p.otherwise):
+            if held is not None:
+                yield from _in(held.graph)
+
+
+def _makes(p: Primitive, text: str) -> bool:
+    """Whether its literals stand in the text, one behind the other."""
+    at = known = 0
+    for part in p.prompt:
+        literal = part.text.strip()
+        at = text.find(literal, at)
+        if at < 0:
+            return False
+        at, known = at + len(literal), known + len(literal)
+    return known >= _LEAST
+
+
+def _known(run: QueryRun, p: Primitive) -> dict[str, Any]:
+    """Its inputs that are there already."""
+    found: dict[str, Any] = {}
+    for key, ref in p.inputs:
+        try:
+            found[key] = run.store.read(ref)
+        except (KeyError, IndexError, TypeError):
+            continue
+    return found

@@ -220,13 +220,13 @@ class _Runtime(LocalRuntime):
 
         def piece(work: EngineRequest, piece: Piece) -> None:
             log.piece(work)
-            listener.piece(work, piece)
+            listener.on_piece(work, piece)
 
         def ended(work: EngineRequest, value: Any, error: BaseException | None) -> None:
             log.end_request(work, value, error)
-            listener.ended(work, value, error)
+            listener.on_end(work, value, error)
 
-        logging_listener = PortListener(listener.started, piece, ended)
+        logging_listener = PortListener(listener.on_start, piece, ended)
         return _Port(
             name,
             {str(number): engine for number, engine in enumerate(self._engines_behind[name])},

@@ -65,7 +65,7 @@ async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.Monk
         await cluster.port("store")
         port = await cluster.port("embedder")
         follow = Follow(SEARCH, "q-ahead1", {}, (("vectors", ()),), event(SEARCH, depth=1, gang="h"), "acme")
-        await result(cluster.ask(port, request(), event(EMBED), primitive=EMBED, then=(follow,)))
+        await result(cluster.ask(port, request(), event(EMBED), primitive=EMBED, followers=(follow,)))
         await cluster.until(lambda: bool(store.asked))
         assert terms_at(store) == ("acme", {**TERMS, "depth": 1, "gang": "h"})
 

@@ -28,8 +28,7 @@ from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
-from teola_plugin.runtime.cache_events import cache_events
-from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.ports.engine_port import EnginePort, cache_events
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling import E2
 from teola_plugin.scheduling.placement import PlacementRule

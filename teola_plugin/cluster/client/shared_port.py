@@ -165,16 +165,16 @@ class SharedPort(ForwardingPort):
         entries: Sequence[EngineRequest],
         event: Enqueue,
         primitive: Primitive | None = None,
-        then: tuple[Follow, ...] = (),
+        followers: tuple[Follow, ...] = (),
     ) -> None:
         """Send the requests of one primitive, and what follows it."""
         if self._down_reason is not None:
             for entry in entries:
-                self._listener.ended(entry, None, self._down_reason)
+                self._listener.on_end(entry, None, self._down_reason)
             return
         for entry in entries:
             self._unfinished.add(entry, event)
-        self._link.send(Submit(event, tuple(entry.request for entry in entries), primitive, then))
+        self._link.send(Submit(event, tuple(entry.request for entry in entries), primitive, followers))
 
     def expect(self, name: str, event: Enqueue) -> None:
         """Record that a follower was announced: events of its requests may come before the graph dispatches it."""
@@ -243,7 +243,7 @@ class SharedPort(ForwardingPort):
             return
         entry = pair[0]
         if isinstance(news, RequestStarted):
-            self._listener.started(entry, news.instance, news.batch)
+            self._listener.on_start(entry, news.instance, news.batch)
         elif isinstance(news, RequestPiece):
             self._on_piece(entry, news.piece)
         elif isinstance(news, RequestEnded) and isinstance(news.error, ValueLost):
@@ -260,7 +260,7 @@ class SharedPort(ForwardingPort):
             self.cancel([entry])
             self._end(entry, None, differs)
         else:
-            self._listener.piece(entry, fresh)
+            self._listener.on_piece(entry, fresh)
 
     def _on_end(self, entry: EngineRequest, news: RequestEnded) -> None:
         try:
@@ -274,7 +274,7 @@ class SharedPort(ForwardingPort):
     def _end(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
         self._unfinished.end(entry.request.id)
         self._adopted.discard(entry.request.id)
-        self._listener.ended(entry, value, error)
+        self._listener.on_end(entry, value, error)
 
     def _order_refused(self, order: Order, error: Exception) -> None:
         """Fail the requests of an order that cannot be pickled."""

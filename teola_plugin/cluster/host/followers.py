@@ -90,7 +90,8 @@ class Followers:
 def _without(follows: tuple[Follow, ...], unwanted: frozenset[str]) -> tuple[Follow, ...]:
     remaining = (follow for follow in follows if follow.name not in unwanted)
     return tuple(
-        replace(follow, then=_without(follow.then, unwanted)) if follow.then else follow for follow in remaining
+        replace(follow, followers=_without(follow.followers, unwanted)) if follow.followers else follow
+        for follow in remaining
     )
 
 
@@ -119,4 +120,4 @@ def follower_order(follow: Follow, value: Any) -> Submit | None:
         )
         for n, payload in enumerate(payloads)
     )
-    return Submit(replace(follow.event), follower_requests, p if follow.then else None, follow.then)
+    return Submit(replace(follow.event), follower_requests, p if follow.followers else None, follow.followers)

@@ -20,8 +20,7 @@ from teola_plugin.errors import EngineError
 from teola_plugin.graph.device import on_host
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Failed, Result
-from teola_plugin.runtime.failures import too_large
-from teola_plugin.runtime.ports.engine_failures import unfit
+from teola_plugin.runtime.failures import too_large_error, unqueueable_error
 
 PARCEL_INTERVAL_S = 0.02
 """Seconds of pieces that travel together: one message for each token would cost more than the token."""
@@ -103,10 +102,10 @@ class InstanceHost:
             try:
                 size = self.engine.size(request)
             except Exception as error:
-                yield _portable(Failed(request.id, unfit(error, request.kind, self.engine.name)))
+                yield _portable(Failed(request.id, unqueueable_error(error, request.kind, self.engine.name)))
                 continue
             if limit is not None and size > limit:
-                yield Failed(request.id, too_large(request.kind, size, limit, self.engine.name, self.instance))
+                yield Failed(request.id, too_large_error(request.kind, size, limit, self.engine.name, self.instance))
             else:
                 fitting.append(request)
         if fitting:

@@ -7,30 +7,39 @@ policy is decided here.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import Context
+from functools import lru_cache, partial
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, pool_closed
-from teola_plugin.graph import IMPURE_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, has_own_thread
+from teola_plugin.graph import (
+    IMPURE_KINDS,
+    Graph,
+    InstancePath,
+    Primitive,
+    PrimitiveKind,
+    Ref,
+    has_own_thread,
+    holds,
+    is_impure,
+    items_of,
+)
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import dead_parts
 from teola_plugin.runtime import primitive_requests as requests
-from teola_plugin.runtime.client_values import client_value, computed, runs_user_code
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.deadlines import Deadlines
 from teola_plugin.runtime.driver.enqueue_events import deeper
-from teola_plugin.runtime.driver.fragments import expansion
 from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
 from teola_plugin.runtime.driver.query_end import settle, settle_part
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.failures import outcome_error
-from teola_plugin.runtime.part import HeldPart, Part
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.query_run import FIRST_CALL, QueryRun, growing_prompts
+from teola_plugin.runtime.query_run import FIRST_CALL, HeldPart, Part, QueryRun, growing_prompts
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
@@ -42,6 +51,7 @@ from teola_plugin.scheduling.graph_events import (
     Dispatch,
     End,
     Expand,
+    Expanded,
     Finished,
     GraphEvent,
     PartBegun,
@@ -52,6 +62,51 @@ from teola_plugin.scheduling.graph_events import (
     RunCall,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
+
+
+class Deadlines:
+    """Calls `ring` when one is reached. Lives on the pool's loop."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._times: list[float] = []
+        self._wanted: Counter[float] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __contains__(self, at: float) -> bool:
+        return self._wanted[at] > 0
+
+    def add(self, at: float) -> None:
+        """Once for each query that has it."""
+        if at not in self:
+            heapq.heappush(self._times, at)
+        self._wanted[at] += 1
+        self._set()
+
+    def drop(self, at: float) -> None:
+        """A query that has it is over."""
+        if at in self:
+            self._wanted[at] -= 1
+            self._set()
+
+    def _set(self) -> None:
+        while self._times and self._times[0] not in self:
+            self._wanted.pop(heapq.heappop(self._times), None)
+        first = self._times[0] if self._times else None
+        if self._timer is not None and self._timer.when() != first:
+            self._timer.cancel()
+            self._timer = None
+        if first is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(first, self._rings, context=Context())  # no caller's
+
+    def _rings(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        while self._times and self._times[0] <= now:
+            self._wanted.pop(heapq.heappop(self._times), None)
+        self._ring()
+        self._set()
+
 
 log = logging.getLogger("teola_plugin")
 
@@ -349,3 +404,65 @@ class GraphDriver:
             self.engines.table.forget(run.id)
             run.over()
             run.trace.set_result(trace)
+
+
+@lru_cache(maxsize=256)
+def runs_user_code(graph: Graph) -> bool:
+    """Whether user code runs in it, or in what its primitives hold."""
+    return any(is_impure(p) for p in graph)
+
+
+def computed(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
+    """Of a CALL, CHUNKING or AGGREGATE. Raises what the client's function raises."""
+    if p.call == "concat":
+        return [item for part in inputs.values() for item in part]
+    function = run.calls_of(p.id).get(p.call)
+    return inputs if function is None else function(**inputs)
+
+
+def client_value(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
+    """`computed`, and of a VERIFY what it lets through."""
+    return inputs["actual"] if p.kind is PrimitiveKind.VERIFY else computed(run, p, inputs)
+
+
+def expansion(run: QueryRun, order: Expand, now: float) -> Expanded:
+    """The answer to `order`. Raises what reading the value or its items raises."""
+    p = order.primitive
+    value = run.store.read(order.reads)
+    if p.kind in (PrimitiveKind.BRANCH, PrimitiveKind.LOOP):
+        return Expanded(now, run.id, p.id, int(holds(value)))
+    items = items_of(value)
+    return Expanded(now, run.id, p.id, len(items), _matches(run, items, order.predicted))
+
+
+def _matches(run: QueryRun, items: list[Any], predicted: tuple[Ref, ...]) -> tuple[int | None, ...]:
+    """Which prediction equals each item; its own place first. A prediction serves one item."""
+    guesses = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
+    types = {type(guess) for guess in guesses.values()}
+    alike: dict[Hashable, dict[int, Any]] = {}
+    for place, guess in guesses.items():
+        alike.setdefault(_kind(guess), {})[place] = guess
+    matches: list[int | None] = []
+    for index, item in enumerate(items):
+        mine = alike.get(_kind(item), {}) if type(item) in types else {}
+        order = (index, *mine) if index in mine else mine
+        hit = next((i for i in order if type(mine[i]) is type(item) and mine[i] == item), None)
+        matches.append(hit)
+        if hit is not None:
+            del mine[hit]
+    return tuple(matches)
+
+
+def _kind(value: Any) -> Hashable:
+    """The same for values of one type that are equal, and rarely for others: there may be thousands of them."""
+    try:
+        return type(value), hash(_frozen(value))
+    except Exception:  # not even hashable: compared with all of its type
+        return type(value), None
+
+
+def _frozen(value: Any) -> Hashable:
+    """Lists and dictionaries, which is what lists of items hold, by what is in them."""
+    if type(value) is dict:
+        return frozenset([(key, _frozen(inner)) for key, inner in value.items()])
+    return tuple([_frozen(inner) for inner in value]) if type(value) is list else value

@@ -17,17 +17,14 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
-from teola_plugin.runtime.driver.enqueue_events import enqueue_event, gang_changed
+from teola_plugin.runtime.driver.enqueue_events import Remaining, enqueue_event, gang_changed
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
-from teola_plugin.runtime.driver.primitive_news import PrimitiveNews
-from teola_plugin.runtime.driver.protocol import Driver
-from teola_plugin.runtime.driver.remaining import Remaining
+from teola_plugin.runtime.driver.primitive_news import Driver, PrimitiveNews
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, placed, request_id
 from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, RequestKey, fingerprint, request_key, rule_of
-from teola_plugin.runtime.engine_requests.table import RequestTable
-from teola_plugin.runtime.engine_requests.writes import Writes
-from teola_plugin.runtime.failures import located
+from teola_plugin.runtime.engine_requests.table import RequestTable, Writes
+from teola_plugin.runtime.failures import with_location
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.output_stream import attach
 from teola_plugin.runtime.ports.port import DirectPort, ForwardingPort, Port, follower_request
@@ -378,7 +375,7 @@ class RequestDriver:
         """End a request with its value or an error, for the primitives and calls that wait for it."""
         self.writes.note_end(entry.engine, entry.request.payload)
         run = self._driver.runs.get(entry.request.query)
-        located_error = error if error is None else located(error, entry)
+        located_error = error if error is None else with_location(error, entry)
         names = run.waiters.pop(entry.request.id, ()) if run is not None else ()
         self.table.end(entry, value, located_error)
         if run is None:

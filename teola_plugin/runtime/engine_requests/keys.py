@@ -21,7 +21,16 @@ from teola_plugin.requests.payloads import (
     Warmup,
 )
 from teola_plugin.runtime.claims import ClaimRule
-from teola_plugin.runtime.engine_requests.remote_values import RemoteValue
+
+
+class RemoteValue:
+    """Stands for a value that only engines read. It is looked up before anybody else may see it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<remote value>"
+
 
 _RULES: dict[type, ClaimRule] = {
     EmbedText: ClaimRule.PURE,

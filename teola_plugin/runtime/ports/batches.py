@@ -1,11 +1,13 @@
-"""The batches that run at a port's instances: what engines say of requests, and what becomes of those that fail."""
+"""The batches that run at a port's instances: results of requests, requests that fail, instances that hang."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,40 +15,140 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
-from teola_plugin.runtime.ports import engine_failures
-from teola_plugin.runtime.ports.callers import Callers
-from teola_plugin.runtime.ports.outstanding_requests import Batch, OutstandingRequest, OutstandingRequests
-from teola_plugin.runtime.ports.watchdog import Patience, Watchdog
+from teola_plugin.runtime import failures
+from teola_plugin.runtime.ports.outstanding_requests import Batch, Callers, OutstandingRequest, OutstandingRequests
 from teola_plugin.runtime.timeouts import abandon
 from teola_plugin.scheduling.engine_events import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The times, in seconds, after which an instance is given up."""
+
+    cancel: float = 10.0
+    """Time between a request's cancellation and its end at the instance."""
+    silence: float = 1800.0
+    """Time without any result or piece while the instance has work; only for engines that can be restarted."""
+    restart: float = 900.0
+    """Time for one attempt to start the instance again."""
+    closing: float = 5.0
+    """Time for tasks that still run when the pool closes."""
+
+
+PATIENCE = Patience()
+"""The patience of pools in one process."""
+_MAX_TIMER_DELAY = 0.1
+"""Share of the patience by which a timer may be late. If it is later, the machine was asleep: nobody is to blame."""
+
+
+class Watchdog:
+    """A watch on one instance, with one timer. `on_hang` is called, with the reason, once it is silent for too long."""
+
+    def __init__(self, patience: Patience, on_hang: Callable[[str], None]) -> None:
+        self._patience, self._on_hang = patience, on_hang
+        self._batches = 0
+        self._last_result = 0.0
+        self._cancellations: dict[str, float] = {}
+        """Times at which the instance was asked to cancel requests, by request, oldest first."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note_batch(self) -> None:
+        """Note that the instance got a batch."""
+        if not self._batches:
+            self.note_result()
+        self._batches += 1
+        if self._timer is None:
+            self._set_timer()
+
+    def note_result(self) -> None:
+        """Note that the instance gave a result, or a piece of one."""
+        self._last_result = _now()
+
+    def note_cancellation(self, request: str) -> None:
+        """Note that the instance was asked to cancel a request."""
+        self._cancellations.setdefault(request, _now())
+        self._set_timer()
+
+    def note_release(self, request: str) -> None:
+        """Note that the instance has ended a request, cancelled or not."""
+        self._cancellations.pop(request, None)
+
+    def note_batch_end(self) -> None:
+        """Note that a batch has ended."""
+        self._batches -= 1
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._cancellations.clear()
+
+    @property
+    def _due(self) -> tuple[float, str]:
+        """The time at which the instance counts as hanging, and the reason."""
+        silent = self._last_result + self._patience.silence if self._batches else math.inf
+        ignored = next(iter(self._cancellations.values()), math.inf) + self._patience.cancel
+        if ignored <= silent:
+            return ignored, f"it did not react to a cancellation within {self._patience.cancel:g} s"
+        return silent, f"it has given nothing for {self._patience.silence:g} s"
+
+    def _set_timer(self) -> None:
+        """Set the timer, unless it rings earlier already: then it is set again when it rings."""
+        due, _ = self._due
+        if due == math.inf or (self._timer is not None and self._timer.when() <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(
+            due, self._check, context=Context()
+        )  # not a caller's: it stays
+
+    def _check(self) -> None:
+        timer, self._timer = self._timer, None
+        now, (due, reason) = _now(), self._due
+        delay = now - timer.when() if timer is not None else 0.0
+        if delay > _MAX_TIMER_DELAY * min(self._patience.cancel, self._patience.silence):
+            self._last_result, self._cancellations = now, dict.fromkeys(self._cancellations, now)
+        elif due <= now + 1e-6:
+            self._on_hang(reason)
+            return
+        self._set_timer()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
 
 log = logging.getLogger("teola_plugin")
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
-    """Whom a port's batches tell what they see."""
+class BatchReports:
+    """The callbacks to which a port's batches report."""
 
     scheduler: Callable[[EngineEvent], None]
     dead: Callable[[str], None]
-    """An instance says of itself that it is."""
+    """Called with the name of an instance that reports its own death."""
     hangs: Callable[[str, str], None]
-    """An instance does not react: which one, and how it was noticed."""
+    """Called with the name of an instance that does not react, and the reason."""
     worked: Callable[[str], None]
-    """An instance has done a request."""
+    """Called with the name of an instance that has done a request."""
     may_retry: Callable[[], bool]
-    """Whether somebody could do again what failed."""
+    """Returns True if an instance is left for failed requests."""
 
 
 class Batches:
-    """Of one port. A slot is free when its instance has let go of the request, and before anybody is told."""
+    """The running batches of one port.
+
+    A slot is free once its instance has ended the request, and before the request's caller hears of the end.
+    """
 
     def __init__(
         self,
         engine: str,
         outstanding: OutstandingRequests,
         callers: Callers,
-        reports: Reports,
+        reports: BatchReports,
         *,
         patience: Patience,
         max_attempts: int,
@@ -56,27 +158,29 @@ class Batches:
         self._patience, self._max_attempts, self._spawn = patience, max_attempts, spawn
         self._running: dict[str, set[Batch]] = {}
         self._watches: dict[str, Watchdog] = {}
-        self._free_soon: list[str] = []
+        self._free_slots: list[str] = []
+        """Names of requests whose slots are free, and have yet to be reported."""
 
     def begin(self, order: RunBatch, engine: Engine) -> None:
+        """Start a batch at an instance."""
         batch = Batch(
             order.instance,
-            {n: outstanding for n in order.requests if (outstanding := self._outstanding.named(n)) is not None},
+            {n: outstanding for n in order.requests if (outstanding := self._outstanding.get(n)) is not None},
         )
         self._running.setdefault(order.instance, set()).add(batch)
-        self._watch(order.instance, engine).begun()
+        self._watch(order.instance, engine).note_batch()
         batch.task = self._spawn(self._run(order, engine, batch))
 
     def tasks(self, instance: str) -> list[asyncio.Task[None]]:
-        """Of the batches that run there."""
+        """Return the tasks of the batches that run at an instance."""
         return [batch.task for batch in self._running.get(instance, ()) if batch.task is not None]
 
     def give_up(self, outstanding: OutstandingRequest, instance: str, engine: Engine, error: BaseException) -> None:
-        """Its caller is told now; the instance is asked to let go of it, and watched."""
-        if not outstanding.told:
-            self._watch(instance, engine).asked(outstanding.name)
+        """End a request for its caller now. Ask its instance to cancel it, and watch whether it does."""
+        if not outstanding.has_ended:
+            self._watch(instance, engine).note_cancellation(outstanding.name)
             self._spawn(self._cancel(engine, outstanding.name))
-        self._callers.ended(outstanding, None, error)
+        self._callers.end(outstanding, None, error)
 
     async def _cancel(self, engine: Engine, request: str) -> None:
         try:
@@ -87,14 +191,15 @@ class Batches:
             log.warning("engine %s raised while it cancelled a request: %r", self._engine, error)
 
     def leave(self, instance: str, error: BaseException) -> None:
-        """Go on without what runs there: it has failed, and nobody waits for the instance."""
+        """Fail all requests that run at an instance, without waiting for the instance."""
         self.forget(instance)
         for batch in list(self._running.pop(instance, ())):
-            self._settle(batch, error)
+            self._end(batch, error)
             if batch.task is not None:
                 abandon(batch.task)
 
     def forget(self, instance: str) -> None:
+        """Watch an instance no more."""
         if watch := self._watches.pop(instance, None):
             watch.stop()
 
@@ -114,40 +219,40 @@ class Batches:
     # ------------------------------------------------------------ one batch
 
     async def _run(self, order: RunBatch, engine: Engine, batch: Batch) -> None:
-        why: BaseException | None = None
+        failure: BaseException | None = None
         try:
             if requests := self._started(order, batch):
                 async for result in engine.execute(requests):
-                    self._hear(batch, engine, result)
-                    if batch.over:
+                    self._take_result(batch, engine, result)
+                    if batch.is_over:
                         return
             if batch.left:
-                why = engine_failures.silent(self._engine)
+                failure = failures.missing_result_error(self._engine)
         except asyncio.CancelledError:
             raise
-        except GeneratorExit:  # the loop is gone, and with it everybody who could be told
-            batch.over = True
+        except GeneratorExit:  # the loop is gone, and with it all callers
+            batch.is_over = True
             raise
         except Exception as error:
             log.warning("engine %s instance %s broke in a batch: %r", self._engine, batch.instance, error)
-            why = engine_failures.broken(self._engine, error)
+            failure = failures.broken_engine_error(self._engine, error)
         except BaseException as error:  # sys.exit(), an interrupt, a panic below: it must not end the loop
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # the user's own: the loop is on the thread that gets signals
             log.warning("engine %s instance %s raised %r: it is started again", self._engine, batch.instance, error)
-            why = engine_failures.lost(self._engine, batch.instance, f"it raised {error!r}")
+            failure = failures.instance_lost_error(self._engine, batch.instance, f"it raised {error!r}")
         finally:
-            self._settle(batch, why)
+            self._end(batch, failure)
 
     def _started(self, order: RunBatch, batch: Batch) -> list[Request]:
-        """The requests as the engine gets them; those that were cancelled meanwhile leave their slots."""
+        """Return the requests as the engine gets them. Free the slots of those that were cancelled meanwhile."""
         requests = []
         for name, number, (depth, objective) in zip(order.requests, order.priorities, order.urgencies, strict=True):
             outstanding = batch.left.get(name)
             if outstanding is None:
                 continue
-            if outstanding.told:
-                self._let_go(batch, outstanding)
+            if outstanding.has_ended:
+                self._free_slot(batch, outstanding)
                 continue
             entry = outstanding.entry
             entry.request = entry.request.admitted(number, depth, objective.value)
@@ -155,27 +260,27 @@ class Batches:
             self._callers.started(entry, batch.instance, order.batch)
         return requests
 
-    def _settle(self, batch: Batch, why: BaseException | None) -> None:
-        """The batch is over: what has not ended in it fails; without a reason it was cancelled."""
-        if batch.over:
+    def _end(self, batch: Batch, failure: BaseException | None) -> None:
+        """End a batch. Requests in it that have not ended fail; if `failure` is None, as cancelled ones."""
+        if batch.is_over:
             return
-        batch.over = True
+        batch.is_over = True
         running = self._running.get(batch.instance, set())
         if batch in running:
             running.discard(batch)
             if watch := self._watches.get(batch.instance):
-                watch.ended()
+                watch.note_batch_end()
         for outstanding in list(batch.left.values()):
-            self._fail(batch, outstanding, why or engine_failures.cancelled(self._engine))
+            self._fail(batch, outstanding, failure or failures.cancelled_error(self._engine))
 
-    # ------------------------------------------------------------ what an engine says
+    # ------------------------------------------------------------ results of an engine
 
-    def _hear(self, batch: Batch, engine: Engine, result: Result) -> None:
+    def _take_result(self, batch: Batch, engine: Engine, result: Result) -> None:
         outstanding = batch.left.get(result.request_id)
-        if outstanding is None or batch.over:
+        if outstanding is None or batch.is_over:
             return
         if watch := self._watches.get(batch.instance):
-            watch.heard()
+            watch.note_result()
         try:
             if isinstance(result, Piece):
                 self._on_piece(outstanding, result)
@@ -183,67 +288,64 @@ class Batches:
                 self._done(batch, outstanding, result)
             elif isinstance(result, Failed):
                 self._fail(batch, outstanding, result.error)
-        except Exception as error:  # a retry that says something else, or a result that is none
-            bad = engine_failures.broken(self._engine, error)
+        except Exception as error:  # a retry with another text, or a result of a wrong type
+            failure = failures.broken_engine_error(self._engine, error)
             if isinstance(result, Piece):
-                self.give_up(outstanding, batch.instance, engine, bad)
+                self.give_up(outstanding, batch.instance, engine, failure)
             else:
-                self._let_go(batch, outstanding)
-                self._callers.ended(outstanding, None, bad)
+                self._free_slot(batch, outstanding)
+                self._callers.end(outstanding, None, failure)
 
     def _on_piece(self, outstanding: OutstandingRequest, piece: Piece) -> None:
-        if outstanding.told:
+        if outstanding.has_ended:
             return
         entry = outstanding.entry
-        fresh = entry.new_part(
+        new_piece = entry.new_part(
             piece if outstanding.name == entry.request.id else replace(piece, request_id=entry.request.id)
         )
         if not entry.stream.is_prefilled:
             entry.stream.is_prefilled = True
             self._reports.scheduler(PrefillEnded(_now(), outstanding.name))
-        self._callers.piece(entry, fresh)
+        self._callers.piece(entry, new_piece)
 
     def _done(self, batch: Batch, outstanding: OutstandingRequest, done: Done) -> None:
         outstanding.entry.check_result(done.value)
         outstanding.entry.search.version, outstanding.entry.stream.cuts = done.version, done.cuts
-        self._let_go(batch, outstanding)
+        self._free_slot(batch, outstanding)
         self._reports.worked(batch.instance)
-        self._callers.ended(outstanding, done.value, None)
+        self._callers.end(outstanding, done.value, None)
 
     def _fail(self, batch: Batch, outstanding: OutstandingRequest, error: BaseException) -> None:
         if isinstance(error, EngineUnavailable):
             self._reports.dead(batch.instance)
         entry = outstanding.entry
-        again = isinstance(error, EngineError) and error.retryable and entry.can_be_repeated and not outstanding.told
-        if not again or entry.attempts + 1 >= self._max_attempts or not self._reports.may_retry():
-            self._let_go(batch, outstanding)
-            self._callers.ended(outstanding, None, error)
+        is_retryable = isinstance(error, EngineError) and error.retryable and entry.can_be_repeated
+        has_attempt_left = not outstanding.has_ended and entry.attempts + 1 < self._max_attempts
+        if not (is_retryable and has_attempt_left and self._reports.may_retry()):
+            self._free_slot(batch, outstanding)
+            self._callers.end(outstanding, None, error)
             return
         batch.left.pop(outstanding.name, None)
         entry.retry()
         log.warning(
             "request %s of %s failed (%s); attempt %d", entry.request.id, entry.primitive, error, entry.attempts + 1
         )
-        self._free()
+        self._report_free_slots()
         self._reports.scheduler(Retried(_now(), outstanding.name))
 
     # ------------------------------------------------------------ slots
 
-    def _let_go(self, batch: Batch, outstanding: OutstandingRequest) -> None:
-        """Its slot is free. Slots of a whole batch come free at once: one decision, not one for each of them."""
+    def _free_slot(self, batch: Batch, outstanding: OutstandingRequest) -> None:
+        """Free the slot of a request. The slots of a whole batch are reported at once, for one decision."""
         batch.left.pop(outstanding.name, None)
         if watch := self._watches.get(batch.instance):
-            watch.let_go(outstanding.name)
-        self._outstanding.forget(outstanding)
-        if not self._free_soon:
-            asyncio.get_running_loop().call_soon(self._free)
-        self._free_soon.append(outstanding.name)
+            watch.note_release(outstanding.name)
+        self._outstanding.remove(outstanding)
+        if not self._free_slots:
+            asyncio.get_running_loop().call_soon(self._report_free_slots)
+        self._free_slots.append(outstanding.name)
 
-    def _free(self) -> None:
-        names, self._free_soon = tuple(self._free_soon), []
+    def _report_free_slots(self) -> None:
+        names, self._free_slots = tuple(self._free_slots), []
         if names:
             self._reports.scheduler(RequestsEnded(_now(), names))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

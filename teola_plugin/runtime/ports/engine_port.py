@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.engines.base import Engine, listen, listens
-from teola_plugin.engines.prefix_events import PrefixEvents
+from teola_plugin.engines.prefix_events import PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import failures
-from teola_plugin.runtime.cache_events import cache_events
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
-from teola_plugin.runtime.ports import engine_failures, watchdog
-from teola_plugin.runtime.ports.batches import Batches, Reports
-from teola_plugin.runtime.ports.callers import Callers
+from teola_plugin.runtime.ports import batches
+from teola_plugin.runtime.ports.batches import Batches, BatchReports, Patience
 from teola_plugin.runtime.ports.instances import Instances
-from teola_plugin.runtime.ports.outstanding_requests import OutstandingRequests
+from teola_plugin.runtime.ports.outstanding_requests import Callers, OutstandingRequests
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.runtime.timeouts import ended
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.engine_events import (
+    CacheCleared,
+    CacheEvent,
+    CacheRemoved,
+    CacheStored,
+    CacheUse,
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -43,15 +45,15 @@ from teola_plugin.scheduling.events import Instruction
 
 log = logging.getLogger("teola_plugin")
 MAX_QUEUED = 100_000
-"""Requests that an engine takes before it refuses more, where nothing else is said."""
+"""Default number of requests that an engine takes before it refuses more."""
 
 
 class EnginePort:
-    """Carries out an `EngineScheduler`'s instructions. A request that failed retryably runs again, up to a limit.
+    """The port of an engine in this process: it carries out the instructions of an `EngineScheduler`.
 
-    Whatever a request, an instance or a listener does, the others go on: slots are freed before anybody is told, a
-    request that cannot be queued fails alone, an instance that is lost or hangs is started again and its work done
-    elsewhere.
+    A request that failed retryably runs again, up to a limit. Whatever a request, an instance or a listener does, the
+    others go on: slots are freed before callers hear of an end, a request that cannot be queued fails alone. An
+    instance that is lost or hangs is started again, and its requests run elsewhere.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class EnginePort:
     ) -> None:
         """`restarts`: attempts before an instance is beyond repair; `patience` with what hangs, `PATIENCE` if None."""
         self.name, self._max_queued = name, max_queued
-        self._patience = patience or watchdog.PATIENCE
+        self._patience = patience or batches.PATIENCE
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._outstanding = OutstandingRequests()
@@ -77,13 +79,13 @@ class EnginePort:
             name,
             instances,
             restarts=restarts,
-            seconds=self._patience.restart,
+            restart_timeout_s=self._patience.restart,
             spawn=self._spawn,
-            up=lambda instance: self._handle(InstanceUp(self._now(), instance)),
-            hopeless=self._hopeless,
+            on_up=lambda instance: self._handle(InstanceUp(self._now(), instance)),
+            on_give_up=self._give_up_instance,
         )
-        reports = Reports(
-            self._handle, self._revive, self.lose, self._instances.worked, lambda: self._refusal(0) is None
+        reports = BatchReports(
+            self._handle, self._revive, self.lose, self._instances.note_work, lambda: self._refusal(0) is None
         )
         self._batches = Batches(
             name,
@@ -96,7 +98,7 @@ class EnginePort:
         )
         self.scheduler = EngineScheduler(self.engine.profile, tuple(self.instances), policy)
         for number, engine in self.instances.items():
-            self._follow(number, engine)
+            self._follow_cache(number, engine)
 
     @property
     def instances(self) -> dict[str, Engine]:
@@ -110,26 +112,26 @@ class EnginePort:
 
     def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
         """Queue the requests of one primitive; `event.requests` is filled in here."""
-        refused = self._refusal(len(entries))
-        if refused is not None:
-            refused.__dict__["unsent"] = isinstance(refused, EngineUnavailable)
+        refusal = self._refusal(len(entries))
+        if refusal is not None:
+            refusal.__dict__["unsent"] = isinstance(refusal, EngineUnavailable)
             for entry in entries:
-                self._callers.refused(entry, None, refused)
+                self._callers.end_unqueued(entry, None, refusal)
             return
-        asked = [queued for entry in entries if (queued := self._queued(entry)) is not None]
-        if asked:
-            self._handle(event.with_requests(tuple(asked)))
+        queued_requests = []
+        for entry in entries:
+            try:
+                size, blocks = self._measure(entry.request)
+            except Exception as error:  # this request fails, and no other
+                error = failures.unqueueable_error(error, entry.request.kind, self.name)
+                self._callers.end_unqueued(entry, None, error)
+            else:
+                queued_requests.append(QueuedRequest(self._outstanding.add(entry).name, size, blocks))
+        if queued_requests:
+            self._handle(event.with_requests(tuple(queued_requests)))
 
-    def _queued(self, entry: EngineRequest) -> QueuedRequest | None:
-        """None for a request of which not even this much can be said: it has failed, and nobody else."""
-        try:
-            size, blocks = self._measured(entry.request)
-        except Exception as error:
-            self._callers.refused(entry, None, engine_failures.unfit(error, entry.request.kind, self.name))
-            return None
-        return QueuedRequest(self._outstanding.add(entry).name, size, blocks)
-
-    def _measured(self, request: Request) -> tuple[float, tuple[int, ...]]:
+    def _measure(self, request: Request) -> tuple[float, tuple[int, ...]]:
+        """Return the size of a request, and the hashes of its prompt's blocks if the scheduler wants them."""
         size = self.engine.size(request)
         if not 0 <= size < float("inf"):
             raise ValueError(f"its size is {size!r}")
@@ -139,20 +141,21 @@ class EnginePort:
         return size, block_hashes(prompt.known_prefix(), tenant=request.tenant)
 
     def _refusal(self, more: int) -> EngineError | None:
+        """Return the error for `more` new requests, or None if the port takes them."""
         if self._closed:
             return pool_closed(self.name)
-        if cause := self._instances.given_up:
-            return engine_failures.given_up(self.name, cause)
+        if cause := self._instances.down_reason:
+            return failures.engine_down_error(self.name, cause)
         if len(self._outstanding) + more > self._max_queued:
-            return engine_failures.overloaded(self.name, len(self._outstanding), self._max_queued)
+            return failures.overload_error(self.name, len(self._outstanding), self._max_queued)
         return None
 
     def holds(self, entry: EngineRequest) -> bool:
-        """Whether the request is queued or running here, and has not ended for its caller."""
+        """Return True if the request is queued or running here, and has not ended for its caller."""
         return self._outstanding.of(entry) is not None
 
     def cancel(self, entries: Sequence[EngineRequest]) -> None:
-        """They end for their callers at once; a running one keeps its slot until its instance has let go of it."""
+        """Cancel requests. They end for their callers at once, and free their slots once the instance ends them."""
         for entry in entries:
             entry.is_cancelled = True
         names = tuple(outstanding.name for entry in entries if (outstanding := self._outstanding.of(entry)) is not None)
@@ -167,7 +170,7 @@ class EnginePort:
         return all(map(listens, self.instances.values()))
 
     def listen(self, entries: Sequence[EngineRequest]) -> None:
-        """Those that wait go out as their requests are by then."""
+        """Have pieces of these requests streamed. A queued one is sent later, as its request is by then."""
         for entry in entries:
             outstanding = self._outstanding.of(entry)
             running = self.scheduler.running.by_id.get(outstanding.name) if outstanding is not None else None
@@ -178,8 +181,8 @@ class EnginePort:
         """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for instances that hang."""
         self._closed = True
         for outstanding in self._outstanding:
-            self._outstanding.forget(outstanding)
-            self._callers.ended(outstanding, None, self._refusal(0))
+            self._outstanding.remove(outstanding)
+            self._callers.end(outstanding, None, self._refusal(0))
         self._batches.stop_watching()
         left = await ended(self._patience.closing, self._tasks)
         if left:
@@ -188,26 +191,28 @@ class EnginePort:
     # ------------------------------------------------------------ instances
 
     def tell(self, event: EngineEvent) -> None:
-        """News of an instance, for its scheduler (e.g. `CacheUse`)."""
+        """Pass an event about an instance to the scheduler (e.g. `CacheUse`)."""
         self._handle(event)
 
-    def _follow(self, instance: str, engine: Engine) -> None:
-        """Pass on what the instance says of its cache, if it does (see `engines.prefix_events`)."""
-        if hasattr(engine, "on_prefix_events"):
-            engine.on_prefix_events = lambda news: self._prefix_events(instance, engine, news)
+    def _follow_cache(self, instance: str, engine: Engine) -> None:
+        """Pass the instance's events about its cache to the scheduler, if it has any (see `engines.prefix_events`)."""
+        if not hasattr(engine, "on_prefix_events"):
+            return
 
-    def _prefix_events(self, instance: str, engine: Engine, news: PrefixEvents) -> None:
-        for event in cache_events(self._now(), instance, news, engine.load().kv_used):
-            self._handle(event)
+        def pass_on(prefix_events: PrefixEvents) -> None:
+            for event in cache_events(self._now(), instance, prefix_events, engine.load().kv_used):
+                self._handle(event)
+
+        engine.on_prefix_events = pass_on
 
     def add(self, instance: str, engine: Engine) -> None:
-        """One more started instance."""
-        self._instances.add(instance, engine)
-        self._follow(instance, engine)
+        """Add a started instance."""
+        self._instances.engines[instance] = engine
+        self._follow_cache(instance, engine)
         self._handle(InstanceUp(self._now(), instance))
 
     async def retire(self, instance: str) -> Engine:
-        """Give an instance no more work, wait until what runs there has ended, and hand it back, still started."""
+        """Give an instance no more work, wait until its requests have ended, and return it, still started."""
         self._handle(InstanceDrained(self._now(), instance))
         while running := self._batches.tasks(instance):
             await asyncio.wait(running)
@@ -216,29 +221,31 @@ class EnginePort:
         return self._instances.remove(instance)
 
     def lose(self, instance: str, reason: str) -> None:
-        """An instance is known to be dead or to hang: what runs there is done elsewhere, and it is started again."""
+        """Start an instance again that is dead or hangs. Its requests run elsewhere."""
         if instance not in self.instances or self._closed:
             return
-        if self._instances.works(instance):
+        if self._instances.takes_work(instance):
             log.warning("engine %s: instance %s was lost: %s; it is started again", self.name, instance, reason)
             self._revive(instance)
-        self._batches.leave(instance, engine_failures.lost(self.name, instance, reason))
+        self._batches.leave(instance, failures.instance_lost_error(self.name, instance, reason))
 
     def _revive(self, instance: str) -> None:
-        """A dead instance takes no more work until it has been started again."""
-        if self._instances.works(instance) and not self._closed:
+        """Give a dead instance no more work until it has been started again."""
+        if self._instances.takes_work(instance) and not self._closed:
             self._handle(InstanceDrained(self._now(), instance))
             self._instances.revive(instance)
 
-    def _hopeless(self, instance: str) -> None:
-        """It could not be started again. Others may do its work; if there are none, nobody waits for ever."""
-        self._batches.leave(instance, engine_failures.lost(self.name, instance, "it could not be started again"))
-        if not self._instances.given_up:
+    def _give_up_instance(self, instance: str) -> None:
+        """Leave the requests of an instance that cannot be started again to others; if there are none, fail all."""
+        self._batches.leave(
+            instance, failures.instance_lost_error(self.name, instance, "it could not be started again")
+        )
+        if not self._instances.down_reason:
             return
         names = []
         for outstanding in self._outstanding:
             names.append(outstanding.name)
-            self._callers.ended(outstanding, None, self._refusal(0))
+            self._callers.end(outstanding, None, self._refusal(0))
         self._handle(CancelRequests(self._now(), tuple(names)))
 
     # ------------------------------------------------------------ instructions
@@ -265,21 +272,36 @@ class EnginePort:
             self._cancel_running(instruction)
         elif isinstance(instruction, Dropped):
             for request in instruction.requests:
-                self._end_queued(request, engine_failures.cancelled(self.name))
-        elif isinstance(instruction, Reject) and (outstanding := self._outstanding.named(instruction.request)):
+                self._end_queued(request, failures.cancelled_error(self.name))
+        elif isinstance(instruction, Reject) and (outstanding := self._outstanding.get(instruction.request)):
             kind = outstanding.entry.request.kind
-            error = failures.too_large(kind, instruction.size, instruction.limit, self.name)
+            error = failures.too_large_error(kind, instruction.size, instruction.limit, self.name)
             self._end_queued(outstanding.name, error)
 
     def _end_queued(self, request: str, error: EngineError) -> None:
-        outstanding = self._outstanding.named(request)
+        outstanding = self._outstanding.get(request)
         if outstanding is not None:
-            self._outstanding.forget(outstanding)
-            self._callers.ended(outstanding, None, error)
+            self._outstanding.remove(outstanding)
+            self._callers.end(outstanding, None, error)
 
     def _cancel_running(self, order: CancelRunning) -> None:
         engine = self.instances.get(order.instance)
         for request in order.requests:
-            outstanding = self._outstanding.named(request)
+            outstanding = self._outstanding.get(request)
             if outstanding is not None and engine is not None:
-                self._batches.give_up(outstanding, order.instance, engine, engine_failures.cancelled(self.name))
+                self._batches.give_up(outstanding, order.instance, engine, failures.cancelled_error(self.name))
+
+
+def cache_events(at: float, instance: str, prefix_events: PrefixEvents, used: float) -> Iterator[CacheEvent]:
+    """Yield an instance's events about its prefix cache as events of its scheduler.
+
+    `used`: the share of the cache that running requests occupy now.
+    """
+    for event in prefix_events:
+        if isinstance(event, PrefixStored):
+            yield CacheStored(at, instance, event.blocks)
+        elif isinstance(event, PrefixRemoved):
+            yield CacheRemoved(at, instance, event.blocks, event.keeps)
+        else:
+            yield CacheCleared(at, instance)
+    yield CacheUse(at, instance, used)

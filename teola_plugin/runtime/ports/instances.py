@@ -1,4 +1,4 @@
-"""The instances of an engine at a port: which take work, which are being started again, which are beyond repair."""
+"""The instances of an engine at a port: which take work, which are being started again, which are given up."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.runtime.timeouts import at_most
 
 log = logging.getLogger("teola_plugin")
-_FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.2, 30.0
-"""Seconds between two attempts to start an instance again."""
-_NOW_AND_THEN = 300.0
-"""The same once it counts as beyond repair."""
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.2, 30.0
+"""Pauses between two attempts to start an instance again."""
+_PAUSE_AFTER_GIVING_UP_S = 300.0
+"""The pause once the instance is given up."""
 
 
 class Instances:
-    """Starts lost ones again. `up` is told of one that takes work again, `hopeless` of one that is beyond repair, with
-    the cause."""
+    """The instances of an engine. Lost ones are started again.
+
+    `on_up` is called with the name of one that takes work again, `on_give_up` with that of one that cannot be started.
+    """
 
     def __init__(
         self,
@@ -28,56 +30,55 @@ class Instances:
         engines: Mapping[str, Engine],
         *,
         restarts: int,
-        seconds: float,
+        restart_timeout_s: float,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        up: Callable[[str], None],
-        hopeless: Callable[[str], None],
+        on_up: Callable[[str], None],
+        on_give_up: Callable[[str], None],
     ) -> None:
-        """`restarts`: attempts before an instance is beyond repair; `seconds`: for each of them."""
+        """`restarts`: attempts before an instance is given up; `restart_timeout_s`: time for each of them."""
         self.name, self.engines = name, dict(engines)
-        self._restarts, self._seconds = restarts, seconds
-        self._spawn, self._up, self._hopeless = spawn, up, hopeless
+        self._restarts, self._restart_timeout_s = restarts, restart_timeout_s
+        self._spawn, self._on_up, self._on_give_up = spawn, on_up, on_give_up
         self._restarting: set[str] = set()
-        self._beyond: dict[str, str] = {}
-        self._broke: dict[str, int] = {}
-        """How often in a row they were started again without doing any work in between."""
+        self._given_up: dict[str, str] = {}
+        """Causes, by instance."""
+        self._failures: dict[str, int] = {}
+        """Numbers of restarts in a row without any work in between, by instance."""
 
     @property
-    def given_up(self) -> str:
-        """Why there is no instance left, and none coming; empty while there is one."""
-        hopeless = bool(self.engines) and self._beyond.keys() >= self.engines.keys()
-        return next(reversed(self._beyond.values())) if hopeless else ""
+    def down_reason(self) -> str:
+        """The reason why no instance is left, and none coming; empty while there is one."""
+        is_down = bool(self.engines) and self._given_up.keys() >= self.engines.keys()
+        return next(reversed(self._given_up.values())) if is_down else ""
 
-    def works(self, instance: str) -> bool:
-        """Whether it is there and is not being started again."""
+    def takes_work(self, instance: str) -> bool:
+        """Return True if the instance exists and is not being started again."""
         return instance in self.engines and instance not in self._restarting
 
-    def add(self, instance: str, engine: Engine) -> None:
-        self.engines[instance] = engine
-
     def remove(self, instance: str) -> Engine:
+        """Remove an instance and return it."""
         self._restarting.discard(instance)
-        self._beyond.pop(instance, None)
-        self._broke.pop(instance, None)
+        self._given_up.pop(instance, None)
+        self._failures.pop(instance, None)
         return self.engines.pop(instance)
 
-    def worked(self, instance: str) -> None:
-        """It has done a request."""
-        if self._broke:
-            self._broke.pop(instance, None)
+    def note_work(self, instance: str) -> None:
+        """Note that an instance has done a request."""
+        if self._failures:
+            self._failures.pop(instance, None)
 
     def revive(self, instance: str) -> None:
-        """Start it again, with longer and longer pauses; once it is beyond repair, now and then."""
+        """Start an instance again, with longer and longer pauses; once it is given up, every few minutes."""
         self._restarting.add(instance)
-        self._broke[instance] = self._broke.get(instance, 0) + 1
-        self._spawn(self._revived(instance, self.engines[instance]))
+        self._failures[instance] = self._failures.get(instance, 0) + 1
+        self._spawn(self._restart(instance, self.engines[instance]))
 
-    async def _revived(self, instance: str, engine: Engine) -> None:
-        if (before := self._broke[instance] - 1) > 0:
-            await asyncio.sleep(_back_off(before))
+    async def _restart(self, instance: str, engine: Engine) -> None:
+        if (earlier_failures := self._failures[instance] - 1) > 0:
+            await asyncio.sleep(_pause_s(earlier_failures))
         for attempt in itertools.count(1):
             try:
-                await at_most(self._seconds, restarted(engine))
+                await at_most(self._restart_timeout_s, restart_engine(engine))
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # an engine that calls sys.exit() is broken, and nothing else is
@@ -86,16 +87,16 @@ class Instances:
                 break
             if self.engines.get(instance) is not engine:
                 return
-            if attempt >= self._restarts and instance not in self._beyond:
-                self._lose(instance, cause, attempt)
-            await asyncio.sleep(_NOW_AND_THEN if attempt >= self._restarts else _back_off(attempt))
+            if attempt >= self._restarts and instance not in self._given_up:
+                self._give_up(instance, cause, attempt)
+            await asyncio.sleep(_PAUSE_AFTER_GIVING_UP_S if attempt >= self._restarts else _pause_s(attempt))
         if self.engines.get(instance) is engine:  # not retired meanwhile
             self._restarting.discard(instance)
-            if self._beyond.pop(instance, None) is not None:
+            if self._given_up.pop(instance, None) is not None:
                 log.warning("engine %s: instance %s is there again", self.name, instance)
-            self._up(instance)
+            self._on_up(instance)
 
-    def _lose(self, instance: str, cause: BaseException, attempts: int) -> None:
+    def _give_up(self, instance: str, cause: BaseException, attempts: int) -> None:
         log.warning(
             "engine %s: instance %s could not be started again in %d attempts: %r. %d of %d instances are left; it is "
             "tried again every %d s. Look at the cause, and at memory, device and files, or start a new pool",
@@ -103,16 +104,16 @@ class Instances:
             instance,
             attempts,
             cause,
-            len(self.engines) - len(self._beyond) - 1,
+            len(self.engines) - len(self._given_up) - 1,
             len(self.engines),
-            _NOW_AND_THEN,
+            _PAUSE_AFTER_GIVING_UP_S,
         )
-        self._beyond[instance] = f"{type(cause).__name__}: {cause}."
-        self._hopeless(instance)
+        self._given_up[instance] = f"{type(cause).__name__}: {cause}."
+        self._on_give_up(instance)
 
 
-async def restarted(engine: Engine) -> None:
-    """Bring it back; one that has no `restart` is stopped and started."""
+async def restart_engine(engine: Engine) -> None:
+    """Restart an engine; one without `restart` is stopped and started."""
     restart = getattr(engine, "restart", None)
     if restart is not None:
         await restart()
@@ -121,5 +122,5 @@ async def restarted(engine: Engine) -> None:
         await engine.start()
 
 
-def _back_off(attempt: int) -> float:
-    return min(_LONGEST_BACK_OFF, _FIRST_BACK_OFF * 2.0 ** (attempt - 1))
+def _pause_s(attempt: int) -> float:
+    return min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2.0 ** (attempt - 1))

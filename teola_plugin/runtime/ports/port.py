@@ -15,12 +15,12 @@ from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 
 @dataclass(frozen=True, slots=True)
 class PortListener:
-    """Whom a port tells what happened to requests. Called on the pool's loop; what it raises is logged."""
+    """The callbacks of a port, about its requests. Called on the pool's loop; errors that they raise are logged."""
 
-    started: Callable[[EngineRequest, str, int], None]
+    on_start: Callable[[EngineRequest, str, int], None]
     """(entry, instance, batch)"""
-    piece: Callable[[EngineRequest, Piece], None]
-    ended: Callable[[EngineRequest, Any, BaseException | None], None]
+    on_piece: Callable[[EngineRequest, Piece], None]
+    on_end: Callable[[EngineRequest, Any, BaseException | None], None]
     """(entry, value, error)"""
 
 
@@ -31,7 +31,7 @@ class Port(Protocol):
 
     @property
     def engine(self) -> Any:
-        """What there is to know of the engine: name, kinds, profile, versions."""
+        """The engine, or a description of it: name, kinds, profile, versions."""
         ...
 
     def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue) -> None:
@@ -40,22 +40,24 @@ class Port(Protocol):
         ...
 
     def holds(self, entry: EngineRequest) -> bool:
-        """Whether the request is queued or running here, and has not ended for its caller."""
+        """Return True if the request is queued or running here, and has not ended for its caller."""
         ...
 
     def cancel(self, entries: Sequence[EngineRequest]) -> None:
-        """They end at once for their caller, whenever the engine lets go of them."""
+        """End requests at once for their callers, whenever the engine stops working on them."""
         ...
 
-    def depths(self, event: DepthChanged) -> None: ...
+    def depths(self, event: DepthChanged) -> None:
+        """Pass changed depths and gangs of queued requests to the engine's scheduler."""
+        ...
 
     @property
     def listens(self) -> bool:
-        """Whether requests that nobody reads yet may be sent without `stream`."""
+        """True if requests that nobody reads yet may be sent without `stream`."""
         ...
 
     def listen(self, entries: Sequence[EngineRequest]) -> None:
-        """They were sent without `stream`, and have a reader now: their requests say so already."""
+        """Have pieces of these requests streamed: they were sent without `stream`, and have a reader now."""
         ...
 
     async def close(self) -> None:
@@ -76,33 +78,34 @@ class DirectPort(Port, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """A primitive to be queued as soon as another has ended well. For its requests' names see `follower_request`."""
+    """A primitive to be queued as soon as another has ended well. `follower_request` names its requests."""
 
     primitive: Primitive
     name: str
     inputs: Mapping[str, Any]
-    """Values that are known already, by input name."""
+    """Values that are known when it is sent, by input name."""
     pending: tuple[tuple[str, tuple[Any, ...]], ...]
     """Inputs to be filled with what lies under a path in the value of the primitive before."""
     event: Enqueue
     tenant: str
-    then: tuple[Follow, ...] = ()
+    followers: tuple[Follow, ...] = ()
+    """Primitives to be queued as soon as this one has ended well."""
     keep_remote: bool = False
-    """Whether its value may stay where it is made."""
+    """True if its value may stay where it is made."""
 
 
 def follower_request(name: str, number: int) -> str:
-    """Of the follower of that name, its request of that number: both sides know it without telling each other."""
+    """Return the id of a follower's request. Both sides derive it, so that none has to send it."""
     return f"{name}.{number}"
 
 
 def follower_of(request: str) -> str:
-    """The name of the follower whose request this is, if it is one's."""
+    """Return the name of the follower whose request this is, if it is one's."""
     return request.rpartition(".")[0]
 
 
 class ForwardingPort(Port, ABC):
-    """A `Port` of an engine elsewhere: what follows a primitive can be sent along with it (see `prescheduling`)."""
+    """A `Port` of an engine elsewhere, to which followers can be sent with a primitive (see `prescheduling`)."""
 
     @abstractmethod
     def enqueue(
@@ -110,18 +113,18 @@ class ForwardingPort(Port, ABC):
         entries: Sequence[EngineRequest],
         event: Enqueue,
         primitive: Primitive | None = None,
-        then: tuple[Follow, ...] = (),
+        followers: tuple[Follow, ...] = (),
     ) -> None:
-        """Send the requests of one primitive, and what follows it."""
+        """Send the requests of one primitive, and its followers."""
 
     @abstractmethod
     def expect(self, name: str, event: Enqueue) -> None:
-        """A follower of that name is announced, to be queued like this."""
+        """Announce a follower of that name, and the event with which it is queued."""
 
     @abstractmethod
     def adopt(self, name: str, entries: Sequence[EngineRequest], event: Enqueue) -> None:
-        """The graph has dispatched the follower: its requests are these entries, in order."""
+        """Take these entries, in order, for the requests of a follower that the graph has dispatched now."""
 
     @abstractmethod
     def disown(self, name: str, count: int = 0) -> None:
-        """The follower is not wanted, or its `count` requests are made otherwise."""
+        """Give up a follower that is not needed, or whose `count` requests are made otherwise."""

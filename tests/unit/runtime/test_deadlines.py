@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from teola_plugin.runtime.driver.deadlines import Deadlines
+from teola_plugin.runtime.driver.graph_driver import Deadlines
 from teola_plugin.runtime.virtual_time import run_virtual
 
 

@@ -17,11 +17,11 @@ from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Mess
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
-from teola_plugin.runtime.failures import located, own
+from teola_plugin.runtime.failures import copied_error, with_location
 from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.ports.batches import Patience
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.ports.watchdog import Patience
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 
@@ -33,14 +33,14 @@ ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 
 
 @pytest.mark.parametrize("fault", [RuntimeError, SystemExit])
-@pytest.mark.parametrize("where", ["started", "piece", "ended"])
+@pytest.mark.parametrize("where", ["on_start", "on_piece", "on_end"])
 def test_a_listener_that_raises_costs_no_slot(
     where: str, fault: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(says("text"), profile=ONE)
         calls = heard.listener()
-        told = {name: getattr(calls, name) for name in ("started", "piece", "ended")}
+        told = {name: getattr(calls, name) for name in ("on_start", "on_piece", "on_end")}
 
         def bad(given: EngineRequest, *rest: Any) -> None:
             if given.request.id.startswith("bad"):
@@ -405,7 +405,7 @@ def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
         await asyncio.sleep(1)
         first, second = heard.error("a"), heard.error("b")
         assert first is not second and first is not fault
-        named = [located(heard.error(e.request.id), e) for e in made]
+        named = [with_location(heard.error(e.request.id), e) for e in made]
         assert "primitive a" in str(named[0]) and "primitive b" in str(named[1]) and "primitive" not in str(first)
         assert "primitive a" not in str(named[1])
         for error in (first, second, *named):
@@ -419,4 +419,4 @@ def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
 
 def test_an_exception_of_somebody_else_stays_itself() -> None:
     mine = ValueError("mine")
-    assert own(mine) is mine and located(mine, entry("a")) is mine
+    assert copied_error(mine) is mine and with_location(mine, entry("a")) is mine

@@ -18,8 +18,8 @@ from teola_plugin.requests.payloads import EmbedText, Generate, Prompt
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime import loop_thread
 from teola_plugin.runtime.loop_thread import LoopThread
-from teola_plugin.runtime.ports import watchdog
-from teola_plugin.runtime.ports.watchdog import Patience
+from teola_plugin.runtime.ports import batches
+from teola_plugin.runtime.ports.batches import Patience
 
 K = PrimitiveKind
 EMBED = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))], Ref("e"))
@@ -35,7 +35,7 @@ def thread() -> Iterator[LoopThread]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "PATIENCE", Patience(cancel=0.2, closing=0.2))
+    monkeypatch.setattr(batches, "PATIENCE", Patience(cancel=0.2, closing=0.2))
     monkeypatch.setattr(loop_thread, "_ENDING", 0.2)
 
 

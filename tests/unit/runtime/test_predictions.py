@@ -6,7 +6,7 @@ import random
 from typing import Any, cast
 
 from teola_plugin.graph import Fragment, Graph, Primitive, PrimitiveKind, Ref, named
-from teola_plugin.runtime.driver.fragments import expansion
+from teola_plugin.runtime.driver.graph_driver import expansion
 from teola_plugin.runtime.query_run import QueryRun, QueryStore
 from teola_plugin.scheduling.graph_events import Expand
 from tests.support.steps import growth

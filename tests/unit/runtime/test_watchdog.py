@@ -13,7 +13,7 @@ from teola_plugin.graph import Batching, EngineProfile
 from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
-from teola_plugin.runtime.ports.watchdog import Patience, Watchdog
+from teola_plugin.runtime.ports.batches import Patience, Watchdog
 
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 
@@ -185,8 +185,8 @@ def test_a_machine_that_slept_blames_nobody() -> None:
         lost: list[str] = []
         watch = Watchdog(Patience(cancel=10), lost.append)
         loop = asyncio.get_running_loop()
-        watch.begun()
-        watch.asked("a")
+        watch.note_batch()
+        watch.note_cancellation("a")
         loop._virtual_now += 3600  # type: ignore[attr-defined]
         await asyncio.sleep(9)
         assert not lost
