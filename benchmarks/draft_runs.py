@@ -16,8 +16,8 @@ from benchmarks.common import summary
 from benchmarks.draft_cases import Answered, Case, Engines, ask
 from benchmarks.draft_prompts import QUESTIONS, passages
 from teola_plugin.engines.drafts.corpus import Corpus
-from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
-from teola_plugin.engines.drafts.row import Row
+from teola_plugin.engines.drafts.draft_lengths import longest_of_rows, unmeasured_longest_drafts
+from teola_plugin.engines.drafts.request_drafter import RequestDrafter
 
 WAYS = ("lookup", "graph", "recent")
 """From a request's own tokens; from what the graph knows, too; and from recent outputs of the same tenant, too."""
@@ -119,14 +119,14 @@ def proposing_us(tokens: int = 8192) -> dict[str, Any]:
     prompt = (text * (tokens // len(text) + 1))[: tokens - 512]
     output = [token for at in range(0, 512, 32) for token in (*text[3 * at : 3 * at + 11], *text[:: at + 7][:21])]
     every = {
-        "lookup": Row(prompt, len(prompt), (), None, 16),
-        "a text and recent outputs beside it": Row(prompt, len(prompt), [output[::2]], Corpus(text), 16),
+        "lookup": RequestDrafter(prompt, len(prompt), (), None, 16),
+        "a text and recent outputs beside it": RequestDrafter(prompt, len(prompt), [output[::2]], Corpus(text), 16),
     }
     return {name: _proposed(row, output) for name, row in every.items()}
 
 
-def _proposed(row: Row, output: Sequence[int]) -> dict[str, Any]:
-    longest, took, done = longest_drafts(unmeasured(16), 1), list[float](), 0
+def _proposed(row: RequestDrafter, output: Sequence[int]) -> dict[str, Any]:
+    longest, took, done = longest_of_rows(unmeasured_longest_drafts(16), 1), list[float](), 0
     while done < len(output):
         began = time.perf_counter()
         draft = row.draft(16, longest)

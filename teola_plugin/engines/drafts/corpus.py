@@ -1,31 +1,32 @@
-"""Tokens in which is looked up what followed the last ones before: an index of pairs, and of single tokens."""
+"""An index of tokens that finds what followed the last tokens when they occurred before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 LONGEST = 24
-"""Tokens that are compared at most: longer matches are as good."""
-_PLACES = 12
-"""Earlier places that are compared, the latest first."""
-_NOWHERE = -1
-_SCANS, _SCANNED = 8, 1024
-"""Looks for which a corpus of so many tokens at most is searched from its end, before an index is made of it."""
+"""Maximum number of tokens that are compared: longer matches are as good."""
+_MAX_POSITIONS = 12
+"""Maximum number of earlier positions that are compared, the latest first."""
+_NONE = -1
+"""Stands for no position."""
+_MAX_SCANS, _MAX_SCANNED_TOKENS = 8, 1024
+"""The first look-ups in a corpus of at most so many tokens scan it from its end, before an index is built."""
 
 
 class Corpus:
     """A growing sequence of tokens in which continuations are looked up.
 
-    A place is the index of the token after a match. `add` takes O(1) per token, and `best` O(places * longest),
+    A position is the index of the token after a match. `add` takes O(1) per token, and `best` O(positions * longest),
     whatever the length. The first look-ups in a short corpus scan it in O(its length), which is quicker than an index.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self._last: tuple[dict[int, int], dict[int, int]] = {}, {}
-        """The latest place behind a token, and behind a pair."""
-        self._earlier: tuple[list[int], list[int]] = [_NOWHERE], [_NOWHERE]
-        """For each place, the one before it behind the same token or pair."""
+        """The latest position after each token, and after each pair of tokens."""
+        self._earlier: tuple[list[int], list[int]] = [_NONE], [_NONE]
+        """For each position, the previous one after the same token or pair."""
         self._scans = 0
         self.add(tokens)
 
@@ -39,82 +40,88 @@ class Corpus:
         """Index the tokens that were added since the last look-up."""
         ones, pairs = self._last
         ones_earlier, pairs_earlier = self._earlier
-        known, done = self.tokens, len(ones_earlier) - 1
-        before = known[done - 1] if done else None
-        for place, token in enumerate(known[done:], done + 1):
-            ones_earlier.append(ones.get(token, _NOWHERE))
-            ones[token] = place
+        tokens, done = self.tokens, len(ones_earlier) - 1
+        before = tokens[done - 1] if done else None
+        for position, token in enumerate(tokens[done:], done + 1):
+            ones_earlier.append(ones.get(token, _NONE))
+            ones[token] = position
             if before is None:
-                pairs_earlier.append(_NOWHERE)
+                pairs_earlier.append(_NONE)
             else:
                 pair = before << 32 | token
-                pairs_earlier.append(pairs.get(pair, _NOWHERE))
-                pairs[pair] = place
+                pairs_earlier.append(pairs.get(pair, _NONE))
+                pairs[pair] = position
             before = token
 
-    def best(self, last: Sequence[int], *, least: int = 2, after: int = 0) -> tuple[int, int]:
-        """The place where most of the last tokens stand before it, and how many do: (place, 0) with none.
+    def best(self, last: Sequence[int], *, min_match: int = 2, after: int = 0) -> tuple[int, int]:
+        """Return the position with the longest match of the last tokens before it, and the length of that match.
 
-        Of two with as many, the later one; with `after`, the first at or behind that place. `least`: 1 or 2.
+        Args:
+            last: The last tokens.
+            min_match: Minimum number of matching tokens, 1 or 2.
+            after: Of equally long matches, take the first at or after this position; the latest of all if 0.
+
+        Returns:
+            (position, number of matching tokens); (-1, 0) if nothing matches.
         """
-        found, most, left = _NOWHERE, 0, _PLACES
+        best_position, best_match, positions_left = _NONE, 0, _MAX_POSITIONS
         longest = min(LONGEST, len(last))
-        for place in self._places(last, least):
-            agreed = self._agreed(last, place, least, longest)
-            if agreed > most or (after and agreed == most and after <= place < found):
-                found, most = place, agreed
-                if agreed >= LONGEST and not after:
+        for position in self._positions(last, min_match):
+            match = self._match_length(last, position, min_match, longest)
+            if match > best_match or (after and match == best_match and after <= position < best_position):
+                best_position, best_match = position, match
+                if match >= LONGEST and not after:
                     break
-            left -= 1
-            if not left:
+            positions_left -= 1
+            if not positions_left:
                 break
-        return found, most
+        return best_position, best_match
 
     def latest(self, token: int) -> int:
-        """The latest place behind the token that has something behind it; below 0 for none."""
-        return next(self._places((token,), 1), _NOWHERE)
+        """Return the latest position after the token that is not the end; -1 if there is none."""
+        return next(self._positions((token,), 1), _NONE)
 
-    def _places(self, last: Sequence[int], least: int) -> Iterator[int]:
-        """Places behind the last token, or the last two, that have something behind them, the latest first."""
-        if len(last) < least:
+    def _positions(self, last: Sequence[int], min_match: int) -> Iterator[int]:
+        """Return the positions after the last one or two tokens, the latest first, without the end of the corpus."""
+        if len(last) < min_match:
             return iter(())
-        if len(self._earlier[0]) == 1 and self._scans < _SCANS and len(self.tokens) <= _SCANNED:
+        if len(self._earlier[0]) == 1 and self._scans < _MAX_SCANS and len(self.tokens) <= _MAX_SCANNED_TOKENS:
             self._scans += 1
-            return self._scanned(last, least)
+            return self._scanned_positions(last, min_match)
         self._index()
-        return self._indexed(last, least)
+        return self._indexed_positions(last, min_match)
 
-    def _scanned(self, last: Sequence[int], least: int) -> Iterator[int]:
-        turned, token = self.tokens[::-1], last[-1]
-        size, at = len(turned), 0
+    def _scanned_positions(self, last: Sequence[int], min_match: int) -> Iterator[int]:
+        reversed_tokens, token = self.tokens[::-1], last[-1]
+        size, at = len(reversed_tokens), 0
         while True:
             try:
-                at = turned.index(token, at + 1)
+                at = reversed_tokens.index(token, at + 1)
             except ValueError:
                 return
-            if least == 1 or turned[at + 1 : at + 2] == [last[-2]]:
+            if min_match == 1 or reversed_tokens[at + 1 : at + 2] == [last[-2]]:
                 yield size - at
 
-    def _indexed(self, last: Sequence[int], least: int) -> Iterator[int]:
-        key = last[-1] if least == 1 else last[-2] << 32 | last[-1]
-        place, earlier = self._last[least - 1].get(key, _NOWHERE), self._earlier[least - 1]
-        if place == len(self.tokens):
-            place = earlier[place]
-        while place != _NOWHERE:
-            yield place
-            place = earlier[place]
+    def _indexed_positions(self, last: Sequence[int], min_match: int) -> Iterator[int]:
+        key = last[-1] if min_match == 1 else last[-2] << 32 | last[-1]
+        position, earlier = self._last[min_match - 1].get(key, _NONE), self._earlier[min_match - 1]
+        if position == len(self.tokens):
+            position = earlier[position]
+        while position != _NONE:
+            yield position
+            position = earlier[position]
 
-    def _agreed(self, last: Sequence[int], place: int, least: int, longest: int) -> int:
-        """Return the number of the last tokens that match those before the place."""
-        tokens, most = self.tokens, min(longest, place)
-        agreed = least
-        while agreed < most and tokens[place - 1 - agreed] == last[-1 - agreed]:
-            agreed += 1
-        return agreed
+    def _match_length(self, last: Sequence[int], position: int, min_match: int, longest: int) -> int:
+        """Return the number of the last tokens that match those before the position."""
+        tokens, limit = self.tokens, min(longest, position)
+        match = min_match
+        while match < limit and tokens[position - 1 - match] == last[-1 - match]:
+            match += 1
+        return match
 
-    def behind(self, place: int, most: int) -> list[int]:
-        """Return at most `most` tokens from the place on, up to a negative token, which ends a text."""
-        found = self.tokens[place : place + most]
-        if found and min(found) < 0:
-            return next(found[:i] for i, token in enumerate(found) if token < 0)
-        return found
+    def continuation(self, position: int, max_tokens: int) -> list[int]:
+        """Return at most `max_tokens` tokens from the position on, up to a negative token, which ends a text."""
+        tokens = self.tokens[position : position + max_tokens]
+        if tokens and min(tokens) < 0:
+            return next(tokens[:i] for i, token in enumerate(tokens) if token < 0)
+        return tokens

@@ -1,173 +1,194 @@
-"""All requests that run: what each of them drafts, how much at which load, and what stays of those that have ended."""
+"""All running requests: what each of them drafts, how much at which load, and what is kept of those that have ended."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from teola_plugin.engines.drafts.adaptive import Calibration, Experience
-from teola_plugin.engines.drafts.lengths import Lengths, longest_drafts, unmeasured
+from teola_plugin.engines.drafts.accuracy import AppAccuracy, ForecastRatio
+from teola_plugin.engines.drafts.corpus import Corpus
+from teola_plugin.engines.drafts.draft_budget import WITH_TEXTS, WITHOUT_TEXTS, ChosenDraft, DraftBudget
+from teola_plugin.engines.drafts.draft_lengths import (
+    LongestDrafts,
+    SharedStepModel,
+    StepDurations,
+    longest_of_rows,
+    unmeasured_longest_drafts,
+)
 from teola_plugin.engines.drafts.options import Drafts
-from teola_plugin.engines.drafts.pacing import TOLD, UNTOLD, Pacing, Stake
-from teola_plugin.engines.drafts.recent import RecentOutputs, Source
-from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.drafts.together import Steps, Together
+from teola_plugin.engines.drafts.request_drafter import RequestDrafter
 
-_SOURCES = 64
-"""Of which is remembered how often guesses were right."""
-_SAMPLED = 64
-"""Steps in which a request that samples, and runs by itself, is not asked about."""
+Source = tuple[str, str]
+"""App and tenant."""
+_MAX_SOURCES = 64
+"""Number of sources of which it is remembered how often guesses were right."""
+_SAMPLED_REST = 64
+"""Number of steps for which a sampled request that runs alone is skipped."""
 
 
 @dataclass(slots=True)
-class Running:
+class DraftedRequest:
     """A request under way, or preempted."""
 
-    row: Row | None
+    row: RequestDrafter | None
     """None: nothing is drafted for it."""
     source: Source
-    kept: bool = True
-    """Whether its output is a recent one, once it has ended."""
+    is_kept: bool = True
+    """True if its output becomes a recent one, once it has ended."""
 
 
 class Drafter:
-    """The drafts of all requests of one replica, at most `most` tokens per request and step."""
+    """The drafts of all requests of one replica, at most `max_draft` tokens per request and step."""
 
-    def __init__(self, options: Drafts, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._options, self._most = options, most
-        self._running: dict[str, Running] = {}
+    def __init__(self, options: Drafts, max_draft: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._options, self._max_draft = options, max_draft
+        self._running: dict[str, DraftedRequest] = {}
         self._recent = RecentOutputs(options.recent)
-        self._budget = options.budget or options.tokens
-        self._unmeasured = unmeasured(most)
-        self._lengths: Lengths = ()
-        self._together = Together(())
-        self._calibration = Calibration()
-        self._pacing, self._clock = Pacing(clock), clock
-        self._stakes: Mapping[int, Stake] = {}
-        """Of this step."""
-        self._looked = {TOLD: 0, UNTOLD: 0}
-        """Rows that are looked at in it."""
-        self._tried = {TOLD: 0, UNTOLD: 0}
-        """Those of them that were to draft."""
-        self._learned: OrderedDict[tuple[Source, bool], Experience] = OrderedDict()
-        self._fixed: int | None = None
+        self._max_step_tokens = options.budget or options.tokens
+        self._unmeasured = unmeasured_longest_drafts(max_draft)
+        self._longest_drafts: LongestDrafts = ()
+        self._model = SharedStepModel(())
+        self._forecast_ratio = ForecastRatio()
+        self._budget, self._clock = DraftBudget(clock), clock
+        self._chosen: Mapping[int, ChosenDraft] = {}
+        """Drafts of this step, by row."""
+        self._searched = {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}
+        """Numbers of rows that are searched in this step."""
+        self._tried = {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}
+        """Numbers of those rows that were to draft."""
+        self._accuracies: OrderedDict[tuple[Source, bool], AppAccuracy] = OrderedDict()
+        self._fixed_length: int | None = None
         self._steps: list[tuple[int, float]] = []
-        """Rows and time of each step, while it is measured."""
-        self._alone, self._rest = "", 0
-        """A request that runs by itself, and steps in which it need not be looked at."""
+        """Rows and time of each step, during a measurement."""
+        self._lone_request, self._lone_rest = "", 0
+        """The request that runs alone, and the number of steps for which it is skipped."""
 
-    def afford(self, lengths: Lengths) -> None:
-        """The longest draft of a row by rows in a step, as measured. A budget that the user has given holds instead.
-        Drafts of one step are not weighed against each other any more, until `weigh` says how."""
-        self._lengths = () if self._options.budget else lengths
-        self._together = Together(())
-        self._pacing.forget()
+    def set_longest_drafts(self, longest_drafts: LongestDrafts) -> None:
+        """Set the measured longest draft of a row by rows in a step, unless the user has set a budget.
 
-    def weigh(self, steps: Steps) -> None:
+        Drafts of one step are no longer weighed against each other, until `set_step_durations` is called.
+        """
+        self._longest_drafts = () if self._options.budget else longest_drafts
+        self._model = SharedStepModel(())
+        self._budget.forget()
+
+    def set_step_durations(self, durations: StepDurations) -> None:
         """Set the measured durations of steps by the total of drafted tokens.
 
         Drafts of one step are then weighed against each other, unless the user has set a budget.
         """
-        self._together = Together(() if self._options.budget else steps)
+        self._model = SharedStepModel(() if self._options.budget else durations)
 
-    def fix(self, tokens: int | None) -> list[tuple[int, float]]:
+    def fix_length(self, tokens: int | None) -> list[tuple[int, float]]:
         """Draft exactly `tokens` tokens for every greedy row, for measurements; None ends this mode.
 
         Returns the steps since the last call as (rows that produced a token, seconds), for pairs of steps with as many
         rows. With 0 tokens for several rows, rows that are still prefilling are counted, too.
         """
-        self._pacing.forget()
-        self._alone = ""
-        self._fixed, (steps, self._steps) = tokens, (self._steps, [])
-        return [(rows, then - at) for (before, at), (rows, then) in pairwise(steps) if rows == before]
+        self._budget.forget()
+        self._lone_request = ""
+        self._fixed_length, (steps, self._steps) = tokens, (self._steps, [])
+        return [(rows, end - start) for (before, start), (rows, end) in pairwise(steps) if rows == before]
 
-    def leaves_out(self, names: Sequence[str]) -> bool:
+    def skip_step(self, names: Sequence[str]) -> bool:
         """Return True if a step of these requests needs no drafts. Counts the step."""
-        if self._fixed == 0 and len(names) > 1:  # what steps of several take that draft nothing: nobody is asked then
+        if self._fixed_length == 0 and len(names) > 1:  # measures steps without drafts: no row is searched
             self._steps.append((len(names), self._clock()))
             return True
         if len(names) == 1:
-            self._rest -= 1
-            return self._alone == names[0] and self._rest >= 0
-        return self._pacing.leaves_out(names)
+            self._lone_rest -= 1
+            return self._lone_request == names[0] and self._lone_rest >= 0
+        return self._budget.skip_step(names)
 
     def pause(self, names: Sequence[str]) -> int:
-        """Steps of these requests, from the next one on, about which nothing is to be asked. They are taken for made,
-        unless `resume` says how many were not."""
-        if self._fixed is not None:
+        """Return the number of steps of these requests, from the next one on, that need no drafts.
+
+        They count as made, unless `resume` says how many were not.
+        """
+        if self._fixed_length is not None:
             return 0
         if len(names) == 1:
-            steps, self._rest = (max(0, self._rest) if self._alone == names[0] else 0), 0
+            steps, self._lone_rest = (max(0, self._lone_rest) if self._lone_request == names[0] else 0), 0
             return steps
-        return self._pacing.pause(names)
+        return self._budget.pause(names)
 
     def resume(self, left: int) -> None:
         """Take back `left` steps of the last pause that were not made, because the requests have changed."""
-        self._pacing.resume(left)
+        self._budget.resume(left)
 
-    def step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
-        """A step is over, in which each of these requests has written that. Those that are looked at, by number;
-        `looked` has to follow."""
+    def end_step(self, names: Sequence[str], written: Sequence[Sequence[int]]) -> Sequence[int]:
+        """Record the end of a step and what each request has written in it.
+
+        Return the rows for which drafts are to be searched. `record_drafts` has to follow.
+        """
         rows = sum(map(bool, written))
-        if self._fixed is not None:
+        if self._fixed_length is not None:
             self._steps.append((rows, self._clock()))
-        self._stakes, self._looked, self._tried = {}, {TOLD: 0, UNTOLD: 0}, {TOLD: 0, UNTOLD: 0}
-        wrote = [i for i, new in enumerate(written) if new]
-        if not self._weighs(rows):
-            return wrote
-        which = self._pacing.over(names, written, self._together)
-        looked = [i for i in wrote if names[i] not in self._running or self._told(names[i]) in which]
-        for i in looked:
-            self._looked[self._told(names[i])] += 1
-        return looked
+        self._chosen = {}
+        self._searched, self._tried = {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}, {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}
+        writing_rows = [i for i, new in enumerate(written) if new]
+        if not self._is_shared(rows):
+            return writing_rows
+        kinds = self._budget.end_step(names, written, self._model)
+        searched = [i for i in writing_rows if names[i] not in self._running or self._has_texts(names[i]) in kinds]
+        for i in searched:
+            self._searched[self._has_texts(names[i])] += 1
+        return searched
 
-    def looked(self, names: Sequence[str], rows: int) -> None:
+    def record_drafts(self, names: Sequence[str], rows: int) -> None:
         """Record that all drafts of a step of `rows` rows are known."""
-        if len(names) == 1 and self._fixed is None:
-            self._rests_alone(names[0])
-        if self._weighs(rows):
+        if len(names) == 1 and self._fixed_length is None:
+            self._begin_lone_rest(names[0])
+        if self._is_shared(rows):
             rests: dict[bool, list[int]] = {}
             for name in names:
                 if name in self._running and (row := self._running[name].row) is not None:
-                    rests.setdefault(row.told, []).append(row.rest)
-            middle = {told: sorted(each)[len(each) // 2] for told, each in rests.items()}
-            self._pacing.said(rows, self._stakes, self._looked, middle)
+                    rests.setdefault(row.has_texts, []).append(row.rest)
+            median_rests = {has_texts: sorted(some)[len(some) // 2] for has_texts, some in rests.items()}
+            self._budget.record_drafts(rows, self._chosen, self._searched, median_rests)
 
-    def _rests_alone(self, name: str) -> None:
-        """A row that came to rest is asked about when that is over; one that samples, or is still prefilling, soon."""
-        one = self._running.get(name)
-        self._alone, self._rest = name, 0 if one is None else _SAMPLED if one.row is None else one.row.rest
+    def _begin_lone_rest(self, name: str) -> None:
+        """Skip a request that runs alone while it rests; one that samples for some steps."""
+        request = self._running.get(name)
+        self._lone_request = name
+        if request is None:
+            self._lone_rest = 0
+        else:
+            self._lone_rest = _SAMPLED_REST if request.row is None else request.row.rest
 
-    def _told(self, name: str) -> bool:
-        one = self._running.get(name)
-        return one is not None and one.row is not None and one.row.told
+    def _has_texts(self, name: str) -> bool:
+        request = self._running.get(name)
+        return request is not None and request.row is not None and request.row.has_texts
 
-    def _weighs(self, rows: int) -> bool:
-        return bool(self._together) and rows > 1 and self._fixed is None
+    def _is_shared(self, rows: int) -> bool:
+        """Return True if drafts of a step of `rows` rows are weighed against each other."""
+        return bool(self._model) and rows > 1 and self._fixed_length is None
 
     def forget(self, tenant: str | None) -> None:
-        """Recent outputs, and how often guesses were right: all of it, or a tenant's; those of requests that run are
-        not kept either."""
-        for learned in [one for one in self._learned if tenant in (None, one[0][1])]:
-            del self._learned[learned]
+        """Forget recent outputs and how often guesses were right, of a tenant or of all if None.
+
+        Outputs of running requests are not kept either.
+        """
+        for key in [key for key in self._accuracies if tenant in (None, key[0][1])]:
+            del self._accuracies[key]
         if tenant is None:
-            self._calibration = Calibration()
-            self._pacing.forget()
-        for one in self._running.values():
-            if tenant in (None, one.source[1]):
-                one.kept = False
-                if one.row is not None:
-                    one.row.forget()
+            self._forecast_ratio = ForecastRatio()
+            self._budget.forget()
+        for request in self._running.values():
+            if tenant in (None, request.source[1]):
+                request.is_kept = False
+                if request.row is not None:
+                    request.row.forget()
         self._recent.forget(tenant)
 
-    def knows(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Return True if the request has begun and has not ended."""
         return name in self._running
 
-    def running(self, name: str) -> Running | None:
+    def running(self, name: str) -> DraftedRequest | None:
         return self._running.get(name)
 
     def begin(
@@ -175,83 +196,92 @@ class Drafter:
         name: str,
         source: Source,
         tokens: Sequence[int],
-        prompt: int,
+        prompt_tokens: int,
         texts: Sequence[Sequence[int]],
         *,
         greedy: bool,
-        kept: bool = True,
-        ends: int | None = None,
-    ) -> Row | None:
-        """A request is new, or begins again. `tokens`: the prompt, which has `prompt` of them, and what is written
-        already; `texts`: what it may repeat, likeliest first; `kept`: whether recent outputs are a source, and it
-        one of them; `ends`: tokens that it has at most in the end. None where it samples: nothing is drafted."""
+        is_kept: bool = True,
+        max_total: int | None = None,
+    ) -> RequestDrafter | None:
+        """Begin a request that is new, or that begins again. Return None if it samples: nothing is drafted.
+
+        Args:
+            name: Id of the request.
+            source: App and tenant.
+            tokens: The prompt and what is written already.
+            prompt_tokens: Number of tokens of the prompt.
+            texts: Texts that the output may repeat, the likeliest first.
+            greedy: True if it does not sample.
+            is_kept: True if recent outputs are a source, and its output becomes one of them.
+            max_total: Maximum number of tokens at the end, with the prompt.
+        """
         row = None
         if greedy:
-            recent = self._recent.of(source) if self._options.recent and kept else None
-            learned = self._experience(source, bool(texts))
-            row = Row(
+            row = RequestDrafter(
                 tokens,
-                prompt,
+                prompt_tokens,
                 texts,
-                recent,
-                self._most,
+                self._recent.of(source) if self._options.recent and is_kept else None,
+                self._max_draft,
                 lookup=self._options.lookup,
-                learned=learned,
-                calibration=self._calibration,
-                ends=ends,
+                app_accuracy=self._app_accuracy(source, bool(texts)),
+                forecast_ratio=self._forecast_ratio,
+                max_total=max_total,
             )
         self.end(name)
-        self._running[name] = Running(row, source, kept)
-        self._pacing.begin()
+        self._running[name] = DraftedRequest(row, source, is_kept)
+        self._budget.begin_request()
         return row
 
-    def _experience(self, source: Source, told: bool) -> Experience:
-        """Return the experience with requests of an app and tenant, separately for those with and without texts."""
-        found = self._learned.setdefault((source, told), Experience())
-        self._learned.move_to_end((source, told))
-        if len(self._learned) > _SOURCES:
-            self._learned.popitem(last=False)
-        return found
+    def _app_accuracy(self, source: Source, has_texts: bool) -> AppAccuracy:
+        """Return the accuracy in requests of an app and tenant, separately for those with and without texts."""
+        accuracy = self._accuracies.setdefault((source, has_texts), AppAccuracy())
+        self._accuracies.move_to_end((source, has_texts))
+        if len(self._accuracies) > _MAX_SOURCES:
+            self._accuracies.popitem(last=False)
+        return accuracy
 
     def end(self, name: str) -> None:
         """End a request. Its output becomes a recent output."""
-        one = self._running.pop(name, None)
-        if one is not None and one.row is not None and one.kept and self._options.recent:
-            self._recent.add(one.source, one.row.output)
+        request = self._running.pop(name, None)
+        if request is not None and request.row is not None and request.is_kept and self._options.recent:
+            self._recent.add(request.source, request.row.output)
 
     def end_unless(self, runs: Callable[[str], bool]) -> None:
         """End the requests that no longer run."""
-        for name in [one for one in self._running if not runs(one)]:
+        for name in [name for name in self._running if not runs(name)]:
             self.end(name)
 
-    def draft(self, row: Row, rows: int, room: int) -> list[int]:
+    def draft(self, row: RequestDrafter, rows: int, room: int) -> list[int]:
         """Return the draft of a row in a step of `rows` rows, at most `room` tokens; [] if no draft pays."""
         rows = max(1, rows)
-        room = min(room, self._most_of_one(rows))
+        room = min(room, self._max_length(rows))
         if room <= 0:
             return []
-        if self._fixed is not None:
+        if self._fixed_length is not None:
             return row.first_tokens(room)
-        if self._weighs(rows) and not self._may(row.told, rows):
+        if self._is_shared(rows) and not self._may_try(row.has_texts, rows):
             return []
-        return row.draft(room, self._longest(rows), rows if self._together else 1)
+        return row.draft(room, self._paying_lengths(rows), rows if self._model else 1)
 
-    def _may(self, told: bool, rows: int) -> bool:
+    def _may_try(self, has_texts: bool, rows: int) -> bool:
         """Return True if one more row may draft in this step. Counts it."""
-        self._tried[told] += 1
-        return self._tried[told] <= self._pacing.most(told, rows)
+        self._tried[has_texts] += 1
+        return self._tried[has_texts] <= self._budget.max_rows(has_texts, rows)
 
-    def weighed(self, drafts: Mapping[int, tuple[Row, list[int]]], rows: int) -> Mapping[int, list[int]]:
-        """Drafts of one step of so many rows, each under its row's number, cut to what pays of them together."""
-        if not self._weighs(rows):
+    def choose(self, drafts: Mapping[int, tuple[RequestDrafter, list[int]]], rows: int) -> Mapping[int, list[int]]:
+        """Return the drafts of one step of `rows` rows, by row, cut to what pays of them together."""
+        if not self._is_shared(rows):
             return {i: draft for i, (_, draft) in drafts.items()}
-        offers, speeds = [row.offer for row, _ in drafts.values()], self._speeds(rows)
-        left = self._pacing.left({row.told for row, _ in drafts.values()}, rows)
-        waited_for = self._pacing.waited_for(rows)
-        lengths = self._together.lengths(offers, speeds, self._pacing.slower(rows), left, waited_for)
-        worths = self._together.worths([offer.speed for offer in offers], speeds, waited_for)
-        each = zip(drafts.items(), lengths, worths, strict=True)
-        self._stakes = {i: Stake(row.told, length, worth) for (i, (row, _)), length, worth in each if length}
+        candidates, speeds = [row.candidate for row, _ in drafts.values()], self._speeds(rows)
+        max_cost = self._budget.max_cost({row.has_texts for row, _ in drafts.values()}, rows)
+        slot_reuse = self._budget.slot_reuse(rows)
+        lengths = self._model.lengths(candidates, speeds, self._budget.slowdown(rows), max_cost, slot_reuse)
+        values = self._model.token_values([candidate.speed for candidate in candidates], speeds, slot_reuse)
+        chosen = zip(drafts.items(), lengths, values, strict=True)
+        self._chosen = {
+            i: ChosenDraft(row.has_texts, length, value) for (i, (row, _)), length, value in chosen if length
+        }
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
 
     def _speeds(self, rows: int) -> Sequence[float]:
@@ -259,16 +289,61 @@ class Drafter:
 
         Running rows that produced nothing in this step count as well; sampled rows produce one token per step.
         """
-        found = [1.0 if one.row is None else one.row.speed for one in self._running.values()][-rows:]
-        return [*found, *[1.0] * (rows - len(found))]
+        running = [1.0 if request.row is None else request.row.speed for request in self._running.values()][-rows:]
+        return [*running, *[1.0] * (rows - len(running))]
 
-    def _longest(self, rows: int) -> Sequence[int]:
-        """Tokens that pay for each of so many rows, by the share of them that is right."""
-        alone = self._options.budget or self._together
-        return longest_drafts(self._lengths or self._unmeasured, 1 if alone else rows)
+    def _paying_lengths(self, rows: int) -> Sequence[int]:
+        """Return the numbers of tokens that pay for each of `rows` rows, by the share of right tokens."""
+        alone = self._options.budget or self._model
+        return longest_of_rows(self._longest_drafts or self._unmeasured, 1 if alone else rows)
 
-    def _most_of_one(self, rows: int) -> int:
-        """Tokens that may be drafted for each of so many rows, whatever is right of them."""
-        if self._fixed is not None:
-            return min(self._most, self._fixed)
-        return self._most if self._lengths or self._together else min(self._most, self._budget // rows)
+    def _max_length(self, rows: int) -> int:
+        """Return the maximum number of drafted tokens for each of `rows` rows, whatever is right of them."""
+        if self._fixed_length is not None:
+            return min(self._max_draft, self._fixed_length)
+        if self._longest_drafts or self._model:
+            return self._max_draft
+        return min(self._max_draft, self._max_step_tokens // rows)
+
+
+_SEPARATOR = (-1, -2)
+"""Tokens between outputs: no model writes them, so no match extends across them."""
+
+
+class RecentOutputs:
+    """The recent outputs of each app and tenant, never a source for another tenant.
+
+    They are bounded in tokens per source and in sources. The oldest are dropped first.
+    """
+
+    def __init__(self, max_tokens: int = 16_384, max_sources: int = 64) -> None:
+        self._max_tokens, self._max_sources = max_tokens, max_sources
+        self._outputs: OrderedDict[Source, tuple[Corpus, deque[Sequence[int]]]] = OrderedDict()
+
+    def of(self, source: Source) -> Corpus | None:
+        entry = self._outputs.get(source)
+        return None if entry is None else entry[0]
+
+    def add(self, source: Source, output: Sequence[int]) -> None:
+        """Add an output that has ended, also one that was cut off."""
+        if len(output) < 4 or len(output) > self._max_tokens // 2:
+            return
+        corpus, outputs = self._outputs.setdefault(source, (Corpus(), deque()))
+        self._outputs.move_to_end(source)
+        outputs.append(output)
+        if len(corpus) + len(output) > self._max_tokens:
+            while sum(len(recent) + 2 for recent in outputs) > self._max_tokens // 2:
+                outputs.popleft()
+            corpus = Corpus()
+            for recent in outputs:
+                corpus.add((*recent, *_SEPARATOR))
+            self._outputs[source] = corpus, outputs
+        else:
+            corpus.add((*output, *_SEPARATOR))
+        while len(self._outputs) > self._max_sources:
+            self._outputs.popitem(last=False)
+
+    def forget(self, tenant: str | None = None) -> None:
+        """Forget all outputs, or those of a tenant."""
+        for source in [source for source in self._outputs if tenant is None or source[1] == tenant]:
+            del self._outputs[source]

@@ -1,4 +1,4 @@
-"""What is drafted: the user's settings."""
+"""The user's settings of drafting."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class Drafts:
     def __post_init__(self) -> None:
         if not isinstance(self.lookup, bool):
             raise ConfigError(f"drafts: lookup is {self.lookup!r}.", hint="give true or false")
-        if not _whole(self.tokens) or not 1 <= self.tokens <= 64:
+        if not _is_whole_number(self.tokens) or not 1 <= self.tokens <= 64:
             raise ConfigError(f"drafts: tokens is {self.tokens!r}.", hint="give 1 to 64; 16 is the default")
         for name in ("recent", "budget"):
-            given = getattr(self, name)
-            if not _whole(given) or given < 0:
-                raise ConfigError(f"drafts: {name} is {given!r}.", hint="give a whole number, 0 or more")
+            value = getattr(self, name)
+            if not _is_whole_number(value) or value < 0:
+                raise ConfigError(f"drafts: {name} is {value!r}.", hint="give a whole number, 0 or more")
 
 
-def drafts_of(given: str | bool | Mapping[str, Any] | Drafts) -> Drafts | None:
+def drafts_of(setting: str | bool | Mapping[str, Any] | Drafts) -> Drafts | None:
     """Return the options for `"auto"`, `"off"` or a mapping; None for no drafts. Raise TeolaError if invalid."""
-    if isinstance(given, Drafts):
-        return given
-    if isinstance(given, Mapping):
+    if isinstance(setting, Drafts):
+        return setting
+    if isinstance(setting, Mapping):
         names = [field.name for field in fields(Drafts)]
-        for name in given:
+        for name in setting:
             if name not in names:
                 raise unknown_name("option of drafts", str(name), names)
-        return Drafts(**given)
-    if given is False:  # YAML reads `off` so
+        return Drafts(**setting)
+    if setting is False:  # YAML reads `off` as false
         return None
-    if given not in ("auto", "off"):
-        raise unknown_name("value of drafts", str(given), ["auto", "off"])
-    return Drafts() if given == "auto" else None
+    if setting not in ("auto", "off"):
+        raise unknown_name("value of drafts", str(setting), ["auto", "off"])
+    return Drafts() if setting == "auto" else None
 
 
-def _whole(value: object) -> bool:
+def _is_whole_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from teola_plugin.engines.drafts.draft_lengths import longest_drafts
 from teola_plugin.engines.drafts.drafter import Drafter
-from teola_plugin.engines.drafts.lengths import lengths_that_pay
+from teola_plugin.engines.drafts.followed_texts import encode_with_gaps
 from teola_plugin.engines.drafts.options import Drafts
-from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.drafts.skeleton import with_gaps
+from teola_plugin.engines.drafts.request_drafter import RequestDrafter
 from teola_plugin.engines.fake.base import split_tokens
 from teola_plugin.engines.fake.timeline import Job
 from teola_plugin.graph import GAP, EngineProfile, PrimitiveKind
@@ -26,7 +26,7 @@ class DraftedSteps:
     def __init__(self, options: Drafts, profile: EngineProfile) -> None:
         self._profile = profile
         self._drafter = Drafter(options, profile.drafts)
-        self._drafter.afford(lengths_that_pay(profile, profile.drafts))
+        self._drafter.set_longest_drafts(longest_drafts(profile, profile.drafts))
         self._numbers: dict[str, int] = {}
         """Of the tokens seen so far."""
 
@@ -55,7 +55,7 @@ class DraftedSteps:
         request, prompt = job.request, self._numbered(job.prompt)
         job.numbers = self._numbered(job.pieces)
         greedy = request.payload.sampling.greedy
-        texts = [with_gaps(text, GAP, self._encoded) for text in request.drafts] if greedy else []
+        texts = [encode_with_gaps(text, GAP, self._encoded) for text in request.drafts] if greedy else []
         self._drafter.begin(request.id, (request.app, request.tenant), prompt, len(prompt), texts, greedy=greedy)
 
     def _guess(self, job: Job, rows: int) -> list[int]:
@@ -75,7 +75,7 @@ class DraftedSteps:
             row.grow(written)
         return len(written)
 
-    def _row(self, job: Job) -> Row | None:
+    def _row(self, job: Job) -> RequestDrafter | None:
         running = self._drafter.running(job.request.id)
         return None if running is None else running.row
 

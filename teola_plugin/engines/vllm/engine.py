@@ -11,17 +11,16 @@ from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.devices.budget import Demand, Grant
-from teola_plugin.engines.drafts.lengths import lengths_that_pay
+from teola_plugin.engines.drafts.draft_lengths import longest_drafts, step_durations
 from teola_plugin.engines.drafts.options import Drafts, drafts_of
-from teola_plugin.engines.drafts.together import steps_of
 from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
-from teola_plugin.engines.vllm.drafts.options import ruled_out
-from teola_plugin.engines.vllm.drafts.worker import AFFORD, FORGET, WEIGH
+from teola_plugin.engines.vllm.drafts.options import conflicting_argument
+from teola_plugin.engines.vllm.drafts.worker import FORGET, SET_LONGEST_DRAFTS, SET_STEP_DURATIONS
 from teola_plugin.engines.vllm.faults import Faults
 from teola_plugin.engines.vllm.in_flight import Call, InFlight
 from teola_plugin.engines.vllm.link import (
@@ -288,10 +287,10 @@ class VllmEngine:
 
     def _afford(self) -> None:
         """Drafts as long as they pay, where that was measured."""
-        lengths = lengths_that_pay(self._profile, self._profile.drafts)
+        lengths = longest_drafts(self._profile, self._profile.drafts)
         if self._profile.drafts and lengths and self._link is not None:
-            self._link.send(Tell(self._in_flight.number(), AFFORD, lengths))
-            self._link.send(Tell(self._in_flight.number(), WEIGH, steps_of(self._profile)))
+            self._link.send(Tell(self._in_flight.number(), SET_LONGEST_DRAFTS, lengths))
+            self._link.send(Tell(self._in_flight.number(), SET_STEP_DURATIONS, step_durations(self._profile)))
 
     async def measure(self) -> EngineProfile:
         """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 2
@@ -346,7 +345,7 @@ class VllmEngine:
 def _setup(setup: Setup, drafts: str | Mapping[str, Any] | Drafts) -> Setup:
     """Return the set-up with draft options. Raise ConfigError or RegistrationError for invalid ones."""
     wanted = drafts_of(drafts)
-    if wanted is None or not (taken := ruled_out(setup.engine_args)):
+    if wanted is None or not (taken := conflicting_argument(setup.engine_args)):
         return replace(setup, drafts=wanted, drafts_on_cuda=drafts != "auto")
     log.warning("%s: engine_args have a %s of their own: nothing is drafted.", setup.name, taken)
     return setup

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.drafts.lengths import written
-from teola_plugin.engines.vllm.drafts.worker import FIX
+from teola_plugin.engines.drafts.draft_lengths import tokens_per_step
+from teola_plugin.engines.vllm.drafts.worker import FIX_LENGTH
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
 from teola_plugin.requests.request import Request
@@ -48,7 +48,7 @@ async def verifying(engine: Drafting, budget: float = 2.5) -> Mapping[int, Curve
                 break
             found[batch] = Curve(points)
     finally:
-        await engine.tell_drafts(FIX, None)
+        await engine.tell_drafts(FIX_LENGTH, None)
     return found
 
 
@@ -65,8 +65,8 @@ async def _points(engine: Drafting, batch: int, lengths: list[int], until: float
         if seconds is None:
             break
         found.append((k, seconds))
-        best = max(best, written(k) / seconds)
-        if written(k) / seconds < best / 2:
+        best = max(best, tokens_per_step(k) / seconds)
+        if tokens_per_step(k) / seconds < best / 2:
             break
     return tuple(found)
 
@@ -74,9 +74,9 @@ async def _points(engine: Drafting, batch: int, lengths: list[int], until: float
 async def _step(engine: Drafting, batch: int, drafted: int) -> float | None:
     """Seconds of a step with so many rows: the lower quartile of those that vLLM's worker saw, as what else the machine
     does makes steps longer, never shorter. None where it saw none."""
-    await engine.tell_drafts(FIX, drafted)
+    await engine.tell_drafts(FIX_LENGTH, drafted)
     await asyncio.gather(*(_decoded(engine, 1 + _STEPS + (batch - i) // 4) for i in range(batch)))
-    steps = [seconds for rows, seconds in await engine.tell_drafts(FIX, drafted) if rows == batch]
+    steps = [seconds for rows, seconds in await engine.tell_drafts(FIX_LENGTH, drafted) if rows == batch]
     return sorted(steps)[len(steps) // 4] if steps else None
 
 

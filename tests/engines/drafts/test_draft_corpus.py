@@ -20,7 +20,7 @@ def agreed(tokens: list[int], last: list[int], place: int) -> int:
 @given(TOKENS, TOKENS, st.sampled_from([1, 2]))
 def test_no_place_agrees_with_more_of_the_last_tokens(tokens: list[int], last: list[int], least: int) -> None:
     """Among the latest dozen of places; a short text has no more than that of most pairs."""
-    place, found = Corpus(tokens).best(last, least=least)
+    place, found = Corpus(tokens).best(last, min_match=least)
     every = [agreed(tokens, last, at) for at in range(len(tokens))]
     if found:
         assert found == agreed(tokens, last, place) >= least and place < len(tokens)
@@ -42,7 +42,7 @@ def test_a_corpus_that_grew_is_one_that_was_made_at_once(first: list[int], more:
 @given(TOKENS, TOKENS, st.sampled_from([1, 2]), st.integers(0, 20))
 def test_an_index_finds_what_the_first_looks_find(tokens: list[int], last: list[int], least: int, after: int) -> None:
     corpus = Corpus(tokens)
-    looks = [corpus.best(last, least=least, after=after) for _ in range(12)]
+    looks = [corpus.best(last, min_match=least, after=after) for _ in range(12)]
     assert looks == [looks[0]] * 12
     corpus, token = Corpus(tokens), (last or [0])[-1]
     assert {corpus.latest(token) for _ in range(12)} == {Corpus(tokens).latest(token)}
@@ -50,18 +50,18 @@ def test_an_index_finds_what_the_first_looks_find(tokens: list[int], last: list[
 
 def test_the_later_of_two_places_counts_and_with_after_the_next_one() -> None:
     corpus = Corpus([1, 2, 7, 1, 2, 8, 1, 2, 9])
-    assert corpus.behind(corpus.best([1, 2])[0], 1) == [9]
-    assert corpus.behind(corpus.best([1, 2], after=3)[0], 1) == [8]
+    assert corpus.continuation(corpus.best([1, 2])[0], 1) == [9]
+    assert corpus.continuation(corpus.best([1, 2], after=3)[0], 1) == [8]
     assert corpus.best([2, 1]) == (-1, 0)
 
 
 def test_the_longer_of_two_matches_counts_wherever_it_is() -> None:
     corpus = Corpus([5, 1, 2, 7, 6, 1, 2, 8])
-    assert corpus.behind(corpus.best([5, 1, 2])[0], 1) == [7]
+    assert corpus.continuation(corpus.best([5, 1, 2])[0], 1) == [7]
     assert corpus.best([5, 1, 2])[1] == 3
 
 
 def test_nothing_is_found_across_the_end_of_a_text() -> None:
     corpus = Corpus([1, 2, 3, -1, -2, 4, 5])
-    assert corpus.behind(corpus.best([1, 2])[0], 9) == [3]
-    assert corpus.behind(0, 9) == [1, 2, 3]
+    assert corpus.continuation(corpus.best([1, 2])[0], 9) == [3]
+    assert corpus.continuation(0, 9) == [1, 2, 3]

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 import pytest
 
-from teola_plugin.engines.drafts.costs import StepCosts
+from teola_plugin.engines.drafts.draft_budget import StepCosts
 
 
 def seen(*seconds: float, rows: int = 4, expected: float = 1.2) -> StepCosts:
     """Steps with drafts that took so long, where one without takes a second."""
     costs = StepCosts()
-    costs.plain(rows, 1.0)
+    costs.record_undrafted(rows, 1.0)
     for one in seconds:
-        costs.drafted(rows, one, expected)
+        costs.record_drafted(rows, one, expected)
     return costs
 
 
 def test_of_a_number_of_rows_that_is_new_as_much_is_known_as_of_the_nearest() -> None:
     """Where requests end one after another each step has fewer rows, and none is seen twice."""
     costs = StepCosts()
-    costs.plain(16, 2.0)
-    costs.plain(12, 1.0)
-    assert costs.without(13) == 1.0 and costs.without(15) == 2.0
-    assert costs.without(8) is None and costs.without(17) is None
+    costs.record_undrafted(16, 2.0)
+    costs.record_undrafted(12, 1.0)
+    assert costs.undrafted(13) == 1.0 and costs.undrafted(15) == 2.0
+    assert costs.undrafted(8) is None and costs.undrafted(17) is None
 
 
 def test_until_one_is_seen_steps_take_what_was_expected() -> None:
-    assert StepCosts().slower(4) == 1.0 == seen().slower(4)
+    assert StepCosts().slowdown(4) == 1.0 == seen().slowdown(4)
     unknown = StepCosts()
-    unknown.drafted(4, 5.0, 1.2)
-    assert unknown.slower(4) == 1.0, "nobody knows what one without takes"
+    unknown.record_drafted(4, 5.0, 1.2)
+    assert unknown.slowdown(4) == 1.0, "nobody knows what one without takes"
 
 
 def test_it_is_soon_known_what_they_take() -> None:
-    assert seen(1.8).slower(4) == pytest.approx(1.5)
-    assert seen(2.4, 2.4, 2.4).slower(4) == pytest.approx(2.0, rel=0.1)
-    assert seen(0.9, 0.9).slower(4) == 1.0, "the step without drafts that was seen took long for another reason"
-    assert seen(1.8).slower(3) == pytest.approx(1.5), "up to a power of two"
-    assert seen(1.8).slower(8) == 1.0
+    assert seen(1.8).slowdown(4) == pytest.approx(1.5)
+    assert seen(2.4, 2.4, 2.4).slowdown(4) == pytest.approx(2.0, rel=0.1)
+    assert seen(0.9, 0.9).slowdown(4) == 1.0, "the step without drafts that was seen took long for another reason"
+    assert seen(1.8).slowdown(3) == pytest.approx(1.5), "up to a power of two"
+    assert seen(1.8).slowdown(8) == 1.0
 
 
 def test_now_and_then_a_step_takes_long_for_another_reason() -> None:
     often = [1.2] * 9
-    assert seen(*often, 30.0, *often, 30.0, *often).slower(4) == pytest.approx(1.0, rel=0.05)
-    assert seen(30.0, *often, *often).slower(4) == pytest.approx(1.0, rel=0.05), "the first one, too"
+    assert seen(*often, 30.0, *often, 30.0, *often).slowdown(4) == pytest.approx(1.0, rel=0.05)
+    assert seen(30.0, *often, *often).slowdown(4) == pytest.approx(1.0, rel=0.05), "the first one, too"
     plain = StepCosts()
     for one in (1.0, *often, 30.0):
-        plain.plain(4, one / 1.2)
-    assert plain.without(4) == pytest.approx(1.0, rel=0.05)
+        plain.record_undrafted(4, one / 1.2)
+    assert plain.undrafted(4) == pytest.approx(1.0, rel=0.05)

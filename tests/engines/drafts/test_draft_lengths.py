@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from teola_plugin.engines.calibration import from_json, to_json
-from teola_plugin.engines.drafts.lengths import (
+from teola_plugin.engines.drafts.draft_lengths import (
     SHARES,
-    lengths_that_pay,
+    for_share,
     longest_drafts,
-    of_share,
-    unmeasured,
-    written,
+    longest_of_rows,
+    step_durations,
+    tokens_per_step,
+    unmeasured_longest_drafts,
 )
-from teola_plugin.engines.drafts.together import steps_of
 from teola_plugin.graph import Curve, EngineProfile
 
 PROFILE = EngineProfile(
@@ -35,21 +35,21 @@ def test_what_verifying_costs() -> None:
 
 
 def of(rows: int, share: float, most: int = 16) -> int:
-    return of_share(longest_drafts(lengths_that_pay(PROFILE, most), rows), share)
+    return for_share(longest_of_rows(longest_drafts(PROFILE, most), rows), share)
 
 
 def test_drafts_are_shorter_where_they_cost_more_and_none_where_they_do_not_pay() -> None:
     assert of(1, 0.8) == 16 and 0 < of(4, 0.8) < 16 and of(16, 0.8) == 0
-    for rows, longest in lengths_that_pay(PROFILE, 16):
+    for rows, longest in longest_drafts(PROFILE, 16):
         for i, k in enumerate(longest):
             share = (i + 0.5) / SHARES
-            assert written(k, share) / PROFILE.step(k, rows) >= 1 / PROFILE.step(0, rows)
+            assert tokens_per_step(k, share) / PROFILE.step(k, rows) >= 1 / PROFILE.step(0, rows)
     assert of(1, 0.8, most=5) == 5
-    assert not lengths_that_pay(EngineProfile(), 16)
+    assert not longest_drafts(EngineProfile(), 16)
 
 
 def test_drafts_are_shorter_where_less_of_them_is_right() -> None:
-    for _, longest in (*lengths_that_pay(PROFILE, 16), *unmeasured(16)):
+    for _, longest in (*longest_drafts(PROFILE, 16), *unmeasured_longest_drafts(16)):
         assert list(longest) == sorted(longest)
     assert of(1, 0.02) == 0 < of(1, 0.3) < of(1, 0.95)
     assert of(4, 0.1) == 0 and of(1, 1.0) == 16
@@ -57,17 +57,17 @@ def test_drafts_are_shorter_where_less_of_them_is_right() -> None:
 
 def test_between_and_beyond_the_batches_that_were_measured() -> None:
     known = [(1, (16,)), (4, (8,)), (16, (2,))]
-    found = [longest_drafts(known, rows)[0] for rows in (1, 2, 4, 5, 16, 17, 32, 64)]
+    found = [longest_of_rows(known, rows)[0] for rows in (1, 2, 4, 5, 16, 17, 32, 64)]
     assert found == [16, 8, 8, 2, 2, 1, 1, 0]
     one = EngineProfile(verifying={1: PROFILE.verifying[1]})
-    assert [rows for rows, _ in lengths_that_pay(one, 16)] == [1], "what rows cost each other is not known"
-    assert max(rows for rows, _ in lengths_that_pay(PROFILE, 16)) == 256
+    assert [rows for rows, _ in longest_drafts(one, 16)] == [1], "what rows cost each other is not known"
+    assert max(rows for rows, _ in longest_drafts(PROFILE, 16)) == 256
 
 
 def test_a_shorter_draft_that_was_held_up_by_something_else_is_not_dearer() -> None:
     noisy = EngineProfile(verifying={1: Curve(((0, 0.020), (4, 0.011), (16, 0.012)))})
-    [(_, longest)] = lengths_that_pay(noisy, 16)
-    assert of_share(longest, 0.02) == 0, "not the slow one is the measure of what a step takes without"
+    [(_, longest)] = longest_drafts(noisy, 16)
+    assert for_share(longest, 0.02) == 0, "not the slow one is the measure of what a step takes without"
 
 
 def test_many_rows_that_were_measured_to_be_quicker_than_few_are_not_without_any_time() -> None:
@@ -75,12 +75,12 @@ def test_many_rows_that_were_measured_to_be_quicker_than_few_are_not_without_any
     points = {1: ((0, 0.010), (4, 0.030)), 4: ((0, 0.011), (4, 0.020)), 16: ((0, 0.012), (4, 0.013))}
     noisy = EngineProfile(verifying={rows: Curve(curve) for rows, curve in points.items()})
     assert noisy.step(4, 64) == 0 < noisy.step(0, 64)
-    assert lengths_that_pay(noisy, 4) and steps_of(noisy)
+    assert longest_drafts(noisy, 4) and step_durations(noisy)
 
 
 def test_without_measuring_drafts_end_where_many_rows_share_a_step() -> None:
-    assert of_share(longest_drafts(unmeasured(16), 1), 0.95) == 16
-    assert set(longest_drafts(unmeasured(16), 100)) == {0}
+    assert for_share(longest_of_rows(unmeasured_longest_drafts(16), 1), 0.95) == 16
+    assert set(longest_of_rows(unmeasured_longest_drafts(16), 100)) == {0}
 
 
 def test_it_is_kept_with_the_profile() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.drafts.lengths import SHARES
+from teola_plugin.engines.drafts.draft_lengths import SHARES
 from teola_plugin.engines.drafts.options import Drafts, drafts_of
 from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.engines.vllm.drafts.proposer import DraftProposer
@@ -197,7 +197,7 @@ def test_lookup_can_be_off() -> None:
 
 def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
     batch = Batch(tokens=16)
-    batch.proposer.afford([(1, (16,) * SHARES), (4, (6,) * SHARES), (8, (0,) * SHARES)])
+    batch.proposer.set_longest_drafts([(1, (16,) * SHARES), (4, (6,) * SHARES), (8, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], texts=[TEXT])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 16
     for i in range(3):
@@ -212,35 +212,35 @@ def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
 
 def test_a_budget_of_the_users_holds() -> None:
     batch = Batch(budget=4)
-    batch.proposer.afford([(1, (0,) * SHARES)])
+    batch.proposer.set_longest_drafts([(1, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], texts=[TEXT])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 4
 
 
 def test_for_measuring_every_greedy_row_gets_as_many() -> None:
     batch = Batch()
-    batch.proposer.afford([(1, (0,) * SHARES)])
+    batch.proposer.set_longest_drafts([(1, (0,) * SHARES)])
     batch.join("a", [1, 2, 3])
     batch.join("b", [1, 2, 3], temperature=0.7)
-    batch.proposer.fix(5)
+    batch.proposer.fix_length(5)
     assert batch.step(a=[7], b=[7]) == {"a": [1, 2, 3, 1, 2], "b": []}
-    batch.proposer.fix(None)
+    batch.proposer.fix_length(None)
     assert batch.step(a=[8], b=[8]) == {"a": [], "b": []}
 
 
 def test_for_measuring_steps_are_timed_where_the_one_before_had_as_many_rows() -> None:
     batch = Batch()
     batch.join("a", [1, 2, 3])
-    batch.proposer.fix(2)
+    batch.proposer.fix_length(2)
     for new in range(3):
         batch.step(a=[new])
     batch.join("b", [1, 2, 3])
     for new in range(3):
         batch.step(a=[new], b=[new])
-    steps = batch.proposer.fix(None)
+    steps = batch.proposer.fix_length(None)
     assert [rows for rows, _ in steps] == [1, 1, 2, 2] and all(seconds > 0 for _, seconds in steps)
     batch.step(a=[1], b=[1])
-    assert batch.proposer.fix(None) == []
+    assert batch.proposer.fix_length(None) == []
 
 
 class Clock:
@@ -259,9 +259,9 @@ class Timed(Batch):
 
     def __init__(self, *, measured: bool = True, **options: Any) -> None:
         super().__init__(**options)
-        self.clock = self.proposer._drafter._pacing._clock = Clock()
+        self.clock = self.proposer._drafter._budget._clock = Clock()
         if measured:
-            self.proposer.weigh([(4, 0.8, [(0, 1.0), (16, 1.5)])])
+            self.proposer.set_step_durations([(4, 0.8, [(0, 1.0), (16, 1.5)])])
         self._fresh = iter(range(1000, 100_000))
         for name in "ab":
             self.join(name, [ord(name), *PASSAGE])
@@ -325,7 +325,7 @@ def test_what_came_while_nobody_looked_is_known_afterwards() -> None:
 def test_a_request_that_is_new_is_looked_at_where_others_are_left_out() -> None:
     batch = Timed()
     batch.nothing(60)
-    assert batch.proposer._drafter.leaves_out(["a", "b"]) and not batch.proposer._drafter.leaves_out(["a", "b", "c"])
+    assert batch.proposer._drafter.skip_step(["a", "b"]) and not batch.proposer._drafter.skip_step(["a", "b", "c"])
     batch.join("c", [7, 8], texts=[TEXT])
     drafts = batch.step(a=[3000], b=[3001], c=PASSAGE[:1])
     assert drafts == {"a": [], "b": [], "c": PASSAGE[1:2]}, "a short one first"
@@ -346,7 +346,7 @@ def test_a_row_alone_that_rests_is_left_out_until_it_is_looked_at() -> None:
     batch.join("a", PASSAGE[:20])
     drafter, asked = batch.proposer._drafter, list[int]()
     for i in range(120):
-        if drafter.leaves_out(["a"]):
+        if drafter.skip_step(["a"]):
             batch.tokens["a"].append(1000 + i)
         else:
             asked.append(i)
@@ -354,7 +354,7 @@ def test_a_row_alone_that_rests_is_left_out_until_it_is_looked_at() -> None:
     assert asked[:4] == [0, 1, 2, 3] and len(asked) < 40 and asked[-1] > 100
     row = drafter._running["a"].row
     assert row is not None and row.output == batch.tokens["a"][20 : len(row)]
-    assert not drafter.leaves_out(["b"])
+    assert not drafter.skip_step(["b"])
 
 
 def test_what_is_left_out_is_known_beforehand() -> None:
@@ -363,11 +363,11 @@ def test_what_is_left_out_is_known_beforehand() -> None:
     batch.nothing(60)
     drafter = batch.proposer._drafter
     steps = drafter.pause(["a", "b"])
-    assert steps > 1 and not drafter.leaves_out(["a", "b"]) and drafter.pause(["a", "b"]) == 0
+    assert steps > 1 and not drafter.skip_step(["a", "b"]) and drafter.pause(["a", "b"]) == 0
     drafter.resume(steps - 1)
     assert drafter.pause(["b", "a"]) == 0 and drafter.pause(["a", "b"]) == steps - 1
     drafter.resume(1)
-    assert drafter.leaves_out(["a", "b"]) and not drafter.leaves_out(["a", "b"])
+    assert drafter.skip_step(["a", "b"]) and not drafter.skip_step(["a", "b"])
 
 
 def test_a_sampled_request_alone_is_left_out_beforehand() -> None:
@@ -382,7 +382,7 @@ def test_nothing_is_left_out_beforehand_while_it_is_measured() -> None:
     batch = Batch()
     batch.join("a", PASSAGE, temperature=0.7)
     batch.step(a=[1])
-    batch.proposer.fix(0)
+    batch.proposer.fix_length(0)
     assert batch.proposer.pause() == 0
 
 
@@ -391,13 +391,13 @@ def test_a_sampled_request_alone_is_hardly_asked_about() -> None:
     batch.join("a", PASSAGE, temperature=0.7)
     batch.step(a=[1])
     drafter = batch.proposer._drafter
-    assert all(drafter.leaves_out(["a"]) for _ in range(64)) and not drafter.leaves_out(["a"])
+    assert all(drafter.skip_step(["a"]) for _ in range(64)) and not drafter.skip_step(["a"])
 
 
 def test_steps_of_several_without_drafts_are_measured_as_they_are_left_out() -> None:
     drafter = proposer(4)._drafter
-    drafter.fix(0)
-    assert all(drafter.leaves_out(["a", "b"]) for _ in range(3)) and not drafter.leaves_out(["a"])
-    steps = drafter.fix(None)
+    drafter.fix_length(0)
+    assert all(drafter.skip_step(["a", "b"]) for _ in range(3)) and not drafter.skip_step(["a"])
+    steps = drafter.fix_length(None)
     assert [rows for rows, _ in steps] == [2, 2] and all(seconds >= 0 for _, seconds in steps)
-    assert not drafter.leaves_out(["a", "b"])
+    assert not drafter.skip_step(["a", "b"])

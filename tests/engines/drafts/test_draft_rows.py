@@ -9,21 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teola_plugin.engines.drafts.adaptive import Experience
+from teola_plugin.engines.drafts.accuracy import AppAccuracy
 from teola_plugin.engines.drafts.corpus import Corpus
-from teola_plugin.engines.drafts.followed import FollowedText
-from teola_plugin.engines.drafts.lengths import longest_drafts, unmeasured
-from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.drafts.skeleton import GAP_TOKEN
+from teola_plugin.engines.drafts.draft_lengths import longest_of_rows, unmeasured_longest_drafts
+from teola_plugin.engines.drafts.followed_texts import GAP_TOKEN, FollowedText
+from teola_plugin.engines.drafts.request_drafter import RequestDrafter
 
 MOST = 16
-ALONE = longest_drafts(unmeasured(MOST), 1)
+ALONE = longest_of_rows(unmeasured_longest_drafts(MOST), 1)
 """For one row on an engine that was not measured."""
 TOKENS = st.lists(st.integers(0, 30), max_size=40)
 WITH_GAPS = st.lists(st.lists(st.sampled_from([GAP_TOKEN, *range(6)]), max_size=12), max_size=4)
 
 
-def written(row: Row, output: Sequence[int], longest: Sequence[int] = ALONE) -> int:
+def written(row: RequestDrafter, output: Sequence[int], longest: Sequence[int] = ALONE) -> int:
     """The steps that it takes to write the output, as a model verifies drafts."""
     done = steps = 0
     while done < len(output):
@@ -43,14 +42,14 @@ def written(row: Row, output: Sequence[int], longest: Sequence[int] = ALONE) -> 
 def test_whatever_is_drafted_the_row_holds_what_was_written(
     prompt: list[int], texts: list[list[int]], recent: list[int], output: list[int]
 ) -> None:
-    row = Row(prompt, len(prompt), texts, Corpus(recent), MOST)
+    row = RequestDrafter(prompt, len(prompt), texts, Corpus(recent), MOST)
     assert written(row, output) <= len(output)
     assert row.output == output and len(row) == len(prompt) + len(output)
 
 
 def test_a_text_that_is_right_is_written_in_a_few_steps() -> None:
     text = list(range(100, 200))
-    row = Row([1, 2, 3], 3, [text], None, MOST)
+    row = RequestDrafter([1, 2, 3], 3, [text], None, MOST)
     assert written(row, text) == 6
     assert row.accepted >= 93
 
@@ -67,24 +66,24 @@ def test_a_text_that_is_right_is_written_in_a_few_steps() -> None:
 def test_a_text_is_picked_up_again_behind_a_difference(changed: object) -> None:
     text = list(range(100, 200))
     output = changed(text)  # type: ignore[operator]
-    assert written(Row([1, 2, 3], 3, [text], None, MOST), output) <= 16
+    assert written(RequestDrafter([1, 2, 3], 3, [text], None, MOST), output) <= 16
 
 
 def test_what_the_prompt_holds_is_copied_from_it() -> None:
     passage = list(range(100, 160))
-    row = Row([1, 2, *passage, 3], 63, (), None, MOST)
+    row = RequestDrafter([1, 2, *passage, 3], 63, (), None, MOST)
     assert written(row, passage) <= 9
 
 
 def test_a_text_that_came_with_the_request_goes_before_the_prompt() -> None:
     prompt, text = [1, 2, 3, 4, 5], [1, 2, 9, 9]
-    row = Row(prompt, 5, [text], None, MOST)
+    row = RequestDrafter(prompt, 5, [text], None, MOST)
     row.grow([1, 2])
     assert row.draft(MOST, ALONE) == [9, 9]
 
 
 def test_recent_outputs_serve_where_they_agree_with_more() -> None:
-    row = Row([5, 1, 2, 7], 4, (), Corpus([6, 4, 1, 2, 8, 8]), MOST)
+    row = RequestDrafter([5, 1, 2, 7], 4, (), Corpus([6, 4, 1, 2, 8, 8]), MOST)
     row.grow([4, 1, 2])
     assert row.draft(2, ALONE) == [8, 8]
 
@@ -100,28 +99,28 @@ def misleading(words: int = 25, length: int = 600) -> list[int]:
 def test_what_is_mostly_wrong_costs_hardly_anything(rows: int, step: float, words: int) -> None:
     """In steps of a row alone, of which a drafted token takes a twentieth."""
     text = misleading(words, 900)
-    row = Row(text[:300], 300, (), None, MOST)
-    steps = written(row, text[300:], longest_drafts(unmeasured(MOST), rows))
+    row = RequestDrafter(text[:300], 300, (), None, MOST)
+    steps = written(row, text[300:], longest_of_rows(unmeasured_longest_drafts(MOST), rows))
     assert steps * step + row.drafted * rows / 20 <= 1.02 * 600 * step
 
 
 def test_a_text_that_misleads_is_left_alone_and_what_the_prompt_holds_is_found_beside_it() -> None:
     passage = list(range(100, 300))
     wrong = [token for i in range(0, 200, 2) for token in (*passage[i : i + 2], 7)]
-    row = Row([1, *passage, 2], 202, [wrong], None, MOST)
+    row = RequestDrafter([1, *passage, 2], 202, [wrong], None, MOST)
     assert written(row, passage) <= 30
     assert row.drafted - row.accepted < 40
 
 
 def test_a_row_drafts_again_as_soon_as_its_guesses_are_right() -> None:
     text, passage = misleading(), list(range(100, 160))
-    row = Row([*passage, *text[:300]], 360, (), None, MOST)
+    row = RequestDrafter([*passage, *text[:300]], 360, (), None, MOST)
     written(row, text[300:])
     assert written(row, passage) <= 12, "what was not drafted was compared with what came"
 
 
 def test_a_draft_grows_while_all_of_it_is_right() -> None:
-    row = Row([1, *range(100, 200), 2], 102, (), None, MOST)
+    row = RequestDrafter([1, *range(100, 200), 2], 102, (), None, MOST)
     row.grow([100])
     drafted = []
     for _ in range(5):
@@ -154,7 +153,7 @@ def test_beside_others_a_row_that_finds_nothing_looks_less_often_and_is_told_lat
     text = misleading(500, 400)
     told, looked = dict[int, int](), dict[int, int]()
     for rows in (1, 16):
-        row = Row(text[:100], 100, (), None, MOST)
+        row = RequestDrafter(text[:100], 100, (), None, MOST)
         told[rows] = looked[rows] = 0
         for length in range(101, 401):
             rests = row.rests(text[length - 1 : length])
@@ -170,7 +169,7 @@ def test_beside_others_a_row_that_finds_nothing_looks_less_often_and_is_told_lat
 
 
 def test_no_draft_goes_past_the_last_token_of_a_request() -> None:
-    row = Row([1, *range(100, 160)], 61, (), None, MOST, ends=61 + 5)
+    row = RequestDrafter([1, *range(100, 160)], 61, (), None, MOST, max_total=61 + 5)
     row.grow([100, 101])
     assert len(row.draft(MOST)) == 2, "the step writes one more by itself"
     row.grow([102, 103, 104])
@@ -178,12 +177,12 @@ def test_no_draft_goes_past_the_last_token_of_a_request() -> None:
 
 
 def test_behind_a_single_token_nothing_is_drafted_until_it_was_right_there() -> None:
-    learned = Experience()
-    row = Row([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, learned=learned)
+    learned = AppAccuracy()
+    row = RequestDrafter([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, app_accuracy=learned)
     row.grow([9, 7])
     assert row.draft(MOST, ALONE) == [], "7 was followed by 8, once"
     row.grow([8])
-    later = Row([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, learned=learned)
+    later = RequestDrafter([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, app_accuracy=learned)
     later.grow([9, 7])
     assert later.draft(MOST, ALONE)[:1] == [8], "and so it came"
 
@@ -200,10 +199,10 @@ class Unread(list[list[int]]):
 
 def test_texts_are_read_once_something_is_looked_up() -> None:
     texts = Unread([[*range(100, 140)], [7, 101, GAP_TOKEN]])
-    row = Row([1, 2, 3], 3, texts, None, MOST)
+    row = RequestDrafter([1, 2, 3], 3, texts, None, MOST)
     for token in range(100, 110):
         row.grow([token])
-    assert (row.told, texts.times) == (True, 0)
+    assert (row.has_texts, texts.times) == (True, 0)
     assert row.draft(MOST) == [*range(110, 110 + MOST)]
     row.grow([*range(110, 115)])
     row.draft(MOST)
@@ -214,8 +213,8 @@ def test_texts_are_read_once_something_is_looked_up() -> None:
 def test_a_text_that_is_read_late_is_followed_like_one_that_was_there(
     texts: list[list[int]], output: list[int], late: int
 ) -> None:
-    early, lazy = (Row([50], 1, texts, None, MOST) for _ in range(2))
-    early._read()
+    early, lazy = (RequestDrafter([50], 1, texts, None, MOST) for _ in range(2))
+    early._read_texts()
     for token in output[:late]:
         early.grow([token])
         lazy.grow([token])

@@ -8,23 +8,23 @@ import pytest
 from engines.drafts.test_draft_rows import MOST, TOKENS, WITH_GAPS, written
 from hypothesis import given
 
-from teola_plugin.engines.drafts.row import Row
-from teola_plugin.engines.drafts.skeleton import GAP_TOKEN as GAP
-from teola_plugin.engines.drafts.skeleton import Skeleton, with_gaps
+from teola_plugin.engines.drafts.followed_texts import GAP_TOKEN as GAP
+from teola_plugin.engines.drafts.followed_texts import Skeleton, encode_with_gaps
+from teola_plugin.engines.drafts.request_drafter import RequestDrafter
 
 LIST = [1, 2, GAP, 9, 3, 2, GAP, 9, 4, 2, GAP, 9, 5, 2, GAP]
 """`1. ...\\n2. ...\\n3. ...`"""
 
 
-def row(*texts: Sequence[int], prompt: Sequence[int] = (50,)) -> Row:
-    return Row(prompt, len(prompt), texts, None, MOST)
+def row(*texts: Sequence[int], prompt: Sequence[int] = (50,)) -> RequestDrafter:
+    return RequestDrafter(prompt, len(prompt), texts, None, MOST)
 
 
 @given(TOKENS, WITH_GAPS, TOKENS)
 def test_whatever_the_skeletons_say_the_row_holds_what_was_written(
     prompt: list[int], texts: list[list[int]], output: list[int]
 ) -> None:
-    made = Row(prompt, len(prompt), texts, None, MOST)
+    made = RequestDrafter(prompt, len(prompt), texts, None, MOST)
     assert written(made, output) <= len(output)
     assert made.output == output
 
@@ -98,5 +98,13 @@ def test_an_earlier_call_goes_before_the_form_of_a_call_while_it_agrees() -> Non
 
 
 def test_a_text_is_encoded_piece_by_piece() -> None:
-    assert with_gaps("ab|c||d", "|", lambda text: [ord(char) for char in text]) == [97, 98, GAP, 99, GAP, GAP, 100]
-    assert with_gaps("|ab|", "|", lambda text: [len(text)]) == [GAP, 2, GAP]
+    assert encode_with_gaps("ab|c||d", "|", lambda text: [ord(char) for char in text]) == [
+        97,
+        98,
+        GAP,
+        99,
+        GAP,
+        GAP,
+        100,
+    ]
+    assert encode_with_gaps("|ab|", "|", lambda text: [len(text)]) == [GAP, 2, GAP]

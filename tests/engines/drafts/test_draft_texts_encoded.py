@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from teola_plugin.engines.drafts.skeleton import GAP_TOKEN
-from teola_plugin.engines.vllm.drafts.texts import Encoded, Encoder
+from teola_plugin.engines.drafts.followed_texts import GAP_TOKEN
+from teola_plugin.engines.vllm.drafts.proposer import EncodedTexts, TextEncoder
 from teola_plugin.graph import GAP
 
 
@@ -26,21 +26,21 @@ def tokenizer() -> Tokenizer:
 
 
 def test_nothing_is_encoded_before_it_is_asked_for(tokenizer: Tokenizer) -> None:
-    texts = Encoded(["ab", "c"], Encoder(tokenizer))
+    texts = EncodedTexts(["ab", "c"], TextEncoder(tokenizer))
     assert (len(texts), bool(texts), tokenizer.asked) == (2, True, [])
     assert [*texts] == [[97, 98], [99]] and texts[1] == [99] and [*texts[:1]] == [[97, 98]]
 
 
 def test_without_texts_there_are_none(tokenizer: Tokenizer) -> None:
-    assert not Encoded([], Encoder(tokenizer))
+    assert not EncodedTexts([], TextEncoder(tokenizer))
 
 
 def test_forms_are_kept_and_other_texts_are_not(tokenizer: Tokenizer) -> None:
-    encode = Encoder(tokenizer)
+    encode = TextEncoder(tokenizer)
     for _ in range(2):
         assert encode("a" + GAP) == [97, GAP_TOKEN] and encode("b") == [98]
     assert tokenizer.asked == ["a", "b", "b"]
 
 
 def test_of_what_the_tokenizer_does_not_take_there_is_nothing(tokenizer: Tokenizer) -> None:
-    assert [*Encoded(["é", "é" + GAP, "a"], Encoder(tokenizer))] == [(), (), [97]]
+    assert [*EncodedTexts(["é", "é" + GAP, "a"], TextEncoder(tokenizer))] == [(), (), [97]]

@@ -19,10 +19,9 @@ import pytest
 from engines.drafts.draft_cases import DraftCase, batches, cases, drafts_of_case
 
 from teola_plugin.engines.bundled import files
-from teola_plugin.engines.drafts.lengths import SHARES, lengths_that_pay
-from teola_plugin.engines.drafts.together import steps_of
+from teola_plugin.engines.drafts.draft_lengths import SHARES, longest_drafts, step_durations
 from teola_plugin.engines.vllm import VllmEngine
-from teola_plugin.engines.vllm.drafts.worker import AFFORD, WEIGH
+from teola_plugin.engines.vllm.drafts.worker import SET_LONGEST_DRAFTS, SET_STEP_DURATIONS
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece
@@ -117,12 +116,12 @@ def count_batch(found: Found, batch: Sequence[DraftCase]) -> None:
 
 
 WEIGHED = [(16, 0.6, [(0, 1.0), (1, 1.02), (64, 1.4), (256, 4.0)])]
-"""A machine on which drafts of several are worth their while, some cut and some whole: see `drafts.together`."""
+"""A machine on which drafts of several are worth their while, some cut and some whole: see `draft_lengths`."""
 
 
 async def weigh(engine: VllmEngine) -> None:
-    await engine.tell_drafts(AFFORD, [(16, (16,) * SHARES)])
-    await engine.tell_drafts(WEIGH, WEIGHED)
+    await engine.tell_drafts(SET_LONGEST_DRAFTS, [(16, (16,) * SHARES)])
+    await engine.tell_drafts(SET_STEP_DURATIONS, WEIGHED)
 
 
 async def compared(count: int, seed: int, model: str, *, weighed: bool = False) -> Found:
@@ -151,9 +150,9 @@ def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
     engine, given = session_llm.engine, list(cases(11, 32))
 
     async def run() -> tuple[Found, Found]:
-        await engine.tell_drafts(AFFORD, [(1, (0,) * SHARES)])
+        await engine.tell_drafts(SET_LONGEST_DRAFTS, [(1, (0,) * SHARES)])
         plain = await alone(engine, given)
-        await engine.tell_drafts(AFFORD, [(16, (4,) * SHARES)])
+        await engine.tell_drafts(SET_LONGEST_DRAFTS, [(16, (4,) * SHARES)])
         found = await together(engine, given, plain, 11)
         await weigh(engine)
         return found, await together(engine, given, plain, 12)
@@ -161,8 +160,8 @@ def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
     try:
         found, weighed = session_llm.run(run())
     finally:
-        session_llm.run(engine.tell_drafts(AFFORD, lengths_that_pay(engine.profile, engine.profile.drafts)))
-        session_llm.run(engine.tell_drafts(WEIGH, steps_of(engine.profile)))
+        session_llm.run(engine.tell_drafts(SET_LONGEST_DRAFTS, longest_drafts(engine.profile, engine.profile.drafts)))
+        session_llm.run(engine.tell_drafts(SET_STEP_DURATIONS, step_durations(engine.profile)))
     assert not found.differ and not weighed.differ
     assert found.compared > 20 and found.accepted > 100
     assert weighed.compared > 20 and weighed.accepted > 100

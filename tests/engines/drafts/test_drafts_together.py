@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from teola_plugin.engines.drafts.together import Offer, Together, steps_of
+from teola_plugin.engines.drafts.draft_lengths import DraftCandidate, SharedStepModel, step_durations
 from teola_plugin.graph import Curve, EngineProfile
 
 PROFILE = EngineProfile(
@@ -19,28 +19,30 @@ PROFILE = EngineProfile(
 
 def lengths(*drafts: tuple[int, float], rows: int = 16, speed: float = 1.0, others: float = 1.0) -> list[int]:
     """Of rows of that speed, which draft, and of so many others as there are besides."""
-    offers = [Offer(*draft, 1.0, speed) for draft in drafts]
+    offers = [DraftCandidate(*draft, 1.0, speed) for draft in drafts]
     speeds = [*[speed] * len(drafts), *[others] * (rows - len(drafts))]
-    return list(Together(steps_of(PROFILE)).lengths(offers, speeds))
+    return list(SharedStepModel(step_durations(PROFILE)).lengths(offers, speeds))
 
 
 def test_where_such_steps_take_much_longer_than_was_measured_nothing_is_drafted() -> None:
-    offers, together = [Offer(8, 0.9, 1.0, 1.0)] * 4, Together(steps_of(PROFILE))
+    offers, together = [DraftCandidate(8, 0.9, 1.0, 1.0)] * 4, SharedStepModel(step_durations(PROFILE))
     found = [sum(together.lengths(offers, [1.0] * 4, slower)) for slower in (0.8, 1.0, 4.0)]
     assert found[0] == found[1] > 0 == found[2]
 
 
 def test_drafts_cost_no_more_than_may_be_spent() -> None:
-    offers, together = [Offer(16, 0.97, 1.0, 1.0)] * 16, Together(steps_of(PROFILE))
+    offers, together = [DraftCandidate(16, 0.97, 1.0, 1.0)] * 16, SharedStepModel(step_durations(PROFILE))
     found = {left: sum(together.lengths(offers, [1.0] * 16, 1.2, left)) for left in (0.0, 0.3, 0.6, 1.0, 9.0)}
     assert list(found.values()) == sorted(found.values()) and found[0.0] == 0 < found[0.6] < found[9.0]
-    assert all(1.2 * together.takes(16, drafted) <= 1.0 + left for left, drafted in found.items() if drafted)
-    assert together.least(16) == together.takes(16, 8) and together.least(4) == together.takes(4, 2)
+    assert all(1.2 * together.duration(16, drafted) <= 1.0 + left for left, drafted in found.items() if drafted)
+    assert together.shortest_duration(16) == together.duration(16, 8) and together.shortest_duration(
+        4
+    ) == together.duration(4, 2)
 
 
 def measured(rows: int) -> dict[int, float]:
     """Seconds by tokens drafted."""
-    known = {n: dict(points) for n, _, points in steps_of(PROFILE)}
+    known = {n: dict(points) for n, _, points in step_durations(PROFILE)}
     return known[min(n for n in known if n >= min(rows, 256))]
 
 
@@ -95,8 +97,8 @@ def test_the_first_token_of_a_step_costs_what_it_costs_a_row_alone() -> None:
 
 
 def test_of_one_row_alone_nothing_is_known_of_what_rows_cost_each_other() -> None:
-    assert steps_of(EngineProfile()) == () == steps_of(EngineProfile(verifying={1: PROFILE.verifying[1]}))
-    assert not Together(())
+    assert step_durations(EngineProfile()) == () == step_durations(EngineProfile(verifying={1: PROFILE.verifying[1]}))
+    assert not SharedStepModel(())
 
 
 def test_a_row_that_is_ahead_does_not_hold_up_those_that_are_behind() -> None:
@@ -110,11 +112,11 @@ def test_a_row_that_is_ahead_does_not_hold_up_those_that_are_behind() -> None:
 
 def test_where_places_are_waited_for_a_token_of_each_row_is_worth_the_same() -> None:
     """One that is ahead makes room for another; where none waits it is hardly missed."""
-    together, speeds = Together(steps_of(PROFILE)), [3.0, 1.0, 1.0, 1.0]
-    ahead, behind = together.worths([3.0, 1.0], speeds)
+    together, speeds = SharedStepModel(step_durations(PROFILE)), [3.0, 1.0, 1.0, 1.0]
+    ahead, behind = together.token_values([3.0, 1.0], speeds)
     assert ahead < behind / 3
-    assert together.worths([3.0, 1.0], speeds, 1.0) == pytest.approx([0.25, 0.25])
-    assert ahead < together.worths([3.0], speeds, 0.5)[0] < 0.25
-    offers = [Offer(16, 0.8, 1.0, 3.0)]
-    ending, waited = (sum(together.lengths(offers, speeds, waited_for=share)) for share in (0.0, 1.0))
+    assert together.token_values([3.0, 1.0], speeds, 1.0) == pytest.approx([0.25, 0.25])
+    assert ahead < together.token_values([3.0], speeds, 0.5)[0] < 0.25
+    offers = [DraftCandidate(16, 0.8, 1.0, 3.0)]
+    ending, waited = (sum(together.lengths(offers, speeds, slot_reuse=share)) for share in (0.0, 1.0))
     assert ending < waited

@@ -11,8 +11,8 @@ import pytest
 
 from teola_plugin import EnginePool
 from teola_plugin.engines import profiles
+from teola_plugin.engines.drafts.draft_lengths import longest_drafts
 from teola_plugin.engines.drafts.drafter import Drafter
-from teola_plugin.engines.drafts.lengths import lengths_that_pay
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.fake import FakeLLM, Faults, fake_engines, split_tokens
 from teola_plugin.engines.machines import MACHINES
@@ -81,7 +81,7 @@ def proposed(prompt: str, answer: str, *texts: str) -> list[tuple[int, int]]:
         return [numbers.setdefault(token, len(numbers)) for token in split_tokens(text)]
 
     drafter, wanted = Drafter(Drafts(), 16), ids(answer)
-    drafter.afford(lengths_that_pay(DRAFTING, 16))
+    drafter.set_longest_drafts(longest_drafts(DRAFTING, 16))
     row = drafter.begin("a", ("", ""), ids(prompt), len(ids(prompt)), [ids(text) for text in texts], greedy=True)
     assert row is not None
     found, at, draft = [], 0, list[int]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from teola_plugin.engines.drafts.recent import RecentOutputs
+from teola_plugin.engines.drafts.drafter import RecentOutputs
 
 ONE, OTHER, ELSEWHERE = ("app", "a"), ("app", "b"), ("other", "a")
 
@@ -12,7 +12,7 @@ def found(kept: RecentOutputs, source: tuple[str, str], last: list[int]) -> list
     if corpus is None:
         return []
     place, agreed = corpus.best(last)
-    return corpus.behind(place, 4) if agreed else []
+    return corpus.continuation(place, 4) if agreed else []
 
 
 def test_an_output_is_found_by_the_same_app_and_tenant_alone() -> None:
@@ -33,7 +33,7 @@ def test_a_tenant_can_be_forgotten_and_so_can_all() -> None:
 
 
 def test_the_oldest_outputs_go_first() -> None:
-    kept = RecentOutputs(tokens=100)
+    kept = RecentOutputs(max_tokens=100)
     for start in range(0, 1000, 10):
         kept.add(ONE, list(range(start, start + 10)))
         corpus = kept.of(ONE)
@@ -43,14 +43,14 @@ def test_the_oldest_outputs_go_first() -> None:
 
 
 def test_the_apps_that_wrote_nothing_for_longest_go_first() -> None:
-    kept = RecentOutputs(sources=2)
+    kept = RecentOutputs(max_sources=2)
     for source in (ONE, OTHER, ONE, ELSEWHERE):
         kept.add(source, [1, 2, 3, 4])
     assert kept.of(OTHER) is None and kept.of(ONE) is not None
 
 
 def test_an_output_that_is_too_short_or_fills_everything_is_not_kept() -> None:
-    kept = RecentOutputs(tokens=20)
+    kept = RecentOutputs(max_tokens=20)
     kept.add(ONE, [1, 2])
     kept.add(ONE, list(range(15)))
     assert kept.of(ONE) is None

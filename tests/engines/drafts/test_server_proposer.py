@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.vllm.drafts.options import Told, extra_args
+from teola_plugin.engines.vllm.drafts.options import DraftTexts, extra_args
 from teola_plugin.engines.vllm.drafts.server import ServerProposer
 from teola_plugin.graph import GAP
 from teola_plugin.shims.vllm import drafts as shim
@@ -102,10 +102,10 @@ def test_nor_one_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_others_write_there_is_left_out() -> None:
-    assert Told.of({"teola_drafts": ["a", 3, "b"], "x": 1}) == Told(("", ""), ["a", "b"], False)
-    assert Told.of({"teola_drafts": "text"}) == Told.of({}) == Told(("", ""), [], False)
-    assert Told.of({"teola_app": 1}).source == ("1", "")
-    assert Told.of(extra_args(["a", "\ud800"], "x", "")) == Told(("x", ""), ["a"], True)
+    assert DraftTexts.of({"teola_drafts": ["a", 3, "b"], "x": 1}) == DraftTexts(("", ""), ["a", "b"], False)
+    assert DraftTexts.of({"teola_drafts": "text"}) == DraftTexts.of({}) == DraftTexts(("", ""), [], False)
+    assert DraftTexts.of({"teola_app": 1}).source == ("1", "")
+    assert DraftTexts.of(extra_args(["a", "\ud800"], "x", "")) == DraftTexts(("x", ""), ["a"], True)
 
 
 def test_texts_go_to_vllm_as_plain_ones() -> None:

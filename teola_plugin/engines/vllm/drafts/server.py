@@ -1,4 +1,4 @@
-"""The proposer for a vLLM server that somebody else starts: `vllm serve` with two flags, see docs/drafts.md.
+"""The proposer for a vLLM server that the user starts: `vllm serve` with two flags, see docs/drafts.md.
 
 Whatever goes wrong, the server serves, without drafts.
 """
@@ -17,25 +17,25 @@ log = logging.getLogger("vllm.teola_plugin")
 
 
 class ServerProposer:
-    """A `DraftProposer` where this vLLM is as expected; nothing is drafted where it is not."""
+    """A `DraftProposer` if this vLLM is as expected; nothing is drafted if it is not."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._proposer: _OnServer | None = None
+        self._proposer: _ForgettingProposer | None = None
         lacking = shim.lacking()
         if lacking:
-            self._off(f"this vLLM has no {', '.join(lacking)}")
+            self._switch_off(f"this vLLM has no {', '.join(lacking)}")
             return
         try:
-            self._proposer = _OnServer(vllm_config)
+            self._proposer = _ForgettingProposer(vllm_config)
         except Exception as error:
-            self._off(f"{type(error).__name__}: {error}")
+            self._switch_off(f"{type(error).__name__}: {error}")
 
-    def _off(self, why: str) -> None:
+    def _switch_off(self, reason: str) -> None:
         self._proposer = None
-        log.warning("teola: %s: nothing is drafted", why)
+        log.warning("teola: %s: nothing is drafted", reason)
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is none; vLLM calls it."""
+        """Do nothing: there is no model. vLLM calls this."""
 
     def attach(self, runner: shim.Runner) -> None:
         if self._proposer is not None:
@@ -61,13 +61,13 @@ class ServerProposer:
         if self._proposer is not None:
             try:
                 return self._proposer.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            except Exception as error:  # ours, or a vLLM of another form: nobody's answer is to fail of it
-                self._off(f"{type(error).__name__}: {error}")
+            except Exception as error:  # ours, or of another version of vLLM: no answer may fail because of it
+                self._switch_off(f"{type(error).__name__}: {error}")
         return [[] for _ in sampled_token_ids]
 
 
-class _OnServer(DraftProposer):
-    """Some requests ask that outputs be forgotten: a server has no other way that is open to its clients."""
+class _ForgettingProposer(DraftProposer):
+    """A proposer that forgets outputs if a request says so: a server's clients have no other means."""
 
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Any:
         extra = runner.request_facts(name).extra

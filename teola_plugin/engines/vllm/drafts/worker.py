@@ -1,4 +1,4 @@
-"""What vLLM's worker can be asked for by name, over `collective_rpc`: `worker_extension_cls=WORKER`."""
+"""Methods that are added to vLLM's worker (`worker_extension_cls=WORKER`) and called by name over `collective_rpc`."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ import logging
 from itertools import islice
 from typing import Any
 
-from teola_plugin.engines.drafts.lengths import Lengths
-from teola_plugin.engines.drafts.together import Steps, sizes
+from teola_plugin.engines.drafts.draft_lengths import LongestDrafts, StepDurations, step_sizes
 from teola_plugin.shims.vllm import drafts as shim
 
 WORKER = f"{__name__}.DraftsWorker"
 PROPOSER = "teola_plugin.engines.vllm.drafts.proposer.DraftProposer"
 ATTACH = "teola_attach_drafts"
-AFFORD = "teola_afford_drafts"
-WEIGH = "teola_weigh_drafts"
-FIX = "teola_fix_drafts"
+SET_LONGEST_DRAFTS = "teola_set_longest_drafts"
+SET_STEP_DURATIONS = "teola_set_step_durations"
+FIX_LENGTH = "teola_fix_draft_length"
 FORGET = "teola_forget_drafts"
-_ALONE = range(2, 18)
+_SIZES_ALONE = range(2, 18)
 """Tokens of a step of one row, with drafts as long as they are by default."""
-_TOGETHER, _WARM_S = 14, 0.5
-"""Sizes of steps of several rows, 192 tokens at most; seconds for all of them, once."""
+_NUMBER_OF_SHARED_SIZES, _WARM_UP_S = 14, 0.5
+"""Number of prepared sizes of steps of several rows, 192 tokens at most; seconds for all of them, once."""
 log = logging.getLogger("vllm.teola_plugin")
-"""Below vLLM's own, whose handlers and level it has."""
+"""A child of vLLM's logger, with its handlers and level."""
 
 
 class DraftsWorker:
-    """Methods of the worker. Names begin with `teola_`: vLLM refuses those that it has itself."""
+    """Methods of the worker. Their names begin with `teola_`: vLLM refuses names that it has itself."""
 
     teola_warm = False
-    """Whether sizes of steps are prepared."""
+    """True once sizes of steps are prepared."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Once the worker has its model runner, the proposer gets that: on a server nobody else says so."""
+        """Set an attribute. The model runner is attached to the proposer: on a server no other code does that."""
         super().__setattr__(name, value)
         if name == "model_runner" and value is not None and not shim.attach(self):
             log.warning("teola: this vLLM's model runner is not as expected: nothing is drafted")
 
     def teola_attach_drafts(self) -> bool:
-        """The proposer gets the model runner. False where this vLLM has none to attach."""
+        """Attach the model runner to the proposer. Return False if this vLLM has none."""
         return shim.attach(self)
 
-    def teola_afford_drafts(self, lengths: Lengths) -> None:
-        shim.proposer_of(self).afford(lengths)
+    def teola_set_longest_drafts(self, longest_drafts: LongestDrafts) -> None:
+        shim.proposer_of(self).set_longest_drafts(longest_drafts)
 
-    def teola_weigh_drafts(self, steps: Steps) -> None:
-        """Sizes of steps that drafts may lead to are prepared, small ones first."""
-        shim.proposer_of(self).weigh(steps)
-        if steps and not self.teola_warm:
-            self.teola_warm = shim.warm(self, sorted({*_ALONE, *islice(sizes(), _TOGETHER)}), _WARM_S)
+    def teola_set_step_durations(self, durations: StepDurations) -> None:
+        """Set the durations, and prepare the sizes of steps that drafts may lead to, small ones first."""
+        shim.proposer_of(self).set_step_durations(durations)
+        if durations and not self.teola_warm:
+            sizes = sorted({*_SIZES_ALONE, *islice(step_sizes(), _NUMBER_OF_SHARED_SIZES)})
+            self.teola_warm = shim.warm(self, sizes, _WARM_UP_S)
 
-    def teola_fix_drafts(self, tokens: int | None) -> list[tuple[int, float]]:
-        """Steps since the last such word: rows, seconds."""
-        steps: list[tuple[int, float]] = shim.proposer_of(self).fix(tokens)
+    def teola_fix_draft_length(self, tokens: int | None) -> list[tuple[int, float]]:
+        """Fix the length of drafts. Return the steps since the last call as (rows, seconds)."""
+        steps: list[tuple[int, float]] = shim.proposer_of(self).fix_length(tokens)
         return steps
 
     def teola_forget_drafts(self, tenant: str | None) -> None:
