@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from llama_index.core import PromptTemplate, VectorStoreIndex
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.query_engine import RetrieverQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import get_response_synthesizer
@@ -13,9 +12,8 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import QueryEngineTool
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.llms.openai import OpenAI
-from openai import AsyncOpenAI
-from openai import OpenAI as Client
 
 from benchmarks.public_apps.apps import EMBEDDING_MODEL, KEY, MODEL, App
 from benchmarks.public_apps.langchain_apps import QUESTION, TEXTS
@@ -26,32 +24,11 @@ def llm(base_url: str) -> OpenAI:
     return OpenAI(model=MODEL, api_base=base_url, api_key=KEY, temperature=0)
 
 
-class HostedEmbedding(BaseEmbedding):
-    """Embeddings of the server, as `OpenAIEmbedding` asks for them, whose package is not a dependency here."""
-
-    base_url: str
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embeddings([query])[0]
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._get_text_embeddings([text])[0]
-
-    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        with Client(base_url=self.base_url, api_key=KEY) as client:
-            reply = client.embeddings.create(model=EMBEDDING_MODEL, input=texts, encoding_format="float")
-        return [item.embedding for item in reply.data]
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        async with AsyncOpenAI(base_url=self.base_url, api_key=KEY) as client:
-            reply = await client.embeddings.create(model=EMBEDDING_MODEL, input=[query], encoding_format="float")
-        return reply.data[0].embedding
-
-
 def index(base_url: str, texts: list[str]) -> VectorStoreIndex:
     """Return an index of these texts in memory."""
     nodes = [TextNode(text=text, id_=f"{text[:6]}-{number}") for number, text in enumerate(texts)]
-    return VectorStoreIndex(nodes, embed_model=HostedEmbedding(base_url=base_url))
+    model = OpenAIEmbedding(model=EMBEDDING_MODEL, api_base=base_url, api_key=KEY)
+    return VectorStoreIndex(nodes, embed_model=model)
 
 
 def sub_questions(base_url: str) -> Any:
