@@ -23,10 +23,10 @@ def measured(repeats: int) -> dict[str, Any]:
     from teola_plugin.cli.demo.engines import Models
     from teola_plugin.cli.demo.report import Report
 
-    asked = runs.Asked(Models(), documents.DEFAULT_QUESTION, documents.load([]), repeats)
+    demo = runs.DemoOptions(Models(), documents.DEFAULT_QUESTION, documents.load_documents([]), repeats)
     quiet, folder = Report(quiet=True), Path(tempfile.mkdtemp(prefix="teola-bench-"))
-    _, own = runs.stock(asked, folder / "stock.html", quiet, first=True)
-    _, pooled = runs.pooled(asked, folder / "pool.html", quiet, first=False)
+    _, own = runs.run_stock(demo, folder / "stock.html", quiet, is_first=True)
+    _, pooled = runs.run_pooled(demo, folder / "pool.html", quiet, is_first=False)
     found = {"one_line": own["one_line"], "stock": own["cases"]["uploaded"], "pool": pooled["cases"]["uploaded"]}
     return found | {"nothing_to_gain": own["cases"]["nothing_to_gain"]}
 

@@ -52,7 +52,7 @@ def server(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def texts() -> list[str]:
-    pages = "\n\n".join([one.page_content for one in documents.load([])])
+    pages = "\n\n".join([one.page_content for one in documents.load_documents([])])
     return [part for part in pages.split("\n\n") if len(part) > 80][:24]
 
 

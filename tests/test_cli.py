@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from teola_plugin.cli.demo import documents
-from teola_plugin.cli.demo.measure import cached_by_warmups
+from teola_plugin.cli.demo.measure import tokens_cached_by_warmups
 from teola_plugin.cli.main import main
 from teola_plugin.errors import RegistrationError
 from teola_plugin.observe import QueryTrace, Span
@@ -43,20 +43,23 @@ def test_documents_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     for path, reason in ((empty, "no text"), (binary, "UTF-8")):
         with pytest.raises(RegistrationError, match=reason):
-            documents.load([str(path)])
+            documents.load_documents([str(path)])
 
 
 def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
     for name in ("b.md", "a.txt", "picture.png"):
         (tmp_path / name).write_text(f"Ünïcode of {name}")
-    assert [d.page_content for d in documents.load([str(tmp_path)])] == ["Ünïcode of a.txt", "Ünïcode of b.md"]
+    assert [d.page_content for d in documents.load_documents([str(tmp_path)])] == [
+        "Ünïcode of a.txt",
+        "Ünïcode of b.md",
+    ]
 
 
 def test_the_default_documents_flow() -> None:
-    loaded = documents.load([])
+    loaded = documents.load_documents([])
     assert len(loaded) == len(documents.DEFAULT_TOPICS)
     assert 'optional "else" clause is executed if the control flow leaves' in loaded[0].page_content
-    assert documents.flowing("one\ntwo\n\n  three\n") == "one two\n\nthree"
+    assert documents.join_lines("one\ntwo\n\n  three\n") == "one two\n\nthree"
 
 
 def test_only_what_a_warm_up_of_the_same_query_left_counts_as_cached() -> None:
@@ -66,7 +69,7 @@ def test_only_what_a_warm_up_of_the_same_query_left_counts_as_cached() -> None:
     warmed = [span("a", "FULL_PREFILLING", 300, 128), span("a.partial#0", "PARTIAL_PREFILLING", 160, 0)]
     cold = [span("b", "FULL_PREFILLING", 300, 96), span("c", "PREFILLING", 300, 64)]
     unfinished = [span("d", "FULL_PREFILLING", 300, 32), span("d.partial#0", "PARTIAL_PREFILLING", 32, 0, done=None)]
-    assert cached_by_warmups(trace_of(warmed + cold + unfinished)) == 128
+    assert tokens_cached_by_warmups(trace_of(warmed + cold + unfinished)) == 128
 
 
 def trace_of(spans: list[Span]) -> QueryTrace:

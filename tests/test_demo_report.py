@@ -11,10 +11,10 @@ from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from teola_plugin import EnginePool
-from teola_plugin.cli.demo.measure import Case, Run, Shipped, compared_facts, run_case
-from teola_plugin.cli.demo.report import Report, compared
-from teola_plugin.cli.demo.runs import _summary
-from teola_plugin.cli.demo.saved import ANSWER, ASK, INDEX, REST, TOLD, saved, waited_for
+from teola_plugin.cli.demo.measure import Case, PreparedChain, TracedRun, run_case, speed_facts
+from teola_plugin.cli.demo.report import Report, ratio_text
+from teola_plugin.cli.demo.runs import _summarize
+from teola_plugin.cli.demo.trace_analysis import ANSWER, ASK, INDEX, REST, SAVING_TEXTS, savings, seconds_by_part
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.observe import QueryTrace, Span
 
@@ -48,16 +48,16 @@ SOONER = trace(
 
 def test_what_an_answer_waited_for_adds_up_to_its_time() -> None:
     for one in (PLAIN, SOONER):
-        assert sum(waited_for(one).values()) == pytest.approx(one.seconds)
-    assert waited_for(PLAIN) == pytest.approx({INDEX: 1.0, ASK: 0.5, "rerank": 0.1, ANSWER: 0.4})
-    assert waited_for(SOONER) == pytest.approx({INDEX: 1.1, "rerank": 0.1, ANSWER: 0.3, REST: 0.05})
+        assert sum(seconds_by_part(one).values()) == pytest.approx(one.seconds)
+    assert seconds_by_part(PLAIN) == pytest.approx({INDEX: 1.0, ASK: 0.5, "rerank": 0.1, ANSWER: 0.4})
+    assert seconds_by_part(SOONER) == pytest.approx({INDEX: 1.1, "rerank": 0.1, ANSWER: 0.3, REST: 0.05})
 
 
 def test_only_what_saved_something_is_told_the_most_first() -> None:
-    found = saved([PLAIN, PLAIN], [SOONER])
-    assert list(found) == [TOLD[ASK], TOLD[ANSWER]]
+    found = savings([PLAIN, PLAIN], [SOONER])
+    assert list(found) == [SAVING_TEXTS[ASK], SAVING_TEXTS[ANSWER]]
     assert list(found.values()) == pytest.approx([0.5, 0.1])
-    assert saved([PLAIN], [PLAIN]) == {}
+    assert savings([PLAIN], [PLAIN]) == {}
 
 
 def test_storing_beside_embedding_is_told_only_where_that_was_done() -> None:
@@ -65,8 +65,8 @@ def test_storing_beside_embedding_is_told_only_where_that_was_done() -> None:
         asked = span("queries.model.prefilling", "llm", 0.0, 0.2)
         return trace(span(embedded, "embedder", 0.0, 0.5, "EMBEDDING"), asked, ended=1.0)
 
-    assert TOLD[INDEX] in saved([PLAIN], [run("collection.embedding#1")])
-    assert TOLD[INDEX] not in saved([PLAIN], [run("collection.embedding")])
+    assert SAVING_TEXTS[INDEX] in savings([PLAIN], [run("collection.embedding#1")])
+    assert SAVING_TEXTS[INDEX] not in savings([PLAIN], [run("collection.embedding")])
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def printed(report: Report, console: Console) -> list[str]:
     for title in ("one line", "own classes", "on engines"):
         report.result(title, Found(2.0, 1.0), 5)
         if title != "one line":
-            report.saved(dict.fromkeys(TOLD.values(), 0.25), -0.02)
+            report.saved(dict.fromkeys(SAVING_TEXTS.values(), 0.25), -0.02)
             report.nothing_to_gain(Found(0.14, 0.14))
     report.end(["a.html", "b.html"])
     assert isinstance(console.file, io.StringIO)
@@ -114,27 +114,27 @@ def test_a_different_answer_is_told_loudly() -> None:
 
 
 def test_ratios_in_words() -> None:
-    assert compared(1.5, 1.0) == "1.50x faster"
-    assert compared(1.0, 1.25) == "1.25x slower"
-    assert compared(1.0, 1.01) == "as fast (0.99x)"
+    assert ratio_text(1.5, 1.0) == "1.50x faster"
+    assert ratio_text(1.0, 1.25) == "1.25x slower"
+    assert ratio_text(1.0, 1.01) == "as fast (0.99x)"
 
 
 def test_the_page_tells_the_medians_of_the_runs(tmp_path: Path) -> None:
     """Not the last run: that was slow, once."""
 
-    def runs(one: QueryTrace, *seconds: float) -> tuple[Run, ...]:
-        return tuple(Run("That.", took, replace(one, ended=took)) for took in seconds)
+    def runs(one: QueryTrace, *seconds: float) -> tuple[TracedRun, ...]:
+        return tuple(TracedRun("That.", took, replace(one, ended=took)) for took in seconds)
 
     case = Case("uploaded document", runs(PLAIN, 2.0, 2.1, 9.0), runs(SOONER, 1.5, 1.6, 8.0), "", ())
     with EnginePool.local(fake_engines()) as pool:
-        _summary({"uploaded": case}, pool, tmp_path / "trace.html", 1.0)
+        _summarize({"uploaded": case}, pool, tmp_path / "trace.html", 1.0)
     page = (tmp_path / "trace.html").read_text(encoding="utf-8")
     assert "1.31× faster" in page and page.count("median of 3 runs") == 2
     assert "9.00 s, the run" not in page and "2.10 s, the run nearest to the median of 3" in page
 
 
 def test_beside_an_engine_as_it_ships_that_is_the_plain_way() -> None:
-    found = compared_facts(2.0, 1.0, [3.0, 5.0, 4.0])
+    found = speed_facts(2.0, 1.0, [3.0, 5.0, 4.0])
     assert found == {
         "plain_s": 4.0,
         "plain_same_engine_s": 2.0,
@@ -142,13 +142,13 @@ def test_beside_an_engine_as_it_ships_that_is_the_plain_way() -> None:
         "speedup": 4.0,
         "speedup_same_engine": 2.0,
     }
-    assert compared_facts(2.0, 1.0, ()) == {"plain_s": 2.0, "accelerated_s": 1.0, "speedup": 2.0}
+    assert speed_facts(2.0, 1.0, ()) == {"plain_s": 2.0, "accelerated_s": 1.0, "speedup": 2.0}
 
 
 def test_a_chain_is_run_on_the_engine_as_it_ships_as_often_and_from_the_same_state() -> None:
     prepared: list[str] = []
     with EnginePool.local(fake_engines()) as pool:
-        shipped = Shipped(RunnableLambda(lambda given: f"{given}!"), lambda: prepared.append("shipped"))
+        shipped = PreparedChain(RunnableLambda(lambda given: f"{given}!"), lambda: prepared.append("shipped"))
         case = run_case(
             "one", RunnableLambda(lambda given: f"{given}!"), "a", pool, lambda: None, repeats=2, shipped=shipped
         )

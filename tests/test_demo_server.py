@@ -19,12 +19,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_that_start_together_take_different_ports() -> None:
-    with server.held_port() as one:
-        with server.held_port() as other:
+    with server.reserved_port() as one:
+        with server.reserved_port() as other:
             assert one == server._PORT != other
-        with server.held_port() as again:
+        with server.reserved_port() as again:
             assert again != one
-    with server.held_port() as later:
+    with server.reserved_port() as later:
         assert later == one
 
 
@@ -32,7 +32,7 @@ def test_a_port_that_somebody_listens_on_is_left_to_them() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", server._PORT))
         busy.listen()
-        with server.held_port() as port:
+        with server.reserved_port() as port:
             assert port != server._PORT
 
 
@@ -41,5 +41,5 @@ def test_a_cache_that_cannot_be_written_costs_the_usual_port_only(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with server.held_port() as port:
+    with server.reserved_port() as port:
         assert port not in (0, server._PORT)

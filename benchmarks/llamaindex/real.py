@@ -24,7 +24,7 @@ def real_kit() -> Kit:
     manager = CallbackManager([])
     llm = TeolaLLM(pool=pool, max_tokens=ANSWER_TOKENS, callback_manager=manager)
     embedding = TeolaEmbedding(pool=pool, callback_manager=manager)
-    texts = [Document(text=found.page_content, metadata=found.metadata) for found in documents.load([])]
+    texts = [Document(text=found.page_content, metadata=found.metadata) for found in documents.load_documents([])]
     nodes = SentenceSplitter(chunk_size=200, chunk_overlap=20).get_nodes_from_documents(texts)
     for i, node in enumerate(nodes):
         node.id_ = f"chunk-{i}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from examples.demo_model.handwritten import HELD_OUT
-from teola_plugin.cli.demo.documents import flowing
+from teola_plugin.cli.demo.documents import join_lines
 
 _MODULES = (
     "argparse asyncio base64 bisect collections contextlib copy csv datetime decimal difflib enum fractions functools "
@@ -32,13 +32,13 @@ def documents() -> dict[str, str]:
     import pydoc
     from pydoc_data.topics import topics
 
-    found = {name: flowing(text) for name, text in sorted(topics.items())}
+    found = {name: join_lines(text) for name, text in sorted(topics.items())}
     for module in _MODULES:
         held = importlib.import_module(module)
         texts = [held.__doc__ or ""]
         for key in sorted(vars(held)):
             texts.append(pydoc.getdoc(vars(held)[key]) if not key.startswith("_") else "")
-        found[module] = flowing("\n\n".join(text for text in texts if len(text) > 80))
+        found[module] = join_lines("\n\n".join(text for text in texts if len(text) > 80))
     return {key: text for key, text in found.items() if len(text) > 400}
 
 
@@ -46,7 +46,7 @@ def topic(name: str) -> str:
     """One chapter of Python's reference."""
     from pydoc_data.topics import topics
 
-    return flowing(topics[name])
+    return join_lines(topics[name])
 
 
 def sentences(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 
 from teola_plugin import EnginePool
 from teola_plugin.adapters.demo_app import ANSWER, joined_texts, make_splitter
-from teola_plugin.cli.demo.documents import flowing
+from teola_plugin.cli.demo.documents import join_lines
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 
 PAGES = ("break", "continue", "global", "lambda", "raise")
@@ -25,6 +25,6 @@ def manual(pool: EnginePool) -> Runnable[Any, str]:
     """Input: `{"question": str}`. Nothing in here knows of the server."""
     llm = ChatTeola(pool=pool, max_tokens=64)
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="manual")
-    store.add_texts([chunk for page in PAGES for chunk in make_splitter().split_text(flowing(topics[page]))])
+    store.add_texts([chunk for page in PAGES for chunk in make_splitter().split_text(join_lines(topics[page]))])
     found = itemgetter("question") | store.as_retriever(search_kwargs={"k": 1}) | RunnableLambda(joined_texts)
     return RunnablePassthrough.assign(context=found) | ANSWER | llm | StrOutputParser()

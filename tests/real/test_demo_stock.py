@@ -19,7 +19,7 @@ from teola_plugin import accelerate
 from teola_plugin.adapters.demo_app import App, make_app
 from teola_plugin.cli.demo import documents, stock
 from teola_plugin.cli.demo.engines import make_pool_for_app
-from teola_plugin.cli.demo.measure import cached_by_warmups
+from teola_plugin.cli.demo.measure import tokens_cached_by_warmups
 from teola_plugin.cli.main import main
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
@@ -44,7 +44,7 @@ def pool(vllm_api: ApiServer) -> Iterator[EnginePool]:
 @pytest.mark.models
 def test_the_same_answer_by_every_entry_point(app: App, pool: EnginePool) -> None:
     fast = accelerate(app.chain, pool=pool, bind=app.bind)
-    given = {"question": documents.DEFAULT_QUESTION, "documents": documents.load([])}
+    given = {"question": documents.DEFAULT_QUESTION, "documents": documents.load_documents([])}
     assert set(fast.plan(given).fired) == FIRED
     own = {"ids.split_documents", "ids.add_documents"}
     assert {name for row in fast.report().parts if row.level != "lowered" for name in row.components} == own
@@ -55,7 +55,7 @@ def test_the_same_answer_by_every_entry_point(app: App, pool: EnginePool) -> Non
             pool.reset()
             assert ask(given) == plain
             trace = fast.last_trace()
-            assert trace is not None and cached_by_warmups(trace) > 0
+            assert trace is not None and tokens_cached_by_warmups(trace) > 0
             lost = [s.primitive for s in trace.spans if s.unused and s.started is not None and s.engine]
             assert not lost
 

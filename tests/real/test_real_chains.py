@@ -19,7 +19,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.rerank import TeolaRerank
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.cli.demo.measure import cached_by_warmups
+from teola_plugin.cli.demo.measure import tokens_cached_by_warmups
 from teola_plugin.engines.base import Engine
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe import html_page
@@ -77,7 +77,7 @@ def test_an_uploaded_document(
     paper = {"prune-dependencies", "stage-decomposition", "prefilling-split", "decoding-pipelining"}
     assert set(fired) == paper | {"draft-decoding"}, "a refinement's draft is the answer before it"
     trace = fast.last_trace()
-    assert trace is not None and cached_by_warmups(trace) > 0
+    assert trace is not None and tokens_cached_by_warmups(trace) > 0
     page = html_page([trace])
     assert "<svg" in page and DOCUMENT[:40] not in page, "documents stay out of traces"
 

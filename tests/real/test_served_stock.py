@@ -12,7 +12,7 @@ from support.api_server import MODEL, ApiServer
 
 from benchmarks.stock import langchain_apps, llamaindex_apps
 from teola_plugin import accelerate
-from teola_plugin.cli.demo.documents import flowing
+from teola_plugin.cli.demo.documents import join_lines
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
     # The clients that plain objects keep for ever close their sockets when they are forgotten.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
-TEXTS = [part for part in flowing(topics["try"]).split("\n\n") if len(part) > 80][:12]
+TEXTS = [part for part in join_lines(topics["try"]).split("\n\n") if len(part) > 80][:12]
 ASKED = "vllm:request_success_total"
 
 

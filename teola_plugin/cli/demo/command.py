@@ -1,4 +1,4 @@
-"""`teola demo`: the main job, end to end, on real engines."""
+"""`teola demo`: runs a RAG app, original and accelerated, on real engines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from teola_plugin.cli.arguments import count
 from teola_plugin.errors import ConfigError
 
 if TYPE_CHECKING:
-    from teola_plugin.cli.demo.runs import Asked
-
-
-_JSON = (
-    "print one JSON object instead of the report, with the plain app on an LLM engine as vLLM ships, too "
-    "(one more start of some 20 s for each way)"
-)
+    from teola_plugin.cli.demo.runs import DemoOptions
 
 
 def add_demo(commands: Any) -> None:
@@ -43,8 +37,8 @@ def add_demo(commands: Any) -> None:
     parser.add_argument("--repeats", type=count, default=5, help="runs of each kind after one warm-up (default 5)")
     parser.add_argument("--trace", metavar="FILE", help="where to write the HTML page (default: a temporary file)")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--stock", dest="ways", action="store_const", const=("stock",), help="LangChain's classes only")
-    only.add_argument("--pool", dest="ways", action="store_const", const=("pool",), help="pool-backed objects only")
+    only.add_argument("--stock", dest="setups", action="store_const", const=("stock",), help="LangChain's classes only")
+    only.add_argument("--pool", dest="setups", action="store_const", const=("pool",), help="pool-backed objects only")
     parser.add_argument("--verbose", action="store_true", help="also timelines, plans, every chain's figures, versions")
     parser.add_argument(
         "--json",
@@ -52,69 +46,65 @@ def add_demo(commands: Any) -> None:
         help="print one JSON object instead of the report, with the plain "
         "app on an LLM engine as vLLM ships, too (another start, of some 20 s for each way)",
     )
-    parser.set_defaults(run=run_demo, ways=("stock", "pool"))
+    parser.set_defaults(run=run_demo, setups=("stock", "pool"))
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Exit status 0 when all answers are equal."""
+    """Run the command. Return the exit status: 0 if all answers are equal, else 1."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from teola_plugin.cli.demo import runs
-    from teola_plugin.cli.demo.details import details
-    from teola_plugin.cli.demo.report import Report
+    from teola_plugin.cli.demo.report import Report, print_details
 
-    report, asked = Report(quiet=options.json), _asked(options)
+    report, demo = Report(quiet=options.json), _demo_options(options)
     facts: dict[str, dict[str, Any]] = {}
     page = _trace_path(options.trace)
     with exiting_on_sigterm():
-        for number, way in enumerate(options.ways):
-            run, path = (runs.stock, page.with_stem(f"{page.stem}-stock")) if way == "stock" else (runs.pooled, page)
-            cases, facts[way] = run(asked, path, report, first=not number)
+        for number, setup in enumerate(options.setups):
+            is_stock = setup == "stock"
+            run, path = (runs.run_stock, page.with_stem(f"{page.stem}-stock")) if is_stock else (runs.run_pooled, page)
+            cases, facts[setup] = run(demo, path, report, is_first=not number)
             if options.verbose and not options.json:
-                details(report.console, cases, facts[way], runs.TITLES[way])
+                print_details(report.console, cases, facts[setup], runs.TITLES[setup])
     if options.json:
-        json.dump(_as_one(facts), sys.stdout)
+        last = list(facts.values())[-1]
+        json.dump(last | {"stock": facts["stock"]} if len(facts) > 1 else last, sys.stdout)
         sys.stdout.write("\n")
-    report.end([one["trace_html"] for one in facts.values()])
-    return 0 if all(one["answers_equal"] for one in facts.values()) else 1
+    report.end([figures["trace_html"] for figures in facts.values()])
+    return 0 if all(figures["answers_equal"] for figures in facts.values()) else 1
 
 
 @contextmanager
 def exiting_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise `SystemExit` in the body, so that the processes which it has started are ended, too."""
+    """Let SIGTERM raise `SystemExit` in the body, so that the processes which the body has started are ended, too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def leave(number: int, _: object) -> None:
+    def raise_exit(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    previous_handler = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _asked(options: argparse.Namespace) -> Asked:
+def _demo_options(options: argparse.Namespace) -> DemoOptions:
     from teola_plugin.cli.demo import documents
     from teola_plugin.cli.demo.engines import Models
-    from teola_plugin.cli.demo.runs import Asked
+    from teola_plugin.cli.demo.runs import DemoOptions
 
     models = Models(options.model, options.embedder, options.reranker)
     question = options.question or documents.DEFAULT_QUESTION
-    return Asked(models, question, documents.load(options.docs), options.repeats, shipped=options.json)
+    return DemoOptions(models, question, documents.load_documents(options.docs), options.repeats, shipped=options.json)
 
 
-def _as_one(facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The figures of one way; of both: those on the pool, and the others as `stock`."""
-    last = list(facts.values())[-1]
-    return last | {"stock": facts["stock"]} if len(facts) > 1 else last
-
-
-def _trace_path(wanted: str | None) -> Path:
-    if wanted:
-        page = Path(wanted).resolve()
-        if not page.parent.is_dir():  # said before anything takes its time
+def _trace_path(option: str | None) -> Path:
+    """Return where to write the page. Raise `ConfigError` if its folder does not exist, before anything is started."""
+    if option:
+        page = Path(option).resolve()
+        if not page.parent.is_dir():
             raise ConfigError(f"cannot write {page}: there is no such folder.", hint="check the path after --trace")
         return page
     return Path(tempfile.mkdtemp(prefix="teola-demo-")) / "trace.html"

@@ -10,46 +10,47 @@ from typing import Any
 from teola_plugin.errors import RegistrationError
 
 DEFAULT_TOPICS = ("try", "exceptions")
-"""Pages on every machine that has Python. One core embeds some 25 chunks a second: enough to wait for, and no more."""
+"""Texts that every Python installation contains. Their length is such that embedding them takes a noticeable time:
+one core embeds some 25 chunks a second."""
 DEFAULT_QUESTION = "What does an expression-less except clause match?"
-LARGEST = 20_000_000
+MAX_FILE_BYTES = 20_000_000
 
 
-def load(paths: Sequence[str]) -> list[Any]:
+def load_documents(paths: Sequence[str]) -> list[Any]:
     """Return the documents to upload. Raise `RegistrationError` for files that are missing, too large or not text."""
     from teola_plugin.adapters.demo_app import document
 
     if not paths:
         from pydoc_data.topics import topics
 
-        return [document(flowing(topics[topic]), f"pydoc topic {topic}") for topic in DEFAULT_TOPICS]
-    found = [_read(path) for given in paths for path in _files(Path(given))]
-    if not any(one.page_content.strip() for one in found):
+        return [document(join_lines(topics[topic]), f"pydoc topic {topic}") for topic in DEFAULT_TOPICS]
+    documents = [_read_document(file) for path in paths for file in _text_files(Path(path))]
+    if not any(page.page_content.strip() for page in documents):
         raise RegistrationError(
             f"there is no text in {', '.join(paths)}.", hint="give files that hold text, e.g. --docs README.md"
         )
-    return found
+    return documents
 
 
-def flowing(text: str) -> str:
-    """The text with the lines of each paragraph joined; blank lines stay."""
+def join_lines(text: str) -> str:
+    """Return the text with the lines of each paragraph joined; blank lines stay."""
     paragraphs = re.split(r"\n\s*\n", text)
     return "\n\n".join(re.sub(r"\s+", " ", paragraph).strip() for paragraph in paragraphs if paragraph.strip())
 
 
-def _files(path: Path) -> list[Path]:
+def _text_files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.suffix in {".txt", ".md", ".rst", ".html", ".py"})
     return [path]
 
 
-def _read(path: Path) -> Any:
+def _read_document(path: Path) -> Any:
     from teola_plugin.adapters.demo_app import document
 
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MAX_FILE_BYTES:
             raise RegistrationError(
-                f"{path} is larger than {LARGEST // 1_000_000} MB.", hint="give smaller files to --docs"
+                f"{path} is larger than {MAX_FILE_BYTES // 1_000_000} MB.", hint="give smaller files to --docs"
             )
         return document(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The demo's engines: all real, pinned, and the same for the plain and the accelerated runs."""
+"""The demo's engines: all real, pinned to cores, and the same for the original and the accelerated runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Models:
 
 
 SHIPPED = "shipped"
-"""The engine with an LLM as vLLM ships it."""
+"""The name of the LLM engine that runs as vLLM ships."""
 
 
 def make_pool(models: Models, *, shipped: bool = False) -> EnginePool:
-    """vLLM, two sentence-transformers engines and an embedded PostgreSQL; not started yet. With `shipped` one more
-    vLLM, without drafts.
+    """Return a pool of vLLM, two sentence-transformers engines and an embedded PostgreSQL, not started yet.
 
-    On a machine without CUDA the LLM is pinned to one core and the others to another: two devices.
+    `shipped` adds a second vLLM engine, without drafts. On a machine without CUDA the LLM is pinned to one core and the
+    other engines to another, like two devices.
     """
     from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.pgvector import PgVectorEngine
@@ -47,7 +47,7 @@ def make_pool(models: Models, *, shipped: bool = False) -> EnginePool:
 
 
 def device_cores() -> tuple[str | None, str | None]:
-    """(the LLM's, the others'); None for no pinning, where a GPU or too few cores make it pointless."""
+    """Return the core of the LLM and that of the other engines; None if pinning is pointless: a GPU, or one core."""
     from teola_plugin.engines.devices.cards import cuda
 
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -1,4 +1,4 @@
-"""vLLM's own API server, as somebody runs it who has one: a process, a port, and cores of its own."""
+"""vLLM's own API server in a process of its own, with a port and cores of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from teola_plugin.engines.vllm.drafts.worker import WORKER
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 
-_SECONDS = 280.0
+_START_TIMEOUT_S = 280.0
 _FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
 DRAFTING = (
     "--speculative-config",
@@ -40,15 +40,17 @@ DRAFTING = (
     "--worker-extension-cls",
     WORKER,
 )
-"""Flags with which it drafts, as docs/drafts.md has them."""
+"""Flags that make the server draft, as in docs/drafts.md."""
 _PORT = 8477
-"""Taken where it is free, so that the figures of its engine are found again."""
+"""The usual port, taken if it is free: the figures of the server's engine are stored under its address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
+    """A running server."""
+
     base_url: str
-    """As OpenAI's clients write it, with `/v1`."""
+    """The address as OpenAI's clients take it, with `/v1`."""
     log: Path
     process: subprocess.Popen[bytes]
 
@@ -57,8 +59,8 @@ class ApiServer:
         return self.base_url.removesuffix("/v1")
 
     def wait(self) -> None:
-        """Until it answers. Raises `EngineUnavailable` with the end of its log where it does not."""
-        deadline = time.monotonic() + _SECONDS
+        """Wait until the server answers. Raise `EngineUnavailable` with the end of its log if it does not."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 urllib.request.urlopen(f"{self.root}/health", timeout=5).close()
@@ -73,12 +75,12 @@ class ApiServer:
         )
 
     def reset(self) -> None:
-        """Empties its prefix cache."""
-        asked = urllib.request.Request(f"{self.root}/reset_prefix_cache", method="POST")
-        urllib.request.urlopen(asked, timeout=30).close()
+        """Empty the server's prefix cache."""
+        request = urllib.request.Request(f"{self.root}/reset_prefix_cache", method="POST")
+        urllib.request.urlopen(request, timeout=30).close()
 
     def metric(self, name: str) -> float:
-        """A counter of vLLM, summed over its labels."""
+        """Return the value of a counter of vLLM, summed over its labels."""
         with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as answer:
             lines = answer.read().decode().split("\n")
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
@@ -88,15 +90,15 @@ class ApiServer:
 def api_server(
     model: str | Path, folder: Path, *, cores: str | None = None, wait: bool = True, flags: Sequence[str] = ()
 ) -> Iterator[ApiServer]:
-    """Started, and answering unless `wait` is off; afterwards no process of it is left. Its log stays in `folder`.
+    """Start a server, and end all its processes when the context is left. Its log stays in `folder`.
 
-    `cores`: those of the model on a machine without a GPU; `flags`: more of vLLM's. Raises `EngineUnavailable` where it
-    does not start.
+    The server answers already when it is yielded, unless `wait` is off. `cores` are those of the model on a machine
+    without a GPU; `flags` are further flags of vLLM. Raise `EngineUnavailable` if the server does not start.
     """
     log = folder / "vllm-api-server.log"
-    # Sockets are left behind by vLLM; their paths have to be short.
-    with TemporaryDirectory(prefix="teola-") as sockets, held_port() as port:
-        with log.open("wb") as out, _kept_to(cores):
+    # vLLM leaves sockets behind; their paths have to be short.
+    with TemporaryDirectory(prefix="teola-") as sockets, reserved_port() as port:
+        with log.open("wb") as out, _pinned_to(cores):
             environment = _environment(cores, sockets)
             process = subprocess.Popen(
                 [*_command(str(model), port), *flags], stdout=out, stderr=out, env=environment, start_new_session=True
@@ -107,7 +109,7 @@ def api_server(
                 server.wait()
             yield server
         finally:
-            _end(process)
+            _end_process(process)
 
 
 def _command(model: str, port: int) -> Sequence[str]:
@@ -119,7 +121,7 @@ def _command(model: str, port: int) -> Sequence[str]:
         "--block-size": "32",
         "--kv-cache-memory-bytes": str(256 << 20),
         "--scheduling-policy": "priority",
-        "--stream-interval": "4",  # tokens in a chunk of a stream: on one core, sending each by itself slows decoding
+        "--stream-interval": "4",  # tokens in a chunk of a stream: on one core, chunks of one token slow decoding
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "--host": "127.0.0.1",
         "--port": str(port),
@@ -129,55 +131,55 @@ def _command(model: str, port: int) -> Sequence[str]:
 
 
 def _environment(cores: str | None, sockets: str) -> dict[str, str]:
-    ours = {"VLLM_NO_USAGE_STATS": "1", **processes.sockets_in(sockets)}
-    ours["VLLM_SERVER_DEV_MODE"] = "1"  # for emptying its prefix cache
-    # Its scheduler and its worker would wait for each other in tight loops: on one core they are one process.
-    alone = processes.in_one() if cores else {}
-    return {**os.environ, **ours, **alone, **llm_cores.environment(cores)}
+    variables = {"VLLM_NO_USAGE_STATS": "1", **processes.sockets_in(sockets)}
+    variables["VLLM_SERVER_DEV_MODE"] = "1"  # allows to empty the prefix cache
+    # Scheduler and worker would wait for each other in tight loops: on one core they are one process.
+    one_process = processes.in_one() if cores else {}
+    return {**os.environ, **variables, **one_process, **llm_cores.environment(cores)}
 
 
 @contextmanager
-def _kept_to(cores: str | None) -> Iterator[None]:
+def _pinned_to(cores: str | None) -> Iterator[None]:
     """Pin threads and processes that start inside the context to the cores, if the system can."""
     if cores is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
-    before = os.sched_getaffinity(0)
+    previous_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, parse_cores(cores))
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, previous_cores)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(30)
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # its own group: whatever it left
+        os.killpg(process.pid, signal.SIGKILL)  # whatever is left of its process group
     process.wait(30)
 
 
 @contextmanager
-def held_port() -> Iterator[int]:
-    """The usual port where it is free, any other where not, or where another demo holds it without listening yet."""
+def reserved_port() -> Iterator[int]:
+    """Yield the usual port, or another one if that is in use, or reserved by a demo that does not listen on it yet."""
     from filelock import FileLock, Timeout
 
-    with ExitStack() as held:
-        wanted = [_PORT, 0]
+    with ExitStack() as stack:
+        candidates = [_PORT, 0]
         try:
             cache_folder().mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(cache_folder() / f"port-{_PORT}.lock", timeout=0))
+            stack.enter_context(FileLock(cache_folder() / f"port-{_PORT}.lock", timeout=0))
         except (Timeout, OSError):
-            wanted.remove(_PORT)
-        yield _free(wanted)
+            candidates.remove(_PORT)
+        yield _first_free_port(candidates)
 
 
-def _free(ports: Sequence[int]) -> int:
-    for wanted in ports:
-        with socket.socket() as found, suppress(OSError):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
-            found.bind(("127.0.0.1", wanted))
-            return int(found.getsockname()[1])
+def _first_free_port(candidates: Sequence[int]) -> int:
+    for port in candidates:
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
     raise EngineUnavailable("no port is free.", engine="llm", hint="see what listens on this machine")

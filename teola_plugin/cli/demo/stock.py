@@ -1,4 +1,4 @@
-"""Runs the demo's app in stock classes: on a vLLM server that is started for it, and on engines of the same models."""
+"""The demo's app in LangChain's own classes, on a vLLM server, and engines of the same models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from teola_plugin.adapters.demo_app import PACKAGES, App, make_app
 from teola_plugin.cli.demo.engines import Models, device_cores, make_pool_for_app
-from teola_plugin.cli.demo.measure import Case, Shipped, run_case
+from teola_plugin.cli.demo.measure import Case, PreparedChain, run_case
 from teola_plugin.cli.demo.server import DRAFTING, ApiServer, api_server
 from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
 from teola_plugin.errors import EngineUnavailable
@@ -23,15 +23,15 @@ from teola_plugin.pool import EnginePool
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """Engines, the app, and the app on a server as vLLM ships, with that server, where there is one beside."""
+class StockSetup:
+    """Running engines and the app; with `shipped` also the app on a server as vLLM ships, and that server."""
 
     pool: EnginePool
     app: App
     shipped: tuple[App, ApiServer] | None = None
 
-    def on_shipped(self, chain: Any) -> Shipped | None:
-        """The same chain of the other app."""
+    def shipped_chain(self, chain: Any) -> PreparedChain | None:
+        """Return the same chain of the app on the server as vLLM ships; None without one."""
         if self.shipped is None:
             return None
         app, server = self.shipped
@@ -42,39 +42,39 @@ class Running:
                 app.store.store.clear()
             server.reset()
 
-        return Shipped(getattr(app, name), prepare)
+        return PreparedChain(getattr(app, name), prepare)
 
 
 @contextmanager
-def running(models: Models, *, drafts: bool = False) -> Iterator[Running]:
-    """The server, the app and engines of the same models. Without a GPU the server has one core, all else another.
+def start_stock_setup(models: Models, *, drafts: bool = False) -> Iterator[StockSetup]:
+    """Start the server and engines of the same models, and make the app.
 
-    With `drafts` that server drafts, and there is another one as vLLM ships. Raises `EngineUnavailable` with the line
-    that installs what is missing.
+    Without a GPU the server is pinned to one core and everything else to another. With `drafts` the server drafts, and
+    a second one is started as vLLM ships. Raise `EngineUnavailable` with the line that installs what is missing.
     """
     from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
     _check_packages()
-    llm_cores, others = device_cores()
-    own = models.embedder or packaged_minilm(), models.reranker or str(bundled.reranker_folder())
+    llm_cores, other_cores = device_cores()
+    local_models = models.embedder or packaged_minilm(), models.reranker or str(bundled.reranker_folder())
     folder = Path(tempfile.mkdtemp(prefix="teola-demo-"))
     llm = models.llm or bundled.llm_folder()
-    with ExitStack() as started:
-        # As it ships on the usual port, so that figures of its engine are found again.
-        shipped = started.enter_context(api_server(llm, folder, cores=llm_cores, wait=False))
+    with ExitStack() as stack:
+        # The server as vLLM ships takes the usual port, under which the figures of its engine are stored.
+        shipped = stack.enter_context(api_server(llm, folder, cores=llm_cores, wait=False))
         server = shipped
         if drafts:
-            beside_it = Path(tempfile.mkdtemp(prefix="teola-demo-"))
-            server = started.enter_context(api_server(llm, beside_it, cores=llm_cores, wait=False, flags=DRAFTING))
-        started.enter_context(_pinned(others))
+            drafting_folder = Path(tempfile.mkdtemp(prefix="teola-demo-"))
+            server = stack.enter_context(api_server(llm, drafting_folder, cores=llm_cores, wait=False, flags=DRAFTING))
+        stack.enter_context(_pinned_to(other_cores))
         with no_loading_bars():  # while the servers start
-            app = make_app(server.base_url, *own)
-            beside = (make_app(shipped.base_url, *own), shipped) if drafts else None
+            app = make_app(server.base_url, *local_models)
+            shipped_app = (make_app(shipped.base_url, *local_models), shipped) if drafts else None
         shipped.wait()
         server.wait()
-        with make_pool_for_app(server.base_url, *own, cores=others, drafts=drafts) as pool:
-            yield Running(pool, app, beside)
+        with make_pool_for_app(server.base_url, *local_models, cores=other_cores, drafts=drafts) as pool:
+            yield StockSetup(pool, app, shipped_app)
 
 
 def _check_packages() -> None:
@@ -87,45 +87,45 @@ def _check_packages() -> None:
 
 
 @contextmanager
-def _pinned(cores: str | None) -> Iterator[None]:
-    """Pin this process, with its engines, to these cores: the server has the others."""
+def _pinned_to(cores: str | None) -> Iterator[None]:
+    """Pin this process, with its engines, to these cores: the server has other ones."""
     if cores is None:
         yield
         return
     import torch
 
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    previous_cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     torch.set_num_threads(len(cores.split(",")))
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, previous_cores)
         torch.set_num_threads(threads)
 
 
-def run_cases(on: Running, question: str, uploaded: list[Any], repeats: int) -> Iterator[tuple[str, Case]]:
-    """The document comes with the question; the document is there already; a chain with nothing to gain."""
-    app, pool = on.app, on.pool
+def run_stock_cases(setup: StockSetup, question: str, uploaded: list[Any], repeats: int) -> Iterator[tuple[str, Case]]:
+    """Yield three cases: the document comes with the question; it is indexed already; a chain with nothing to gain."""
+    app, pool = setup.app, setup.pool
 
-    def case(name: str, chain: Any, given: Any, *, fresh: bool = False) -> Case:
+    def run(name: str, chain: Any, value: Any, *, is_empty_store: bool = False) -> Case:
         bind = [(obj, engine) for obj, engine in app.bind if chain is not app.nothing_to_gain or engine != "reranker"]
-        clear = app.store.store.clear if fresh else lambda: None
-        return run_case(name, chain, given, pool, clear, repeats=repeats, bind=bind, shipped=on.on_shipped(chain))
+        prepare = app.store.store.clear if is_empty_store else lambda: None
+        shipped = setup.shipped_chain(chain)
+        return run_case(name, chain, value, pool, prepare, repeats=repeats, bind=bind, shipped=shipped)
 
-    given = {"question": question, "documents": uploaded}
-    yield "uploaded", case("uploaded document", app.chain, given, fresh=True)
-    yield "indexed", case("document already indexed", app.indexed, {"question": question})
-    yield "nothing_to_gain", case("nothing to gain", app.nothing_to_gain, question)
+    value = {"question": question, "documents": uploaded}
+    yield "uploaded", run("uploaded document", app.chain, value, is_empty_store=True)
+    yield "indexed", run("document already indexed", app.indexed, {"question": question})
+    yield "nothing_to_gain", run("nothing to gain", app.nothing_to_gain, question)
 
 
-def index_seconds(app: App, uploaded: list[Any], repeats: int) -> float:
+def measure_indexing(app: App, uploaded: list[Any], repeats: int) -> float:
     """Return the median duration of indexing alone, in seconds."""
-    return statistics.median(_timed(app, uploaded) for _ in range(repeats))
-
-
-def _timed(app: App, uploaded: list[Any]) -> float:
-    app.store.store.clear()
-    begun = time.perf_counter()
-    app.index.invoke(uploaded)
-    return time.perf_counter() - begun
+    times = []
+    for _ in range(repeats):
+        app.store.store.clear()
+        start = time.perf_counter()
+        app.index.invoke(uploaded)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
