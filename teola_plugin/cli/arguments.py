@@ -1,4 +1,4 @@
-"""What options of the commands take."""
+"""Types of command-line options, for argparse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more. Raises what argparse tells as one line."""
+    """Parse a whole number of 1 or more. Raise `ArgumentTypeError`, which argparse prints as one line."""
     try:
         number = int(text)
     except ValueError:

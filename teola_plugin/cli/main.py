@@ -13,51 +13,51 @@ from teola_plugin import __version__
 from teola_plugin.errors import RegistrationError, TeolaError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-"""Exit statuses: what was asked for could not be done; it cannot be done, as argparse says it, too; Ctrl-C."""
+"""Exit statuses: the command failed; its input is invalid, as for argparse; Ctrl-C."""
 NO_READER = 141
-"""Exit status where nobody reads the output any more, as of a program that SIGPIPE ended: `teola status | head -1`."""
+"""Exit status if nobody reads the output any more (`teola status | head -1`): that of a program ended by SIGPIPE."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line. Sub-commands are of this class, too."""
+    """A parser that reports an error in one line. Parsers of sub-commands are of this class, too."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"teola: {message}. Next: {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; gives the exit status. Errors of this package go to stderr as one line and a hint."""
+    """Run the command and return its exit status. Errors of this package go to stderr as one line with a hint."""
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()
-    except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # as rich ends a program whose output nobody reads
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich ends a program so if nobody reads its output
             return NO_READER
         raise
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _is_stdout_closed():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter flushes at its end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what the interpreter flushes when it ends
         return NO_READER
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer faster.")
-    made.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    root = _Parser(prog="teola", description="Make a LangChain or LlamaIndex app answer faster.")
+    root.add_argument("--version", action="version", version=f"teola-plugin {__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     from teola_plugin.cli.compare.command import add_compare
     from teola_plugin.cli.demo.command import add_demo
     from teola_plugin.cli.doctor import add_doctor
-    from teola_plugin.cli.pool.commands import add_pool
-    from teola_plugin.cli.serve.command import add_serve
+    from teola_plugin.cli.pool import add_pool
+    from teola_plugin.cli.serve import add_serve
     from teola_plugin.cli.simulate.command import add_simulate
 
     for add in (add_demo, add_compare, add_simulate, add_doctor, add_pool, add_serve):
         add(commands)
-    return made
+    return root
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -72,13 +72,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
-def _nobody_reads() -> bool:
-    """Return True if our stdout is closed, and not the connection of an engine."""
+def _is_stdout_closed() -> bool:
+    """Return True if the broken pipe is our stdout, and False if it is the connection of an engine."""
     if not hasattr(select, "poll"):
         return True
-    watched = select.poll()
-    watched.register(1, 0)  # errors are always told
-    return any(happened & select.POLLERR for _, happened in watched.poll(0))
+    poll = select.poll()
+    poll.register(1, 0)  # errors are reported without being asked for
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from teola_plugin.cli.demo.command import exiting_on_sigterm
-from teola_plugin.cli.serve.command import commands
+from teola_plugin.cli.serve import request_commands
 from tests.support.service import until
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ EXAMPLE = "examples/service/pool.yaml"
 
 def test_commands_hold_any_text() -> None:
     text = """Who's "there"? $HOME \\ é"""
-    by_curl, by_client = commands("http://127.0.0.1:1", "my/app", text, keys=True)
+    by_curl, by_client = request_commands("http://127.0.0.1:1", "my/app", text, has_keys=True)
     body = json.loads(shlex.split(by_curl)[-1])
     assert body == {"model": "my/app", "messages": [{"role": "user", "content": text}]}
     assert "$TEOLA_API_KEY" in by_curl

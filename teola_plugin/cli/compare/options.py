@@ -83,8 +83,10 @@ def accelerate_arguments(
     if pool:
         arguments["pool"] = _load_pool(pool)
     if bindings:
-        own = arguments.get("bind") or ()
-        arguments["bind"] = [*(own.items() if isinstance(own, Mapping) else own), *map(_parse_binding, bindings)]
+        module_bindings = arguments.get("bind") or ()
+        if isinstance(module_bindings, Mapping):
+            module_bindings = module_bindings.items()
+        arguments["bind"] = [*module_bindings, *map(_parse_binding, bindings)]
     arguments |= {key: value for key, value in (("speculate", speculate), ("engines", engines)) if value is not None}
     if target.fast is not None and arguments:
         raise RegistrationError(

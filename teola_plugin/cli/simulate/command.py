@@ -1,10 +1,11 @@
-"""`teola simulate`: the user's apps under load on a cluster that need not exist."""
+"""`teola simulate`: simulates the user's apps under load, on a cluster that need not exist."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from teola_plugin.cli.arguments import count
@@ -80,49 +81,41 @@ def _exponent(text: str) -> float:
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """Exit status 0, 1 or 2, see above."""
+    """Run the command. Return the exit status: 0, 1 if a query failed, 2 for bad input."""
     from teola_plugin.cli.compare.command import stdout_to_stderr
-    from teola_plugin.cli.simulate.plan import carry_out
+    from teola_plugin.cli.simulate.runs import ARRIVAL_PROCESSES, FAST, PLAIN, run_plan
 
-    plan, ways = _plan(options), _ways(options.way)
-    rates = options.rate if options.arrivals in _PROCESSES else (0.0,)  # a trace has its own times
+    plan, variants = _plan(options), (PLAIN, FAST) if options.way == "both" else (options.way,)
+    rates = options.rate if options.arrivals in ARRIVAL_PROCESSES else (0.0,)  # a trace has its own times
     seeds = range(options.seed, options.seed + options.seeds)
     with stdout_to_stderr(options.json):
-        idle, runs = carry_out(plan, rates, ways, seeds, options.workers)
-    found = {"settings": _settings(options), "idle_s": idle, "runs": runs}
+        idle, runs = run_plan(plan, rates, variants, seeds, options.workers)
+    hidden = ("run", "command", "json", "workers")
+    settings = {key: value for key, value in vars(options).items() if key not in hidden}
+    results = {"settings": settings, "idle_s": idle, "runs": runs}
     if options.json:
-        json.dump(found, sys.stdout)
+        json.dump(results, sys.stdout)
         sys.stdout.write("\n")
     else:
-        from teola_plugin.cli.simulate.show import report
-
-        sys.stdout.write(report(found) + "\n")
+        sys.stdout.write("\n".join(_report_lines(results)) + "\n")
     return FAILING if any(run["failed"] for run in runs) else SOUND
 
 
-_PROCESSES = ("poisson", "bursty")
-
-
-def _ways(chosen: str) -> tuple[str, ...]:
-    return ("plain", "accelerated") if chosen == "both" else (chosen,)
-
-
 def _plan(options: argparse.Namespace) -> Any:
-    """Raises `RegistrationError` for what can be said before anything runs."""
-    from teola_plugin.cli.simulate.apps import of_options
-    from teola_plugin.cli.simulate.plan import Plan
+    """Return the simulation that the options describe. Raise `RegistrationError` for invalid ones."""
+    from teola_plugin.cli.simulate.runs import ARRIVAL_PROCESSES, SimulationPlan, parse_apps
     from teola_plugin.errors import unknown_name
     from teola_plugin.scheduling import POLICIES
 
     if options.policy and options.policy not in POLICIES:
         raise unknown_name("batch policy", options.policy, list(POLICIES))
-    if options.arrivals not in _PROCESSES and not options.arrivals.endswith(".jsonl"):
+    if options.arrivals not in ARRIVAL_PROCESSES and not options.arrivals.endswith(".jsonl"):
         raise RegistrationError(
             f"--arrivals is {options.arrivals!r}.", hint="give poisson, bursty, or a trace whose name ends in .jsonl"
         )
-    return Plan(
+    return SimulationPlan(
         options.pool,
-        of_options(options.app, options.inputs),
+        parse_apps(options.app, options.inputs),
         options.arrivals,
         options.queries,
         options.machine,
@@ -133,5 +126,49 @@ def _plan(options: argparse.Namespace) -> Any:
     )
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {key: value for key, value in vars(options).items() if key not in ("run", "command", "json", "workers")}
+# ------------------------------------------------------------ the report
+
+_COLUMNS = ("rate", "way", "mean", "p95", "p99", "first", "in time", "goodput", "wasted", "busiest")
+_TEXT_COLUMNS = (1, 9)
+"""The columns of text; the others hold numbers, which are aligned to the right."""
+
+
+def _report_lines(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each run, the latencies of single queries, and the errors."""
+    rows = [_COLUMNS, *map(_table_row, results["runs"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield "seconds from arrival to answer, in virtual time"
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        yield "  ".join(
+            cell.ljust(width) if index in _TEXT_COLUMNS else cell.rjust(width) for index, (cell, width) in cells
+        ).rstrip()
+    yield ""
+    for variant, latencies in results["idle_s"].items():
+        yield f"alone, {variant}: " + ", ".join(f"{app} {seconds:.3f} s" for app, seconds in latencies.items())
+    for error in dict.fromkeys(error for run in results["runs"] for error in run["errors"]):
+        yield f"failed: {error}"
+
+
+def _table_row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    latency, first = run["latency"] or {}, run["first_token"] or {}
+    waste = run["wasted"] / run["work"] if run["work"] else 0.0
+    return (
+        "trace" if run["rate"] is None else f"{run['rate']:g}",
+        run["way"],
+        *(_seconds(latency.get(key)) for key in ("mean", "p95", "p99")),
+        _seconds(first.get("mean")),
+        f"{run['within_slo']:.0%}",
+        f"{run['goodput']:.2f}/s",
+        f"{waste:.1%}",
+        _busiest(run["utilisation"]),
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _busiest(utilisation: Mapping[str, list[float]]) -> str:
+    share, name = max((max(shares), name) for name, shares in utilisation.items())
+    return f"{name} {share:.0%}"

@@ -1,20 +1,24 @@
-"""The sub-commands: what they take and what they print."""
+"""`teola up`, `status`, `scale`, `down` and `calibrate`: the shared pool from the command line."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.cli.arguments import count
+
+if TYPE_CHECKING:
+    from teola_plugin.cluster.config import PoolConfig
 
 
 def add_pool(commands: Any) -> None:
     """Add the sub-commands to an argparse group."""
     up = _command(commands, "up", run_up, "start a shared pool of engines on Ray from its YAML")
     up.add_argument("config", help="the pool's YAML file")
-    _where(up, named=False)
+    _add_address(up, with_pool=False)
     up.add_argument(
         "--host",
         default="",
@@ -22,13 +26,13 @@ def add_pool(commands: Any) -> None:
         "Ray then listens on every interface, behind its token",
     )
     status = _command(commands, "status", run_status, "how the engines of a shared pool are")
-    _where(status)
+    _add_address(status)
     status.add_argument("--json", action="store_true", help="print one JSON list, and nothing else")
     scale = _command(commands, "scale", run_scale, "add or take away instances while queries run")
     scale.add_argument("engine")
     scale.add_argument("instances", type=count)
-    _where(scale)
-    _where(_command(commands, "down", run_down, "end a shared pool, and its Ray cluster if `up` started one"))
+    _add_address(scale)
+    _add_address(_command(commands, "down", run_down, "end a shared pool, and its Ray cluster if `up` started one"))
     calibrate = _command(commands, "calibrate", run_calibrate, "measure the engines of a pool's YAML on this machine")
     calibrate.add_argument("config", help="the pool's YAML file")
     calibrate.add_argument("--engine", action="append", help="only this one (may be repeated)")
@@ -41,14 +45,14 @@ def _command(commands: Any, name: str, run: Any, text: str) -> Any:
     return parser
 
 
-def _where(parser: Any, *, named: bool = True) -> None:
+def _add_address(parser: Any, *, with_pool: bool = True) -> None:
     parser.add_argument("--address", help="the Ray cluster, host:port (default: one of its own on this machine)")
-    if named:
+    if with_pool:
         parser.add_argument("--pool", default="default", help="the pool's name (default: default)")
 
 
 def run_up(options: argparse.Namespace) -> int:
-    """Exit status 0 once every engine is up."""
+    """Start the pool. Return exit status 0 once every engine is up."""
     from rich.console import Console
 
     from teola_plugin.cluster import deploy
@@ -67,37 +71,38 @@ def run_up(options: argparse.Namespace) -> int:
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
     console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)
-    if (kept := Record.read(config.name)) is not None and kept.token:
-        console.print(f"  its token:  {kept.token}", highlight=False, soft_wrap=True)
+    if (record := Record.read(config.name)) is not None and record.token:
+        console.print(f"  its token:  {record.token}", highlight=False, soft_wrap=True)
     console.print(f"  to end it:  teola down --pool {config.name}", highlight=False)
     return 0
 
 
 def run_status(options: argparse.Namespace) -> int:
-    """Exit status 1 if an engine or an instance is not up."""
+    """Print the state of each instance. Return exit status 1 if an engine or an instance is not up."""
     from teola_plugin.cluster import deploy
 
-    found = deploy.status(options.pool, options.address)
+    engines = deploy.status(options.pool, options.address)
     if options.json:
-        json.dump(found, sys.stdout)
+        json.dump(engines, sys.stdout)
         sys.stdout.write("\n")
     else:
-        _show(found)
-    return 0 if all(engine["running"] and all(i["up"] for i in engine["instances"]) for engine in found) else 1
+        _print_status(engines)
+    return 0 if all(engine["running"] and all(i["up"] for i in engine["instances"]) for engine in engines) else 1
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _print_status(engines: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("engine", "instance", "state", "running", "queued", "KV used", "process", "clients")
-    for engine in found:
+    for engine in engines:
         if not engine["instances"]:
             table.add_row(engine["engine"], "", f"down {engine.get('error', '')}", "", "", "", "", "")
-        for one in engine["instances"]:
-            state = "up" if one["up"] else "starting"
-            figures = (one["running"], engine["queued"], f"{one['kv_used']:.0%}", one["pid"], engine["clients"])
-            table.add_row(engine["engine"], one["instance"], state, *map(str, figures))
+        for instance in engine["instances"]:
+            state = "up" if instance["up"] else "starting"
+            load = (instance["running"], engine["queued"], f"{instance['kv_used']:.0%}")
+            cells = (*load, instance["pid"], engine["clients"])
+            table.add_row(engine["engine"], instance["instance"], state, *map(str, cells))
     Console().print(table)
 
 
@@ -106,8 +111,8 @@ def run_scale(options: argparse.Namespace) -> int:
 
     from teola_plugin.cluster import deploy
 
-    found = deploy.scale(options.pool, options.engine, options.instances, options.address)
-    Console().print(f"{options.engine}: {found} instances", highlight=False)
+    instances = deploy.scale(options.pool, options.engine, options.instances, options.address)
+    Console().print(f"{options.engine}: {instances} instances", highlight=False)
     return 0
 
 
@@ -125,7 +130,6 @@ def run_down(options: argparse.Namespace) -> int:
 def run_calibrate(options: argparse.Namespace) -> int:
     import asyncio
 
-    from teola_plugin.cli.pool.calibrate import measure
     from teola_plugin.cluster.config import PoolConfig
     from teola_plugin.errors import unknown_name
 
@@ -133,22 +137,47 @@ def run_calibrate(options: argparse.Namespace) -> int:
     for name in options.engine or ():
         if name not in config.engines:
             raise unknown_name("engine", name, list(config.engines))
-    profiles = asyncio.run(measure(config, options.engine or list(config.engines)))
+    profiles = asyncio.run(_measure_profiles(config, options.engine or list(config.engines)))
     if options.json:
         json.dump(profiles, sys.stdout)
         sys.stdout.write("\n")
     else:
-        _show_profiles(profiles)
+        _print_profiles(profiles)
     return 0
 
 
-def _show_profiles(profiles: dict[str, Any]) -> None:
+async def _measure_profiles(config: PoolConfig, names: Sequence[str]) -> dict[str, Any]:
+    """Measure engines one after the other, so that they do not disturb each other, and return their profiles.
+
+    Profiles are JSON-ready data by engine, and are stored where passes, batcher and simulator find them. One instance
+    of each engine is started here, without Ray. Raise what the engines raise.
+    """
+    from teola_plugin.cluster.deployment.engine_factory import build_engine
+    from teola_plugin.cluster.names import engine_spec
+    from teola_plugin.engines.calibration import calibrate, to_json
+    from teola_plugin.observe import progress
+
+    profiles: dict[str, Any] = {}
+    with progress(len(names), "calibrating") as bar:
+        for name in names:
+            bar.describe(f"calibrating {name}")
+            engine = build_engine(engine_spec(name, config.engines[name]), 0)
+            await engine.start()
+            try:
+                profiles[name] = to_json(await calibrate(engine, fresh=True))
+            finally:
+                await engine.stop()
+            bar.advance()
+    return profiles
+
+
+def _print_profiles(profiles: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("engine", "kind", "seconds by size", "efficient batch", "device")
     for name, profile in profiles.items():
         for kind, points in profile["curves"].items() or [("not measured", [])]:
-            shown = ", ".join(f"{size}: {seconds:.4f}" for size, seconds in points)
-            table.add_row(name, kind, shown, str(profile["max_efficient_batch"]), profile["device"])
+            curve = ", ".join(f"{size}: {seconds:.4f}" for size, seconds in points)
+            table.add_row(name, kind, curve, str(profile["max_efficient_batch"]), profile["device"])
     Console().print(table)

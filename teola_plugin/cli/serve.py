@@ -1,4 +1,4 @@
-"""`teola serve`, the pool behind one address, and `teola key`, who may use it."""
+"""`teola serve`, which serves a pool and apps over HTTP, and `teola key`, which makes keys for its clients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from teola_plugin.errors import EngineUnavailable, extra
 if TYPE_CHECKING:
     from teola_plugin.server.settings import ServerSettings, ServiceConfig
 
-_OWN = "own"
-"""Of `--connect`: the pool that was started on this machine."""
+_THIS_MACHINE = "own"
+"""The value of `--connect` without an address: the pool that was started on this machine."""
 
 
 def add_serve(commands: Any) -> None:
@@ -30,7 +30,7 @@ def add_serve(commands: Any) -> None:
     serve.add_argument(
         "--connect",
         nargs="?",
-        const=_OWN,
+        const=_THIS_MACHINE,
         metavar="ADDRESS",
         help="use the shared pool of that name which `teola up` started, instead of engines in this process",
     )
@@ -42,21 +42,21 @@ def add_serve(commands: Any) -> None:
 
 
 def run_key(options: argparse.Namespace) -> int:
-    """Prints the key, which is kept nowhere, and what goes into the file instead."""
+    """Print a new key, which is stored nowhere, and the lines for the file, which hold its hash."""
     from rich.console import Console
 
     from teola_plugin.server.keys import new_key
 
-    made, console = new_key(), Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(made.secret)
+    key, console = new_key(), Console(highlight=False, soft_wrap=True, markup=False)
+    console.print(key.secret)
     console.print(f"\nKeep it; it is not shown again. In the file, under `server: keys:`\n\n  - name: {options.name}")
-    console.print(f'    hash: "{made.hash}"\n    tenant: {options.name}')
+    console.print(f'    hash: "{key.hash}"\n    tenant: {options.name}')
     return 0
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    """Until it is told to stop. Exit status 0 then."""
-    need_packages()
+    """Serve until a signal ends it, and return exit status 0 then."""
+    require_packages()
     from rich.console import Console
 
     from teola_plugin.server.logs import logging_to_stderr
@@ -67,26 +67,26 @@ def run_serve(options: argparse.Namespace) -> int:
     settings = _settings(config, options)
     check_files(settings)
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    with ExitStack() as held:
-        held.enter_context(logging_to_stderr(settings))
-        bound = held.enter_context(listening(settings))
+    with ExitStack() as stack:
+        stack.enter_context(logging_to_stderr(settings))
+        bound = stack.enter_context(listening(settings))
         tracing = _tracing(settings)
         if tracing is not None:
-            held.callback(tracing.shutdown)
+            stack.callback(tracing.shutdown)
         with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
-            pool = held.enter_context(_pool(config, options.connect, tracing))
+            pool = stack.enter_context(_pool(config, options.connect, tracing))
             from teola_plugin.server.queries.store import store_of
             from teola_plugin.server.service import Service
 
             service = Service(pool, settings, config.apps, tracing)
             store = store_of(settings.store, settings.data, config.name)
         url = address_of(settings, bound)
-        run(service, store, bound, lambda: _hello(console, url, service.models, bool(settings.keys)))
+        run(service, store, bound, lambda: _print_welcome(console, url, service.models, bool(settings.keys)))
     return 0
 
 
-def need_packages() -> None:
-    """Raises `EngineUnavailable` where the extra is not installed."""
+def require_packages() -> None:
+    """Raise `EngineUnavailable` if the extra is not installed."""
     for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
         if find_spec(name) is None:
             raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
@@ -98,17 +98,17 @@ def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSetti
 
     from teola_plugin.errors import ConfigError
 
-    said = {"host": options.host, "port": options.port}
-    given = config.server.model_dump() | {key: value for key, value in said.items() if value is not None}
+    overrides = {"host": options.host, "port": options.port}
+    values = config.server.model_dump() | {key: value for key, value in overrides.items() if value is not None}
     try:
-        return type(config.server)(**given)
+        return type(config.server)(**values)
     except ValidationError as error:
-        what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{what}.", hint="see docs/server.md") from None
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{message}.", hint="see docs/server.md") from None
 
 
 def _tracing(settings: ServerSettings) -> Any:
-    """The tracer provider that the file asks for."""
+    """Return the tracer provider that the file configures; None if it configures none."""
     if settings.tracing is None:
         return None
     from teola_plugin.server.tracing import provider_of
@@ -121,34 +121,34 @@ def _pool(config: ServiceConfig, connect: str | None, tracing: Any) -> Any:
 
     if connect is None:
         return EnginePool.from_yaml(config, tracing=tracing)
-    return EnginePool.connect(None if connect == _OWN else connect, pool=config.name, tracing=tracing)
+    return EnginePool.connect(None if connect == _THIS_MACHINE else connect, pool=config.name, tracing=tracing)
 
 
-def python() -> str:
-    """This interpreter, as somebody types it here."""
+def _python_command() -> str:
+    """Return this interpreter as one types it in the current folder."""
     folder = os.getcwd() + os.sep
     return sys.executable.removeprefix(folder) or "python"
 
 
-def _hello(console: Any, url: str, models: Any, keys: bool) -> None:
-    """Three ways to ask it, each to be run as it stands."""
+def _print_welcome(console: Any, url: str, models: Any, has_keys: bool) -> None:
+    """Print three ways to send a request, each of which can be copied and run."""
     names = [name for kind in ("app", "chat") for name, model in models.items() if model.kind == kind]
     console.print(f"serving {', '.join(models)} at {url}")
     if names:
         text = models[names[0]].details().get("example") or "Hello"
-        for command in commands(url, names[0], text, keys=keys):
+        for command in request_commands(url, names[0], text, has_keys=has_keys):
             console.print(f"  {command}")
     console.print(f"  a browser: {url}/")
 
 
-def commands(url: str, model: str, text: str, *, keys: bool) -> tuple[str, str]:
-    """Return two shell commands that ask the model: with curl, and with the official client."""
-    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if keys else ""
+def request_commands(url: str, model: str, text: str, *, has_keys: bool) -> tuple[str, str]:
+    """Return two shell commands that send a request to the model: with curl, and with the official client."""
+    header = ' -H "Authorization: Bearer $TEOLA_API_KEY"' if has_keys else ""
     body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}))
-    asked = f"model={json.dumps(model)}, input={json.dumps(text)}"
+    arguments = f"model={json.dumps(model)}, input={json.dumps(text)}"
     code = (
         f'import openai, os; c = openai.OpenAI(base_url="{url}/v1", api_key=os.getenv("TEOLA_API_KEY", "none")); '
-        f"print(c.responses.create({asked}).output_text)"
+        f"print(c.responses.create({arguments}).output_text)"
     )
-    by_curl = f"curl -s {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d {body}"
-    return by_curl, f"{shlex.quote(python())} -c {shlex.quote(code)}"
+    curl = f"curl -s {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d {body}"
+    return curl, f"{shlex.quote(_python_command())} -c {shlex.quote(code)}"

@@ -1,1 +1,0 @@
-"""`teola up`, `status`, `scale`, `down` and `calibrate`: the shared pool from the command line."""

@@ -1,1 +1,0 @@
-"""`teola serve` and `teola key`."""
