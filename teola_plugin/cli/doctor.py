@@ -197,15 +197,15 @@ def _problem_of(
 ) -> tuple[str, str]:
     """Return why a feature does not work, and the command that helps; an empty text if it works."""
     packages = [package_of(module) for module in feature.modules]
-    install_hint = extra(*feature.extras)
+    install_command = extra(*feature.extras)
     missing = [package.distributions[0] for package in packages if not installed_versions(package)]
     if missing:
-        return f"no {', '.join(missing)}", install_hint
+        return f"no {', '.join(missing)}", install_command
     for package in packages:
         if (check := check_version(package)).status == "problem":
-            return check.detail, install_hint
+            return check.detail, install_command
         if package.module in import_errors:
-            return f"import {package.module}: {import_errors[package.module]}", install_hint
+            return f"import {package.module}: {import_errors[package.module]}", install_command
     if feature.name == "a PostgreSQL that comes along" and postgres.status != "ok":
         return postgres.detail, postgres.next
     if feature.name == "vLLM" and gpus is not None and not gpus and _build_of(packages[0]) == "CUDA":
