@@ -1,4 +1,4 @@
-"""What a server says of itself when it is met, and what it turns out to do."""
+"""Facts about a server: what it says about its models, and what short trial requests show."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ class ServerFacts:
 
     model: str
     max_model_len: int | None = None
-    """Tokens of a prompt with its answer, where the server says so."""
+    """Maximum tokens of a prompt with its answer; None if the server does not say."""
     versions: Mapping[str, str] = field(default_factory=dict)
     block_size: int = 0
-    """Tokens in a block of its prefix cache; 0 where it does not say."""
+    """Tokens in a block of its prefix cache; 0 if unknown."""
     prefixes: bool = True
-    """Whether prefixes can be sent: where it was tried out, it has `/tokenize`."""
+    """False if trial requests showed that prefixes cannot be sent, because it has no `/tokenize`."""
     shape: Mapping[str, Any] | None = None
-    """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
+    """A complete response, for filling in what streams leave out; None if streams cannot be joined to one."""
 
 
 async def discover(
     client: httpx.AsyncClient, engine: str, base_url: str, model: str | None, *, tries: bool
 ) -> ServerFacts:
-    """`model`: one that it must serve, or None for its only one. With `tries` it is sent a few short requests.
+    """Return the facts about a server and its `model`, or its only model if None.
+
+    With `tries` it is sent a few short requests.
 
     Raises `EngineUnavailable` for a server that is not there or does not serve the model.
     """
@@ -52,9 +54,9 @@ async def discover(
         raise unreachable(engine, base_url, error) from error
     if answer.status_code != 200:
         raise unusable_server(engine, f"{base_url}/models answered {answer.status_code}: {answer.text[:200]}")
-    facts = _chosen(engine, base_url, model, _served_models(engine, base_url, text_of(answer)))
+    facts = _select_model(engine, base_url, model, _served_models(engine, base_url, text_of(answer)))
     try:
-        return await _tried_out(client, engine, base_url, facts) if tries else facts
+        return await _try_out(client, engine, base_url, facts) if tries else facts
     except httpx.HTTPError as error:
         raise unreachable(engine, base_url, error) from error
 
@@ -71,26 +73,28 @@ def _served_models(engine: str, base_url: str, content: str) -> list[Mapping[str
     raise unusable_server(engine, f"the reply of {base_url}/models is no list of models: {fault}: {content[:200]!r}")
 
 
-def _chosen(engine: str, base_url: str, model: str | None, served: Sequence[Mapping[str, Any]]) -> ServerFacts:
-    names = [str(one.get("id")) for one in served]
-    wanted = names[0] if model is None and len(names) == 1 else model
-    if wanted is None or wanted not in names:
-        asked = f"does not serve {wanted!r}" if wanted else "serves several models, or none"
-        raise unusable_server(engine, f"{base_url} {asked}; it has: {', '.join(names) or 'none'}.", "name one of them")
-    found = next(one for one in served if one.get("id") == wanted)
-    versions = {"model": wanted, "server": str(found.get("owned_by") or "openai-compatible")}
-    if found.get("root") not in (None, wanted):
-        versions["root"] = str(found["root"])
-    length = found.get("max_model_len")
-    return ServerFacts(wanted, length if type(length) is int and length > 0 else None, versions)
+def _select_model(engine: str, base_url: str, model: str | None, models: Sequence[Mapping[str, Any]]) -> ServerFacts:
+    names = [str(entry.get("id")) for entry in models]
+    name = names[0] if model is None and len(names) == 1 else model
+    if name is None or name not in names:
+        complaint = f"does not serve {name!r}" if name else "serves several models, or none"
+        raise unusable_server(
+            engine, f"{base_url} {complaint}; it has: {', '.join(names) or 'none'}.", "name one of them"
+        )
+    entry = next(entry for entry in models if entry.get("id") == name)
+    versions = {"model": name, "server": str(entry.get("owned_by") or "openai-compatible")}
+    if entry.get("root") not in (None, name):
+        versions["root"] = str(entry["root"])
+    length = entry.get("max_model_len")
+    return ServerFacts(name, length if type(length) is int and length > 0 else None, versions)
 
 
-async def _tried_out(client: httpx.AsyncClient, engine: str, base_url: str, facts: ServerFacts) -> ServerFacts:
+async def _try_out(client: httpx.AsyncClient, engine: str, base_url: str, facts: ServerFacts) -> ServerFacts:
     """Find out if and how prefixes can be sent, and if a streamed answer can be joined to a complete one."""
     version, block = await _version_and_block(client, base_url)
-    asked = {"model": facts.model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
-    found = await client.post(f"{root_of(base_url)}/tokenize", json={k: asked[k] for k in ("model", "messages")})
-    prefixes = found.status_code == 200 and bool(json_of(found.text).get("tokens"))
+    body = {"model": facts.model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
+    reply = await client.post(f"{root_of(base_url)}/tokenize", json={k: body[k] for k in ("model", "messages")})
+    prefixes = reply.status_code == 200 and bool(json_of(reply.text).get("tokens"))
     if not prefixes:
         log.warning("%s has no /tokenize, so %s sends no prefixes early", base_url, engine)
     return replace(
@@ -98,25 +102,27 @@ async def _tried_out(client: httpx.AsyncClient, engine: str, base_url: str, fact
         versions={**facts.versions, **({"version": version} if version else {})},
         block_size=block,
         prefixes=prefixes,
-        shape=await _shape(client, base_url, asked),
+        shape=await _response_shape(client, base_url, body),
     )
 
 
 async def _version_and_block(client: httpx.AsyncClient, base_url: str) -> tuple[str, int]:
-    """vLLM's version, and the tokens in a block of its prefix cache; empty and 0 for servers that do not say."""
+    """Return vLLM's version and the tokens in a block of its prefix cache; "" and 0 if unknown."""
     version = await client.get(f"{root_of(base_url)}/version")
     metrics = await client.get(f"{root_of(base_url)}/metrics")
-    found = _BLOCK.search(metrics.text) if metrics.status_code == 200 else None
-    said = str(json_of(version.text).get("version") or "") if version.status_code == 200 else ""
-    return said, int(found[1]) if found else 0
+    block = _BLOCK.search(metrics.text) if metrics.status_code == 200 else None
+    version_text = str(json_of(version.text).get("version") or "") if version.status_code == 200 else ""
+    return version_text, int(block[1]) if block else 0
 
 
-async def _shape(client: httpx.AsyncClient, base_url: str, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    whole = await client.post(f"{base_url}/chat/completions", json=dict(asked))
-    streamed = await client.post(f"{base_url}/chat/completions", json={**asked, **wire.STREAMED})
-    if whole.status_code != 200 or streamed.status_code != 200:
+async def _response_shape(
+    client: httpx.AsyncClient, base_url: str, body: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    complete = await client.post(f"{base_url}/chat/completions", json=dict(body))
+    streamed = await client.post(f"{base_url}/chat/completions", json={**body, **wire.STREAMED})
+    if complete.status_code != 200 or streamed.status_code != 200:
         return None
-    shape, chunks = json_of(whole.text), wire.Chunks(strict=True)
+    shape, chunks = json_of(complete.text), wire.Chunks(strict=True)
     try:
         for event in itertools.takewhile(
             lambda event: not event.data.startswith(DONE), read_events([streamed.content])

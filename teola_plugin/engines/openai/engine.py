@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.openai import drafts as drafts_over_http
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.discovery import ServerFacts, discover, unusable_server
-from teola_plugin.engines.openai.endpoint import Endpoint
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.http import (
     failed_by_network,
     not_started,
     root_of,
 )
-from teola_plugin.engines.openai.measure import measure
-from teola_plugin.engines.openai.prefixes import Prefixes
+from teola_plugin.engines.openai.server_requests import DRAFT_TOKENS, Endpoint, Prefixes, draft_fields, forget_outputs
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.engines.token_estimate import TokenEstimate
+from teola_plugin.engines.vllm import measure as llm_measure
 from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger("teola_plugin")
-_LAST = 1 << 40
-"""Added to the priority of background work: after everything that somebody waits for."""
+_BACKGROUND_PRIORITY = 1 << 40
+"""Added to the priority of background work: it comes after all requests that a caller waits for."""
 
 
 class OpenAIServer:
@@ -94,18 +92,18 @@ class OpenAIServer:
             device=self.base_url,
             dedicated=self.dedicated,
             prefix_caching=self.prefix_caching,
-            drafts=drafts_over_http.TOKENS if drafts else 0,
+            drafts=DRAFT_TOKENS if drafts else 0,
         )
         self._prefixes = Prefixes(name, self.base_url)
         self._client: httpx.AsyncClient | None = None
         self._versions: dict[str, str] = {"model": model} if model else {}
         self.max_model_len: int | None = None
-        """Tokens of a prompt with its answer, where the server says so."""
+        """Maximum tokens of a prompt with its answer; None if the server does not say."""
         self._tasks = RequestTasks(name)
         self._estimate = TokenEstimate()
-        self._told_cached = False
+        self._has_told_cached = False
         self._shape: Mapping[str, Any] | None = None
-        """A whole response, for filling in what streams leave out; None where streams do not add up to one."""
+        """A complete response, for filling in what streams leave out; None if streams cannot be joined to one."""
 
     # Life cycle
 
@@ -122,26 +120,26 @@ class OpenAIServer:
         client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
         if self._check or self.model is None or self.prefix_caching:
             try:
-                found = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
+                facts = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)
             except BaseException:
                 await client.aclose()
                 raise
-            self._take(found)
+            self._set_facts(facts)
         self._client = client
 
-    def _take(self, found: ServerFacts) -> None:
-        self.model, self.max_model_len, self._versions = found.model, found.max_model_len, dict(found.versions)
-        self._shape = found.shape
+    def _set_facts(self, facts: ServerFacts) -> None:
+        self.model, self.max_model_len, self._versions = facts.model, facts.max_model_len, dict(facts.versions)
+        self._shape = facts.shape
         self._profile = replace(
             self._profile,
-            min_split_tokens=max(self._profile.min_split_tokens, found.block_size),
-            prefix_caching=self._profile.prefix_caching and found.prefixes,
-            drafts=self._drafted(found),
+            min_split_tokens=max(self._profile.min_split_tokens, facts.block_size),
+            prefix_caching=self._profile.prefix_caching and facts.prefixes,
+            drafts=self._drafted_tokens(facts),
         )
 
-    def _drafted(self, found: ServerFacts) -> int:
-        """0 for a server that says it is another one than vLLM."""
-        kind = found.versions.get("server", "vllm")
+    def _drafted_tokens(self, facts: ServerFacts) -> int:
+        """Return the number of drafted tokens; 0 for a server that says that it is not vLLM."""
+        kind = facts.versions.get("server", "vllm")
         if self._profile.drafts and kind != "vllm":
             log.warning("%s says that it is %s, not vLLM: %s sends it no drafts", self.base_url, kind, self.name)
             return 0
@@ -155,7 +153,7 @@ class OpenAIServer:
     @property
     def tells_cached(self) -> bool | None:
         """True if answers report the number of cached prompt tokens; None until one has."""
-        return self._told_cached or None
+        return self._has_told_cached or None
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
@@ -167,34 +165,36 @@ class OpenAIServer:
     # Requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        """Results of all requests as they come. Whoever stops reading gives the unfinished ones up."""
-        async with aclosing(self._tasks.serving(batch, self._value)) as results:
+        """Yield the results of all requests as they come. A caller that stops reading cancels the others."""
+        async with aclosing(self._tasks.serving(batch, self._answer)) as results:
             async for result in results:
                 yield result
 
-    async def _value(self, request: Request, inbox: Inbox) -> Generation | Warmed:
+    async def _answer(self, request: Request, inbox: Inbox) -> Generation | Warmed:
         try:
-            return await self._asked(request, inbox)
+            return await self._generate_or_warm_up(request, inbox)
         except EngineError:
             raise
         except Exception as error:
-            again = not isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
-            raise failed_by_network(self.name, self.base_url, error, again=again) from error
+            retryable = not isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
+            raise failed_by_network(self.name, self.base_url, error, retryable=retryable) from error
 
-    async def _asked(self, request: Request, inbox: Inbox) -> Generation | Warmed:
-        as_is = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
+    async def _generate_or_warm_up(self, request: Request, inbox: Inbox) -> Generation | Warmed:
+        is_wire = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
-            raise not_started(self.name, again=not as_is)
+            raise not_started(self.name, retryable=not is_wire)
         match request.payload:
             case Warmup() if request.kind in self.kinds:
                 return await self._warm_up(self._client, request, request.payload)
             case Generate() if request.kind in self.kinds:
                 with self._prefixes.generating(request.payload.prompt, request.tenant):
-                    seldom = self._versions.get("server") == "vllm"
-                    endpoint = Endpoint(self._client, self.name, self.base_url, self.model or "", self._shape, seldom)
+                    merges_unread = self._versions.get("server") == "vllm"
+                    endpoint = Endpoint(
+                        self._client, self.name, self.base_url, self.model or "", self._shape, merges_unread
+                    )
                     value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
                 self._estimate.learn(request.payload, value.prompt_tokens)
-                self._told_cached |= value.cached_tokens > 0
+                self._has_told_cached |= value.cached_tokens > 0
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")
@@ -202,21 +202,21 @@ class OpenAIServer:
     def _ordering(self, request: Request) -> dict[str, Any]:
         added: dict[str, Any] = {}
         if self._priorities:
-            added["priority"] = request.priority + (_LAST if request.background else 0)
+            added["priority"] = request.priority + (_BACKGROUND_PRIORITY if request.background else 0)
         if request.tenant and self.prefix_caching:
             added["cache_salt"] = request.tenant
-        return added | (drafts_over_http.extra(request) if self._profile.drafts else {})
+        return added | (draft_fields(request) if self._profile.drafts else {})
 
     async def cancel(self, request_id: str) -> None:
-        """The connection is closed, at which servers give a generation up."""
+        """Close the connection, at which servers stop the generation."""
         self._tasks.cancel(request_id)
 
-    async def _warm_up(self, client: httpx.AsyncClient, request: Request, asked: Warmup) -> Warmed:
+    async def _warm_up(self, client: httpx.AsyncClient, request: Request, payload: Warmup) -> Warmed:
         """Send a prefix to a server that was declared to cache it; do nothing for any other."""
         if not self._profile.prefix_caching:
             return Warmed(0)
         ordering = self._ordering(request)
-        return Warmed(await self._prefixes.send(client, asked.prompt, self.model or "", request.tenant, ordering))
+        return Warmed(await self._prefixes.send(client, payload.prompt, self.model or "", request.tenant, ordering))
 
     # Figures
 
@@ -239,20 +239,19 @@ class OpenAIServer:
         )
 
     async def measure(self) -> EngineProfile:
-        """Measures seconds by tokens on the idle server, adopts and returns the profile. About 3 s on a small model."""
-        self.adopt(await measure(self))
+        """Measure seconds by tokens on the idle server, adopt and return the profile. Takes some 3 s."""
+        self.adopt(await _measure(self))
         return self._profile
 
     def size(self, request: Request) -> int:
-        """Prompt tokens, estimated by characters; the ratio is learnt. The server says what is too large."""
+        """Return the prompt tokens, estimated by characters. The server refuses what is too large."""
         return min(self._estimate.tokens(request.payload), self.max_model_len or 1 << 20)
 
     def load(self) -> EngineLoad:
         return EngineLoad(len(self._tasks))
 
     async def reset(self) -> None:
-        """Empties the prefix cache where the server offers that (vLLM in development mode); else it stays. Outputs to
-        draft from are forgotten."""
+        """Forget outputs to draft from, and empty the prefix cache if the server can (vLLM in development mode)."""
         if self._client is not None and self.prefix_caching:
             await self._client.post(f"{root_of(self.base_url)}/reset_prefix_cache")
         await self._forget_outputs(None)
@@ -267,8 +266,28 @@ class OpenAIServer:
 
     async def _forget_outputs(self, tenant: str | None) -> None:
         if self._client is not None and self._profile.drafts:
-            await drafts_over_http.forget(self._client, self.name, self.base_url, self.model or "", tenant)
+            await forget_outputs(self._client, self.name, self.base_url, self.model or "", tenant)
 
     def versions(self) -> Mapping[str, str]:
         """The model and the kind of server; only the model before the first start, if it was named."""
         return self._versions
+
+
+async def _measure(engine: OpenAIServer) -> EngineProfile:
+    """Measure a server with some 20 requests in 3 s. Raise EngineError if replies do not say how long prompts are."""
+    try:
+        profile = await llm_measure.measure(engine, limit=engine.max_model_len)
+    except ZeroDivisionError as error:
+        raise _missing_usage(engine) from error
+    sizes = [size for size, _ in profile.curves[PrimitiveKind.PREFILLING].points]
+    if sizes != sorted(set(sizes)):
+        raise _missing_usage(engine)
+    return replace(profile, interference=await llm_measure.interference(engine, profile))
+
+
+def _missing_usage(engine: OpenAIServer) -> EngineError:
+    return EngineError(
+        f"{engine.name}: the usage in the server's answers does not tell how many tokens a prompt has.",
+        engine=engine.name,
+        hint=f"OpenAIServer({engine.name!r}, ..., calibrate=False)",
+    )

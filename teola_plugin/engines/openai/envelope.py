@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
-_OF_THE_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     {"host", "content-length", "content-type", "connection", "accept-encoding", "transfer-encoding", "keep-alive"}
 )
 """Made anew by whoever sends."""
-_OF_THE_CLIENT = ("x-stainless-",)
+_CLIENT_HEADERS = ("x-stainless-",)
 """What the `openai` package says of itself and of the attempt: it differs between its two kinds of clients."""
-_ITS_NAME = ("OpenAI/", "AsyncOpenAI/")
+_CLIENT_NAMES = ("OpenAI/", "AsyncOpenAI/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Envelope:
 
     @classmethod
     def of(cls, url: str, params: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> Envelope:
-        sent = tuple((name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION)
-        deciding = sorted((name.lower(), value) for name, value in sent if not _tells_of_the_client(name, value))
+        sent_headers = tuple((name, value) for name, value in headers if name.lower() not in _CONNECTION_HEADERS)
+        deciding = sorted((name.lower(), value) for name, value in sent_headers if not _describes_client(name, value))
         query = tuple(params)
         digest = hashlib.sha256(json.dumps([without_credentials(url), query, deciding]).encode()).hexdigest()
-        return cls(query, digest, sent)
+        return cls(query, digest, sent_headers)
 
 
-def _tells_of_the_client(name: str, value: str) -> bool:
+def _describes_client(name: str, value: str) -> bool:
     name = name.lower()
-    return name.startswith(_OF_THE_CLIENT) or (name == "user-agent" and value.startswith(_ITS_NAME))
+    return name.startswith(_CLIENT_HEADERS) or (name == "user-agent" and value.startswith(_CLIENT_NAMES))
 
 
 def without_credentials(url: str) -> str:

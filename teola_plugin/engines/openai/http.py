@@ -1,4 +1,4 @@
-"""What goes wrong between here and a server, as this package's errors."""
+"""HTTP requests to a server, and their failures as errors of this package."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.openai.wire import MalformedReply, parse_object, told_by
+from teola_plugin.engines.openai.wire import MalformedReply, error_message, parse_object
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.requests.payloads import Prompt
 
 if TYPE_CHECKING:
     import httpx
 
-_OF_THE_CONNECTION = frozenset({"accept-encoding", "connection", "host", "content-length", "content-type"})
-_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses after which doing it again may help."""
+_CONNECTION_HEADERS = frozenset({"accept-encoding", "connection", "host", "content-length", "content-type"})
+_RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which a retry may help."""
 _TRANSIENT = frozenset({408, 409, 425, 429})
-"""Statuses of refusals that say nothing of the request itself."""
+"""Statuses of refusals that do not concern the request itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer of a server that did not do what it was asked."""
+    """The answer of a server that refused a request."""
 
     status: int
     content: str
     headers: Mapping[str, str]
 
 
-def refused(name: str, status: int, content: str, headers: Mapping[str, str], *, again: bool) -> EngineError:
-    """The error for an answer that is none; `again`: whether it may be retried here, and not by who asked."""
-    told = told_by(content) or "no message"
-    kind = RequestTooLarge if status == 400 and "context length" in told else EngineError
+def refusal_error(name: str, status: int, content: str, headers: Mapping[str, str], *, retryable: bool) -> EngineError:
+    """Return the error for a refusal. With `retryable` it may be retried here; otherwise by the caller."""
+    message = error_message(content) or "no message"
+    kind = RequestTooLarge if status == 400 and "context length" in message else EngineError
     error = kind(
-        f"{name}: the server answered {status}: {told}",
+        f"{name}: the server answered {status}: {message}",
         engine=name,
-        retryable=again and status in _AGAIN,
+        retryable=retryable and status in _RETRYABLE,
         hint=_HINTS.get(status, "see the server's log"),
     )
-    error.is_final = not again and 400 <= status < 500 and status not in _TRANSIENT
+    error.is_final = not retryable and 400 <= status < 500 and status not in _TRANSIENT
     error.__dict__["refusal"] = Refusal(status, content, dict(headers))
     return error
 
@@ -56,13 +56,13 @@ _HINTS = {
 
 def refusal_in(error: EngineError) -> Refusal | None:
     """Return the server's refusal, None if the error is not one."""
-    found = error.__dict__.get("refusal")
-    return found if isinstance(found, Refusal) else None
+    refusal = error.__dict__.get("refusal")
+    return refusal if isinstance(refusal, Refusal) else None
 
 
-def not_started(name: str, *, again: bool) -> EngineUnavailable:
-    """The error for a request that was not even begun."""
-    error = EngineUnavailable(f"{name} is not started.", engine=name, retryable=again, hint="start the pool")
+def not_started(name: str, *, retryable: bool) -> EngineUnavailable:
+    """Return the error for a request that was not sent because the engine is not started."""
+    error = EngineUnavailable(f"{name} is not started.", engine=name, retryable=retryable, hint="start the pool")
     error.__dict__["unsent"] = True
     return error
 
@@ -73,9 +73,9 @@ def unsent(error: BaseException) -> bool:
 
 
 def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
-    """The server cannot be talked to at all."""
+    """Return the error for a server that cannot be reached at all."""
     return EngineUnavailable(
-        f"{name}: no server answers at {url} ({_named(error)}).",
+        f"{name}: no server answers at {url} ({_describe_error(error)}).",
         engine=name,
         hint="start the server, or correct base_url",
     )
@@ -84,9 +84,9 @@ def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
 def malformed(name: str, url: str, fault: ValueError, content: str, headers: Iterable[tuple[str, str]]) -> EngineError:
     """Return the error for a reply with status 200 that is no completion. It carries the reply, for clients that read
     replies themselves."""
-    shown = f" It begins with {content[:200]!r}." if content else ""
+    excerpt = f" It begins with {content[:200]!r}." if content else ""
     error = EngineError(
-        f"{name}: the reply of {url} is no completion: {fault}.{shown}",
+        f"{name}: the reply of {url} is no completion: {fault}.{excerpt}",
         engine=name,
         hint="see the server's log, and check that base_url is that of an OpenAI-compatible server",
     )
@@ -94,16 +94,16 @@ def malformed(name: str, url: str, fault: ValueError, content: str, headers: Ite
     return error
 
 
-async def sent(
+async def send_body(
     client: httpx.AsyncClient, url: str, body: Mapping[str, Any], prompt: Prompt, *, stream: bool = False
 ) -> httpx.Response:
-    """The answer to a request: as its own client addresses the server, or, without one, in the engine's way."""
+    """Send a request as its own client addresses the server, or in the engine's way if it has no client."""
     envelope = getattr(prompt, "envelope", None)
     if envelope is None:
         return await client.send(client.build_request("POST", url, json=body), stream=stream)
     request = client.build_request("POST", url, json=body, params=list(envelope.params) or None)
-    for name in client.headers:  # the engine's own are not the client's
-        if name.lower() not in _OF_THE_CONNECTION:
+    for name in client.headers:  # headers of the engine are not the client's
+        if name.lower() not in _CONNECTION_HEADERS:
             request.headers.pop(name, None)
     for name in {name for name, _ in envelope.headers}:
         request.headers.pop(name, None)
@@ -111,14 +111,16 @@ async def sent(
     return await client.send(request, stream=stream, auth=None)
 
 
-def failed_by_network(name: str, url: str, error: BaseException, *, again: bool) -> EngineError:
-    """A request that got no answer, or none that makes sense. Only the former may be done again."""
+def failed_by_network(name: str, url: str, error: BaseException, *, retryable: bool) -> EngineError:
+    """Return the error for a request without an answer, or with an unreadable one. Only the former may be retried."""
     if isinstance(error, ValueError):
         return EngineError(f"{name}: {error}", engine=name, hint="see the server's log")
     late = "Timeout" in type(error).__name__
     reason = f"{url} did not answer in time" if late else f"{url} could not be reached"
     hint = "raise the engine's timeout" if late else "see whether the server is up"
-    failed = EngineError(f"{name}: {reason} ({_named(error)}).", engine=name, retryable=again and not late, hint=hint)
+    failed = EngineError(
+        f"{name}: {reason} ({_describe_error(error)}).", engine=name, retryable=retryable and not late, hint=hint
+    )
     failed.__dict__["broken"] = type(error).__name__
     return failed
 
@@ -128,12 +130,12 @@ def broken_in(error: EngineError) -> str:
     return str(error.__dict__.get("broken", ""))
 
 
-def _named(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def root_of(base_url: str) -> str:
-    """The address under which a server has what is no part of OpenAI's protocol."""
+    """Return the base address of endpoints that are not part of OpenAI's protocol."""
     return base_url.removesuffix("/v1")
 
 

@@ -1,4 +1,4 @@
-"""What goes over the wire to an OpenAI-compatible server, and what comes back. Standard library only, no I/O."""
+"""Requests to an OpenAI-compatible server and its replies, as JSON. Standard library only, no I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt,
 from teola_plugin.requests.results import Piece
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-SELDOM = {"stream_interval": 256}
-"""To vLLM: tokens in a piece, after the first, which comes at once; a sign of life now and then. Versions that do not
-know it leave it alone."""
-_OF_STREAMS = ("stream", "stream_options")
+MERGE_UNREAD = {"stream_interval": 256}
+"""Tells vLLM to send 256 tokens in a piece after the first one. Versions that do not know the field ignore it."""
+_STREAM_FIELDS = ("stream", "stream_options")
 _HARD_TO_JOIN = ("tools", "functions", "logprobs", "top_logprobs", "audio", "modalities", "prompt_logprobs")
 """Parameters whose answers have parts that chunks spread in ways of their own."""
 
@@ -41,19 +40,19 @@ class WirePrompt(Prompt):
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, exact: bool, envelope: Envelope | None = None) -> WirePrompt:
-        kept = {key: value for key, value in body.items() if exact or key not in _OF_STREAMS}
+        fields = {key: value for key, value in body.items() if exact or key not in _STREAM_FIELDS}
         messages = tuple(
             Message(str(m.get("role", "")), content_text(m.get("content"))) for m in body.get("messages", ())
         )
-        return cls(messages=messages, body=json.dumps(kept, ensure_ascii=False), exact=exact, envelope=envelope)
+        return cls(messages=messages, body=json.dumps(fields, ensure_ascii=False), exact=exact, envelope=envelope)
 
     @property
     def sampling(self) -> Sampling:
         """The known part of its sampling parameters: enough to tell if repeating it gives the same answer."""
         body = json.loads(self.body)
-        given = {key: body[key] for key in ("temperature", "top_p", "seed") if body.get(key) is not None}
+        parameters = {key: body[key] for key in ("temperature", "top_p", "seed") if body.get(key) is not None}
         tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 256
-        return Sampling(**{"temperature": 1.0, "max_tokens": tokens, **given})
+        return Sampling(**{"temperature": 1.0, "max_tokens": tokens, **parameters})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def path_and_body(prompt: Prompt, sampling: Sampling, model: str) -> tuple[str, 
     """Return the path and the JSON body for a generation."""
     if isinstance(prompt, WirePrompt):
         return "chat/completions", json.loads(prompt.body)
-    body = {"model": model, **_decoding(sampling)}
+    body = {"model": model, **_sampling_fields(sampling)}
     if prompt.messages:
         messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
         return "chat/completions", {**body, **_tools(prompt), "messages": messages}
@@ -96,20 +95,20 @@ def path_and_body(prompt: Prompt, sampling: Sampling, model: str) -> tuple[str, 
 
 
 def _tools(prompt: Prompt) -> dict[str, Any]:
-    """Told to the model; what it writes comes back as text, for whoever asked to read."""
+    """Return the tools for the model. The calls that it writes come back as text, which the caller reads."""
     return {"tools": json.loads(prompt.tools), "tool_choice": "none"} if prompt.tools else {}
 
 
-def _decoding(sampling: Sampling) -> dict[str, Any]:
-    """Only what differs from the protocol's defaults: strict servers refuse parameters that they do not know."""
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """Return the parameters that differ from the protocol's defaults: strict servers refuse unknown ones."""
     body: dict[str, Any] = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
-    wanted: dict[str, tuple[Any, Any]] = {
+    parameters: dict[str, tuple[Any, Any]] = {
         "top_p": (sampling.top_p, 1.0),
         "top_k": (sampling.top_k, 0),
         "seed": (sampling.seed, None),
     }
-    wanted |= {"stop": (list(sampling.stop), []), "ignore_eos": (sampling.ignore_eos, False)}
-    body |= {key: value for key, (value, nothing) in wanted.items() if value != nothing}
+    parameters |= {"stop": (list(sampling.stop), []), "ignore_eos": (sampling.ignore_eos, False)}
+    body |= {key: value for key, (value, default) in parameters.items() if value != default}
     if sampling.json_schema:
         schema = {"name": "answer", "schema": json.loads(sampling.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -122,20 +121,20 @@ def prefix(prompt: Prompt, model: str) -> tuple[str, dict[str, Any]]:
     Chat messages are sent up to the placeholder, as if they ended there. The few tokens of that end are useless for the
     complete prompt, but all tokens before them are its own.
     """
-    body = _told_of(prompt, model)
+    body = _prompt_fields(prompt, model)
     if "prompt" in body:
-        return "completions", {**body, "prompt": _known(body["prompt"])}
-    return "chat/completions", {**body, "messages": _known(body["messages"])}
+        return "completions", {**body, "prompt": _up_to_unknown(body["prompt"])}
+    return "chat/completions", {**body, "messages": _up_to_unknown(body["messages"])}
 
 
 def known_part(prompt: Prompt) -> str:
     """Return a text that decides the token ids before the first placeholder: its prefixes are prompt prefixes."""
-    body = _told_of(prompt, "")
-    said = body.pop("messages", None) or body.pop("prompt")
-    return json.dumps([{**body, "model": ""}, said], ensure_ascii=False).split(UNKNOWN, 1)[0]
+    body = _prompt_fields(prompt, "")
+    prompt_value = body.pop("messages", None) or body.pop("prompt")
+    return json.dumps([{**body, "model": ""}, prompt_value], ensure_ascii=False).split(UNKNOWN, 1)[0]
 
 
-def _told_of(prompt: Prompt, model: str) -> dict[str, Any]:
+def _prompt_fields(prompt: Prompt, model: str) -> dict[str, Any]:
     """Return the fields of a request that decide the token ids of its prompt."""
     if isinstance(prompt, WirePrompt):
         body = {"model": model, **json.loads(prompt.body)}
@@ -146,19 +145,19 @@ def _told_of(prompt: Prompt, model: str) -> dict[str, Any]:
     return {"model": model, **tools, "messages": [{"role": m.role, "content": m.content} for m in prompt.messages]}
 
 
-def _known(value: Any) -> Any:
-    """A value up to its first unknown slot."""
+def _up_to_unknown(value: Any) -> Any:
+    """Return a value up to its first unknown slot."""
     if isinstance(value, str):
         return value.split(UNKNOWN, 1)[0]
     if isinstance(value, Mapping):
-        return {key: _known(inner) for key, inner in value.items()}
+        return {key: _up_to_unknown(inner) for key, inner in value.items()}
     if not isinstance(value, list):
         return value
-    first = next((at for at, one in enumerate(value) if _unknown(one)), len(value))
-    return [_known(one) for one in value[: first + 1]]
+    first = next((at for at, one in enumerate(value) if _has_unknown(one)), len(value))
+    return [_up_to_unknown(one) for one in value[: first + 1]]
 
 
-def _unknown(value: Any) -> bool:
+def _has_unknown(value: Any) -> bool:
     return UNKNOWN in json.dumps(value, ensure_ascii=False)
 
 
@@ -265,8 +264,8 @@ def _mismatch(value: Any, shape: Shape, field: str) -> str:
     if (shape is str and isinstance(value, str)) or (shape is _Count and _is_count(value)):
         return ""
     kind = shape if isinstance(shape, type) else type(shape)
-    shown = f" ({value})"[:40] if shape is _Count and isinstance(value, int | float) else ""
-    return f"{field or 'it'} is {_json_type(value)}{shown} instead of {_SHAPE_NAMES[kind]}"
+    value_text = f" ({value})"[:40] if shape is _Count and isinstance(value, int | float) else ""
+    return f"{field or 'it'} is {_json_type(value)}{value_text} instead of {_SHAPE_NAMES[kind]}"
 
 
 def _item_mismatch(value: Any, shape: Shape, field: str) -> str:
@@ -291,7 +290,7 @@ def check_first_choice(data: Mapping[str, Any]) -> None:
     """Raise MalformedReply for a whole reply without a first choice that has a message or a text."""
     choices = data.get("choices")
     if not choices and data.get("error"):
-        raise MalformedReply(f"it is an error: {_told(data)[:300]}")
+        raise MalformedReply(f"it is an error: {_error_text(data)[:300]}")
     if "choices" not in data:
         raise MalformedReply("choices is missing")
     if not isinstance(choices, list):
@@ -320,7 +319,7 @@ def _check_message(choice: Mapping[str, Any], field: str) -> None:
 def check_chunk(data: Mapping[str, Any]) -> None:
     """Raise MalformedReply for a chunk of a stream that is none, or an error that the server sends in place of one."""
     if data.get("error") or "choices" not in data:
-        raise MalformedReply(f"the stream broke off: {_told(data)[:300] or 'choices is missing'}")
+        raise MalformedReply(f"the stream broke off: {_error_text(data)[:300] or 'choices is missing'}")
     mismatch = _mismatch(data, _COMPLETION, "")
     if mismatch:
         raise MalformedReply(mismatch)
@@ -359,7 +358,7 @@ def generation(response: str, *, wire: bool, headers: Headers = ()) -> Generatio
     return Generation(text, reason, *counts)
 
 
-_OF_THE_BODY = frozenset({"content-type", "content-length", "content-encoding", "transfer-encoding"})
+_BODY_HEADERS = frozenset({"content-type", "content-length", "content-encoding", "transfer-encoding"})
 
 
 def whole_headers(headers: Headers) -> Headers:
@@ -394,7 +393,7 @@ def _content_type(headers: Headers) -> str:
 
 
 def _without_body(headers: Headers) -> Headers:
-    return tuple((name, value) for name, value in headers if name.lower() not in _OF_THE_BODY)
+    return tuple((name, value) for name, value in headers if name.lower() not in _BODY_HEADERS)
 
 
 def joinable(body: Mapping[str, Any]) -> bool:
@@ -431,11 +430,11 @@ class Chunks:
         return any(_objects(data.get("choices")) for data in self.all)
 
     def response(self, shape: Mapping[str, Any] | None = None) -> str:
-        """JSON of the response that would have come without streaming.
+        """Return JSON of the response that would have come without streaming.
 
         `shape` is a whole response of the same server: fields that are null there and missing here are filled in.
         """
-        told = {key: value for data in self.all for key, value in data.items() if value is not None}
+        fields = {key: value for data in self.all for key, value in data.items() if value is not None}
         choices = [choice for data in self.all for choice in _objects(data.get("choices"))]
         deltas = [delta for choice in choices for delta in _objects([choice.get("delta")]) if delta]
         reason = next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), None)
@@ -445,10 +444,10 @@ class Chunks:
             end["message"] = _message(deltas)
         else:
             end["text"] = "".join(map(_delta_text, choices))
-        kept = {key: value for key, value in told.items() if key not in ("choices", "usage", "object")}
+        common = {key: value for key, value in fields.items() if key not in ("choices", "usage", "object")}
         kind = "chat.completion" if deltas else "text_completion"
-        whole = {**kept, "object": kind, "choices": [end], "usage": usage}
-        return json.dumps(_completed(whole, shape), ensure_ascii=False)
+        response = {**common, "object": kind, "choices": [end], "usage": usage}
+        return json.dumps(_completed(response, shape), ensure_ascii=False)
 
 
 def _objects(values: Any) -> list[Mapping[str, Any]]:
@@ -489,28 +488,28 @@ def same_fields(one: Any, other: Any) -> bool:
 
 
 def chunks_of(response: str) -> list[str]:
-    """A stream that adds up to a response that came in one: its text in a single chunk, then its end."""
+    """Return the chunks of a stream for a complete response: its text in a single chunk, then its end."""
     data = json.loads(response)
     choice = data["choices"][0]
     common = {key: data[key] for key in ("id", "created", "model", "system_fingerprint", "service_tier") if key in data}
     common["object"] = "chat.completion.chunk"
     message = choice.get("message")
-    told = {key: value for key, value in (message or {}).items() if value is not None}
+    delta = {key: value for key, value in (message or {}).items() if value is not None}
     end = {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason"), "logprobs": None}
-    chunks = [{"index": 0, "delta": told, "finish_reason": None, "logprobs": choice.get("logprobs")}, end]
-    found = [json.dumps({**common, "choices": [one]}) for one in chunks]
-    return [*found, json.dumps({**common, "choices": [], "usage": data.get("usage")})]
+    chunks = [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": choice.get("logprobs")}, end]
+    texts = [json.dumps({**common, "choices": [one]}) for one in chunks]
+    return [*texts, json.dumps({**common, "choices": [], "usage": data.get("usage")})]
 
 
-def told_by(content: str) -> str:
-    """The message in a server's error, as far as it is spelled in a known way."""
+def error_message(content: str) -> str:
+    """Return the message in a server's error, or the beginning of the error if its form is unknown."""
     try:
-        return _told(parse_json(content))
+        return _error_text(parse_json(content))
     except MalformedReply:
         return content.strip()[:300]
 
 
-def _told(data: Any) -> str:
+def _error_text(data: Any) -> str:
     inner = data.get("error", data) if isinstance(data, Mapping) else data
     if isinstance(inner, Mapping):
         inner = inner.get("message") or inner.get("detail") or ""
