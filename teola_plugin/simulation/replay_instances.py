@@ -100,7 +100,7 @@ class LlmInstance:
             warmup = live.work.warmup
             request = Request(name, live.work.kind, None, priority=priority, stream=True, background=warmup)
             job = Job(request, _Listener(self._port, live), flow_request.keys, flow_request.prompt, warmup)  # type: ignore[arg-type]
-            job.pieces, job.heard = _pieces(flow_request.output), live.query.awaited_tokens(live.number)
+            job.pieces, job.read_tokens = _pieces(flow_request.output), live.query.awaited_tokens(live.number)
             self._jobs[name] = job
             self.busy.begin(self._clock.time())
             self._timeline.add(job)

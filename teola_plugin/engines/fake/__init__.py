@@ -8,13 +8,14 @@ from teola_plugin.engines.fake.base import FakeEngine, Faults, split_tokens
 from teola_plugin.engines.fake.engines import (
     FakeEmbedder,
     FakeReranker,
+    FakeTools,
+    FakeWebSearch,
     bag_of_words,
     embed_words,
     fake_engines,
     own_score,
 )
 from teola_plugin.engines.fake.llm import Decoded, FakeLLM, answer_words
-from teola_plugin.engines.fake.outside import FakeTools, FakeWebSearch
 from teola_plugin.engines.fake.store import FakeStore
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What all fake engines share: batches that last as long as a profile says, faults, cancelling, dying.
+"""The base of all fake engines: batches that last as long as a profile says, faults, cancelling, dying.
 
 Everything happens in timers of the running loop at absolute times: nothing drifts, and in a `VirtualTimeLoop` the
 fakes run in virtual time. No thread, no file, no task is left behind.
@@ -46,13 +46,13 @@ class Faults:
     hang_on: Predicate | None = None
     """These requests never end until they are cancelled; others beside them do."""
     raises: type[BaseException] = RuntimeError
-    """What `raise_on` raises; SystemExit for an engine that ends its own process."""
+    """The exception of `raise_on`; SystemExit for an engine that ends its own process."""
     deaf: bool = False
-    """Whether it ignores cancellations."""
+    """True if it ignores cancellations."""
     slow: float = 1.0
-    """Everything takes so many times as long."""
+    """Factor by which everything takes longer."""
     retryable: bool = True
-    """Whether the errors of `fail_on` may be retried."""
+    """True if the errors of `fail_on` may be retried."""
     no_version: bool = False
     """The store cannot tell the versions of its collections."""
 
@@ -64,7 +64,7 @@ class Faults:
 NO_FAULTS = Faults()
 
 
-class Run:
+class FakeBatch:
     """One `execute` call: its unfinished requests and the results on their way to the caller."""
 
     def __init__(self, batch: Sequence[Request], *, deadly: bool) -> None:
@@ -113,7 +113,7 @@ class FakeEngine(ABC):
         self.name = name
         self.faults = faults
         self._profile = profile
-        self._active: dict[str, Run] = {}
+        self._active: dict[str, FakeBatch] = {}
         self._batches = 0
         self._down = ""
 
@@ -139,14 +139,14 @@ class FakeEngine(ABC):
         self._down = ""
         await self.reset()
 
-    def die(self, why: str = "died") -> None:
+    def die(self, reason: str = "died") -> None:
         """Fail everything unfinished with `EngineUnavailable`, now and from now on until `restart()`."""
-        self._down = why if self._down != "died" else self._down
+        self._down = reason if self._down != "died" else self._down
         for request_id, run in list(self._active.items()):
             self._drop(request_id, self._unavailable(), run)
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        run = Run(batch, deadly=self._batches == self.faults.die_after)
+        run = FakeBatch(batch, deadly=self._batches == self.faults.die_after)
         self._batches += 1
         self._active.update(dict.fromkeys(run.pending, run))
         try:
@@ -158,26 +158,26 @@ class FakeEngine(ABC):
         finally:
             self._leave(run)
 
-    def _admit(self, run: Run) -> None:
+    def _admit(self, run: FakeBatch) -> None:
         for request in list(run.pending.values()):
             if self._down:
                 run.fail(request.id, self._unavailable())
             elif request.kind not in self.kinds:
-                known = ", ".join(sorted(kind.name for kind in self.kinds))
-                run.fail(request.id, self._error(f"cannot do {request.kind.name}; it does: {known}"))
+                kinds = ", ".join(sorted(kind.name for kind in self.kinds))
+                run.fail(request.id, self._error(f"cannot do {request.kind.name}; it does: {kinds}"))
 
-    def _leave(self, run: Run) -> None:
-        """The caller is done with the run, perhaps before its end."""
+    def _leave(self, run: FakeBatch) -> None:
+        """Drop the unfinished requests of a run whose caller has stopped reading."""
         for request_id in list(run.pending):
             self._drop(request_id, self._error("was left by its caller"), run)
         for request_id in run.ids:
             self._active.pop(request_id, None)
 
     @abstractmethod
-    def _work(self, run: Run) -> None:
+    def _work(self, run: FakeBatch) -> None:
         """Start on the run's pending requests; put their results when their time has come."""
 
-    def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
+    def _drop(self, request_id: str, error: EngineError, run: FakeBatch) -> None:
         """End one unfinished request with an error."""
         run.fail(request_id, error)
 
@@ -201,11 +201,11 @@ class FakeEngine(ABC):
     def versions(self) -> Mapping[str, str]:
         return {"engine": type(self).__name__}
 
-    def _error(self, what: str, *, retryable: bool = False, hint: str = "") -> EngineError:
-        return EngineError(f"engine {self.name!r}: {what}.", engine=self.name, retryable=retryable, hint=hint)
+    def _error(self, complaint: str, *, retryable: bool = False, hint: str = "") -> EngineError:
+        return EngineError(f"engine {self.name!r}: {complaint}.", engine=self.name, retryable=retryable, hint=hint)
 
     def _bad(self, request: Request, error: Exception) -> EngineError:
-        """The payload is not what this engine takes."""
+        """Return the error for a payload that this engine does not accept."""
         return self._error(f"bad request {request.id}: {error!r}", hint=advice(error))
 
     def _unavailable(self) -> EngineUnavailable:
@@ -216,8 +216,8 @@ class FakeEngine(ABC):
             hint="a pool that runs starts it again by itself",
         )
 
-    def _inject_fault(self, request: Request, run: Run) -> None:
-        """The fault of one request, half-way."""
+    def _inject_fault(self, request: Request, run: FakeBatch) -> None:
+        """Let the fault of one request happen, half-way through its batch."""
         if run.deadly:
             self.die()
         elif self.faults.hits(self.faults.raise_on, request):
@@ -225,7 +225,7 @@ class FakeEngine(ABC):
         elif self.faults.hits(self.faults.fail_on, request):
             run.fail(request.id, self._error(f"request {request.id} failed", retryable=self.faults.retryable))
 
-    def _has_fault(self, request: Request, run: Run) -> bool:
+    def _has_fault(self, request: Request, run: FakeBatch) -> bool:
         return (
             run.deadly
             or self.faults.hits(self.faults.raise_on, request)
@@ -238,7 +238,7 @@ class BatchedFake(FakeEngine):
 
     def __init__(self, name: str, profile: EngineProfile, faults: Faults = NO_FAULTS) -> None:
         super().__init__(name, profile, faults)
-        self._queue: deque[Run] = deque()
+        self._queue: deque[FakeBatch] = deque()
         self._serving = 0
 
     @abstractmethod
@@ -246,7 +246,7 @@ class BatchedFake(FakeEngine):
         """Return the request's value. Called when the batch starts, so that it adds no latency to the profile's."""
 
     def _commit(self, request: Request, value: Any) -> Any:
-        """The value that is given back when the batch ends; the moment for side effects."""
+        """Perform the side effects of a request when its batch ends. Return its value."""
         return value
 
     def _seconds(self, requests: Sequence[Request]) -> float:
@@ -255,7 +255,7 @@ class BatchedFake(FakeEngine):
             by_kind[request.kind] = by_kind.get(request.kind, 0) + 1
         return self.faults.slow * sum(self._profile.seconds(kind, n) for kind, n in by_kind.items())
 
-    def _work(self, run: Run) -> None:
+    def _work(self, run: FakeBatch) -> None:
         self._queue.append(run)
         self._next()
 
@@ -267,7 +267,7 @@ class BatchedFake(FakeEngine):
                 self._serving += 1
                 self._serve(run)
 
-    def _serve(self, run: Run) -> None:
+    def _serve(self, run: FakeBatch) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
         requests = list(run.pending.values())
@@ -282,18 +282,18 @@ class BatchedFake(FakeEngine):
         else:
             self._finish(run, values)
 
-    def _try(self, request: Request, run: Run) -> Any:
+    def _try(self, request: Request, run: FakeBatch) -> Any:
         try:
             return self._value(request)
         except Exception as error:
             run.fail(request.id, self._bad(request, error))
             return None
 
-    def _halfway(self, run: Run) -> None:
+    def _halfway(self, run: FakeBatch) -> None:
         for request in list(run.pending.values()):
             self._inject_fault(request, run)
 
-    def _finish(self, run: Run, values: Mapping[str, Any]) -> None:
+    def _finish(self, run: FakeBatch, values: Mapping[str, Any]) -> None:
         self._end_service(run)
         for request in list(run.pending.values()):
             if self.faults.hits(self.faults.hang_on, request):
@@ -307,14 +307,14 @@ class BatchedFake(FakeEngine):
         """Return the result of a request whose value was committed."""
         return Done(request.id, value)
 
-    def _end_service(self, run: Run) -> None:
+    def _end_service(self, run: FakeBatch) -> None:
         for timer in run.timers:
             timer.cancel()
         run.timers.clear()
         self._serving -= 1
         self._next()
 
-    def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
+    def _drop(self, request_id: str, error: EngineError, run: FakeBatch) -> None:
         super()._drop(request_id, error, run)
         if not run.pending and run.timers:  # nobody is left in the batch: the engine is free at once
             self._end_service(run)

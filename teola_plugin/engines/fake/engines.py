@@ -1,11 +1,11 @@
-"""The fake embedder, the fake reranker, and one fake of each kind for a pool."""
+"""The fake embedder, reranker, web search and tools, and one fake of each kind for a pool."""
 
 from __future__ import annotations
 
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, FakeEngine, F
 from teola_plugin.engines.fake.llm import FakeLLM
 from teola_plugin.engines.fake.store import FakeStore
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import EmbedText, ScorePair
+from teola_plugin.requests.payloads import CallTool, Chunk, EmbedText, Hit, ScorePair, SearchText
 from teola_plugin.requests.request import Request
 
 Embed = Callable[[str, str], Sequence[float]]
@@ -55,7 +55,7 @@ class FakeEmbedder(BatchedFake):
 
 
 AGREES = 0.6
-"""Share of `own_score` that is the embedder's: see there."""
+"""Share of the embedder's similarity in `own_score`."""
 
 
 class FakeReranker(BatchedFake):
@@ -88,26 +88,29 @@ class FakeReranker(BatchedFake):
 
 
 def own_score(query: str, text: str) -> float:
-    """A score in [0, 1], for a `FakeReranker` that has a mind of its own: `FakeReranker("reranker", answer=own_score)`.
+    """Return a score in [0, 1] that differs from the embedder's order: `FakeReranker("reranker", answer=own_score)`.
 
-    A part is the likeness that a `FakeEmbedder` sees, the rest is drawn from the pair. The part is such that the orders
-    before and behind the reranker agree about as often as with MiniLM and the bundled cross-encoder: hardly ever.
+    A part is the similarity of a `FakeEmbedder`, the rest is drawn from the pair. The orders before and after the
+    reranker agree about as often as with MiniLM and the bundled cross-encoder: hardly ever.
     """
-    alike = sum(a * b for a, b in zip(embed_words(query), embed_words(text, "document"), strict=True))
+    similarity = sum(a * b for a, b in zip(embed_words(query), embed_words(text, "document"), strict=True))
     drawn = _bits(f"{query}\0{text}") / 2**32
-    return (AGREES * (alike + 1) + (1 - AGREES) * drawn) / (1 + AGREES)
+    return (AGREES * (similarity + 1) + (1 - AGREES) * drawn) / (1 + AGREES)
 
 
 def fake_engines(machine: Mapping[str, EngineProfile] | None = None, **faults: Faults) -> list[FakeEngine]:
-    """One fake each of `llm`, `embedder`, `reranker` and `store`; `faults` by engine name. No latency by default."""
-    found: Mapping[str, Any] = machine or profiles.noop()
+    """Return one fake each of `llm`, `embedder`, `reranker` and `store`, by default without latency.
+
+    `faults`: faults by engine name.
+    """
+    profiles_by_name: Mapping[str, Any] = machine or profiles.noop()
     kinds: dict[str, type[Any]] = {
         "llm": FakeLLM,
         "embedder": FakeEmbedder,
         "reranker": FakeReranker,
         "store": FakeStore,
     }
-    return [make(name, found[name], faults=faults.get(name, NO_FAULTS)) for name, make in kinds.items()]
+    return [make(name, profiles_by_name[name], faults=faults.get(name, NO_FAULTS)) for name, make in kinds.items()]
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +121,7 @@ def bag_of_words(text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def embed_words(text: str, role: str = "query", dimension: int = 32) -> tuple[float, ...]:
-    """The unit vector of a text: a pure function of role and text, the same in every process."""
+    """Return the unit vector of a text: a pure function of role and text, the same in every process."""
     vector = [0.0] * dimension
     for word, weight in (*bag_of_words(text).items(), (f"\0{role}", 0.05)):
         bits = _bits(word)
@@ -130,3 +133,76 @@ def embed_words(text: str, role: str = "query", dimension: int = 32) -> tuple[fl
 @lru_cache(maxsize=65536)
 def _bits(word: str) -> int:
     return zlib.crc32(word.encode())
+
+
+SearchAnswer = Callable[[str, int], Iterable[Hit]]
+"""(query, k) -> hits, best first."""
+
+
+class FakeWebSearch(BatchedFake):
+    """Finds the documents that share words with the query, in the order of those words' weights.
+
+    `documents` are texts or chunks. `answer` gives other hits: a pure function of query and k. The default profile
+    takes no time; see `profiles.web_search`.
+    """
+
+    kinds = frozenset({PrimitiveKind.SEARCHING})
+
+    def __init__(
+        self,
+        name: str = "web",
+        profile: EngineProfile | None = None,
+        documents: Iterable[str | Chunk] = (),
+        answer: SearchAnswer | None = None,
+        *,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
+        super().__init__(name, profile or profiles.web_search(0.0), faults)
+        self._documents = [
+            one if isinstance(one, Chunk) else Chunk(f"text:{n}", one) for n, one in enumerate(documents)
+        ]
+        self._answer = answer
+
+    def _value(self, request: Request) -> tuple[Hit, ...]:
+        payload = request.payload
+        if not isinstance(payload, SearchText):
+            raise TypeError(f"it searches by SearchText, not {type(payload).__name__}")
+        if self._answer is not None:
+            return tuple(self._answer(payload.query, payload.k))[: payload.k]
+        scored = [(_shared(payload.query, chunk.text), chunk) for chunk in self._documents]
+        best = sorted((one for one in scored if one[0]), key=lambda one: -one[0])[: payload.k]
+        return tuple(
+            Hit(chunk.id, chunk.text, {"source": chunk.id, "title": "", **chunk.metadata}, score)
+            for score, chunk in best
+        )
+
+
+class FakeTools(BatchedFake):
+    """Functions that are called when their time in the profile is over. `read_only` names those that change nothing."""
+
+    kinds = frozenset({PrimitiveKind.TOOL})
+
+    def __init__(
+        self,
+        name: str = "tools",
+        tools: Mapping[str, Callable[..., Any]] | None = None,
+        profile: EngineProfile | None = None,
+        *,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
+        super().__init__(name, profile or profiles.tools(0.0), faults)
+        self._tools = dict(tools or {})
+
+    def _value(self, request: Request) -> CallTool:
+        payload = request.payload
+        if not isinstance(payload, CallTool) or payload.tool not in self._tools:
+            raise ValueError(f"{payload!r} is no call of {', '.join(self._tools)}")
+        return payload
+
+    def _commit(self, request: Request, value: CallTool) -> Any:
+        return self._tools[value.tool](**value.arguments)
+
+
+def _shared(query: str, text: str) -> float:
+    query_words, text_words = bag_of_words(query), bag_of_words(text)
+    return sum(weight for word, weight in query_words.items() if word in text_words) / math.sqrt(len(text_words) or 1)

@@ -8,16 +8,20 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.drafts.draft_lengths import longest_drafts
+from teola_plugin.engines.drafts.drafter import Drafter
+from teola_plugin.engines.drafts.followed_texts import encode_with_gaps
 from teola_plugin.engines.drafts.options import Drafts, drafts_of
-from teola_plugin.engines.fake.base import NO_FAULTS, FakeEngine, Faults, Run, split_tokens
-from teola_plugin.engines.fake.drafting import DraftedSteps
+from teola_plugin.engines.drafts.request_drafter import RequestDrafter
+from teola_plugin.engines.fake.base import NO_FAULTS, FakeBatch, FakeEngine, Faults, split_tokens
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
 from teola_plugin.errors import EngineError, RequestTooLarge
-from teola_plugin.graph import LLM_KINDS, EngineProfile
+from teola_plugin.graph import GAP, LLM_KINDS, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling, Warmed, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done
@@ -80,10 +84,10 @@ class FakeLLM(FakeEngine):
 
     @property
     def decoded(self) -> Decoded:
-        """Since the start, or the last `reset`."""
+        """The figures since the start, or the last `reset`."""
         return self._decoded
 
-    def _work(self, run: Run) -> None:
+    def _work(self, run: FakeBatch) -> None:
         for request in list(run.pending.values()):
             try:
                 job = self._job(request, run)
@@ -96,7 +100,7 @@ class FakeLLM(FakeEngine):
                 self._timeline.add(job)
         self._timeline.advance()
 
-    def _job(self, request: Request, run: Run) -> Job:
+    def _job(self, request: Request, run: FakeBatch) -> Job:
         payload: Generate | Warmup = request.payload
         if isinstance(payload, Warmup):
             tokens = self._fitting(split_tokens(payload.prompt.known_prefix()), request)
@@ -132,7 +136,7 @@ class FakeLLM(FakeEngine):
         return pieces[:limit], "length" if len(pieces) > limit else "stop"
 
     def _finished(self, job: Job) -> None:
-        """Called by the timeline when the last token of a job, or the end of a warm-up, has come."""
+        """Deliver the result of a job. The timeline calls this at its last token, or the end of a warm-up."""
         self._jobs.pop(job.request.id, None)
         drafted, accepted = self._count(job)
         if job.faulty or (job.warmup and self._has_fault(job.request, job.run)):
@@ -142,7 +146,7 @@ class FakeLLM(FakeEngine):
             job.run.put(Done(job.request.id, self._generated(job, drafted, accepted), stats, cuts=job.cuts))
 
     def _count(self, job: Job) -> tuple[int, int]:
-        """Tokens drafted and accepted for a job that has ended."""
+        """Count a job that has ended. Return its numbers of drafted and accepted tokens."""
         drafted, accepted = (0, 0) if self._drafts is None else self._drafts.end(job)
         before, tokens = self._decoded, len(job.pieces)
         self._decoded = Decoded(
@@ -155,18 +159,18 @@ class FakeLLM(FakeEngine):
 
     def _generated(self, job: Job, drafted: int, accepted: int) -> Generation | Warmed:
         if job.warmup:
-            whole = job.cached >= (job.prompt_tokens - 1) // BLOCK * BLOCK  # the last token is always computed
-            return Warmed(job.prompt_tokens, job.prompt_tokens if whole and job.cached else max(0, job.cached))
+            is_cached = job.cached >= (job.prompt_tokens - 1) // BLOCK * BLOCK  # the last token is always computed
+            return Warmed(job.prompt_tokens, job.prompt_tokens if is_cached and job.cached else max(0, job.cached))
         text = "".join(job.pieces)
         tokens = len(job.pieces)
         return Generation(text, job.finish_reason, job.prompt_tokens, tokens, job.cached, drafted, accepted)
 
     def listen(self, request_id: str) -> None:
-        """Somebody reads its pieces from now on."""
+        """Send the pieces of a request from now on."""
         if (job := self._jobs.get(request_id)) is not None:
             self._timeline.listen(job)
 
-    def _drop(self, request_id: str, error: EngineError, run: Run) -> None:
+    def _drop(self, request_id: str, error: EngineError, run: FakeBatch) -> None:
         super()._drop(request_id, error, run)
         job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -179,15 +183,15 @@ class FakeLLM(FakeEngine):
         return max(1, len(payload.prompt.known_prefix()) // 4)
 
     def load(self) -> EngineLoad:
-        jobs, held = list(self._jobs.values()), dict[str, int]()
+        jobs, kv_tokens = list(self._jobs.values()), dict[str, int]()
         for job in jobs:
             if job.cached >= 0 and not job.warmup:
-                held[job.request.app] = held.get(job.request.app, 0) + job.prefilled + job.sent
+                kv_tokens[job.request.app] = kv_tokens.get(job.request.app, 0) + job.prefilled + job.written
         used = sum(job.prompt_tokens for job in jobs)
-        return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)), held)
+        return EngineLoad(self._unfinished(), min(1.0, used / max(1, self._cache.limit * BLOCK)), kv_tokens)
 
     async def reset(self) -> None:
-        """Empties the prefix cache, and forgets outputs to draft from."""
+        """Empty the prefix cache, and forget outputs to draft from."""
         self._cache.clear()
         self._decoded = Decoded()
         if self._drafts is not None:
@@ -199,10 +203,10 @@ class FakeLLM(FakeEngine):
             self._drafts.forget(tenant)
 
 
-def _drafts(given: str | Mapping[str, Any] | Drafts, profile: EngineProfile) -> Drafts | None:
+def _drafts(setting: str | Mapping[str, Any] | Drafts, profile: EngineProfile) -> Drafts | None:
     """Return the draft options, None for no drafts. Raise ConfigError or RegistrationError for invalid ones."""
-    options = drafts_of(given)
-    if given != "auto" or options is None:
+    options = drafts_of(setting)
+    if setting != "auto" or options is None:
         return options
     return replace(options, tokens=profile.drafts) if profile.drafts else None
 
@@ -215,17 +219,17 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def keys(self, tokens: Sequence[str], tenant: str) -> tuple[int, ...]:
-        """One key for each whole block; a key stands for the block and all before it."""
+        """Return a key for each whole block, which stands for the block and all before it."""
         if not self.limit:
             return ()
-        found, key = [], hash(tenant)
+        block_keys, key = [], hash(tenant)
         for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
             key = hash((key, *tokens[start : start + BLOCK]))
-            found.append(key)
-        return tuple(found)
+            block_keys.append(key)
+        return tuple(block_keys)
 
     def cached(self, keys: Sequence[int], prompt_tokens: int) -> int:
-        """Tokens that need no prefilling. The last token of a prompt always does: it gives the first of the answer."""
+        """Return the number of cached tokens. The last token of a prompt is always computed."""
         blocks = 0
         for key in keys:
             if key not in self._blocks:
@@ -246,7 +250,7 @@ class PrefixCache:
 
 
 def default_answer(prompt: Prompt, sampling: Sampling) -> str:
-    """Words, or JSON by the schema: a pure function of the prompt and of how it is sampled."""
+    """Return words, or JSON by the schema: a pure function of the prompt and its sampling."""
     how = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
     seed = f"{prompt.flat()}\0{'' if sampling.greedy else how}"
     if sampling.json_schema:
@@ -256,7 +260,7 @@ def default_answer(prompt: Prompt, sampling: Sampling) -> str:
 
 
 def answer_words(seed: str, tokens: int) -> str:
-    """Words that make exactly so many tokens, all drawn from the seed; a shorter one is a prefix of a longer one."""
+    """Return words of exactly `tokens` tokens, drawn from the seed. A shorter text is a prefix of a longer one."""
     words: list[str] = []
     for at in range(0, tokens, 32):
         digest = hashlib.blake2b(f"{at}\0{seed}".encode()).digest()
@@ -286,3 +290,75 @@ def _json_value(schema: dict[str, Any], seed: str) -> Any:
     if kind in ("integer", "number"):
         return hashlib.blake2b(seed.encode(), digest_size=1).digest()[0] % 10
     return True if kind == "boolean" else answer_words(seed, 8)
+
+
+class DraftedSteps:
+    """Decoding in steps, each of which verifies a draft; `Timeline` asks it how long they take and what they write.
+
+    As on vLLM, a draft follows what a request has written, so that its first step writes one token. The one difference
+    is in a batch: there all requests begin their steps together, here each has its own, as long as one of the batch
+    with the mean of what its requests have drafted.
+    """
+
+    def __init__(self, options: Drafts, profile: EngineProfile) -> None:
+        self._profile = profile
+        self._drafter = Drafter(options, profile.drafts)
+        self._drafter.set_longest_drafts(longest_drafts(profile, profile.drafts))
+        self._numbers: dict[str, int] = {}
+        """The numbers of the tokens seen so far."""
+
+    def end(self, job: Job) -> tuple[int, int]:
+        """End a request that is complete or was cut off. Return its numbers of drafted and accepted tokens."""
+        running = self._drafter.running(job.request.id)
+        self._drafter.end(job.request.id)
+        return (running.row.drafted, running.row.accepted) if running is not None and running.row else (0, 0)
+
+    def forget(self, tenant: str | None) -> None:
+        """Stop drafting from texts of a tenant's requests, or of all requests if `tenant` is None."""
+        self._drafter.forget(tenant)
+
+    def seconds(self, job: Job, other_jobs: Sequence[Job]) -> float:
+        """Draft for the next step of a job. Return its duration in seconds with the other jobs that decode."""
+        rows = len(other_jobs) + 1
+        if not job.written:
+            self._begin(job)
+        job.draft = self._guess(job, rows) if job.written else []
+        if not self._profile.verifying:
+            curve = self._profile.seconds
+            return curve(PrimitiveKind.DECODING, job.written + 1) - curve(PrimitiveKind.DECODING, job.written)
+        return self._profile.step(sum(len(one.draft) for one in (job, *other_jobs)) / rows, rows)
+
+    def _begin(self, job: Job) -> None:
+        request, prompt = job.request, self._numbered(job.prompt)
+        job.numbers = self._numbered(job.pieces)
+        greedy = request.payload.sampling.greedy
+        texts = [encode_with_gaps(text, GAP, self._encoded) for text in request.drafts] if greedy else []
+        self._drafter.begin(request.id, (request.app, request.tenant), prompt, len(prompt), texts, greedy=greedy)
+
+    def _guess(self, job: Job, rows: int) -> list[int]:
+        row, limit = self._row(job), self._profile.max_request_size
+        if row is None:
+            return []
+        room = self._profile.drafts if limit is None else limit - len(row) - 1
+        return self._drafter.draft(row, rows, room)
+
+    def written(self, job: Job) -> int:
+        """Return the number of tokens of the step that ends: the right ones of the draft, and one more."""
+        next_tokens = job.numbers[job.written : job.written + len(job.draft) + 1]
+        agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(job.draft, next_tokens, strict=False)))
+        written = next_tokens[: agreed + 1]
+        row = self._row(job)
+        if row is not None:
+            row.grow(written)
+        return len(written)
+
+    def _row(self, job: Job) -> RequestDrafter | None:
+        running = self._drafter.running(job.request.id)
+        return None if running is None else running.row
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._numbered(split_tokens(text))
+
+    def _numbered(self, tokens: Sequence[str]) -> list[int]:
+        numbers = self._numbers
+        return [numbers.setdefault(token, len(numbers)) for token in tokens]

@@ -12,7 +12,7 @@ from operator import mul
 from typing import Any
 
 from teola_plugin.engines import profiles
-from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, Faults, Run
+from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, FakeBatch, Faults
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.json_values import build_metadata_test
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector, Vector, Version
@@ -27,7 +27,7 @@ class _Accepted(IngestRow):
     """A row as it was when the store took it, whatever its owner does with it since."""
 
     order: int = 0
-    """Among all writes of the store."""
+    """Its number among all writes of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Collection:
     """The order of its last deletion."""
 
     def put(self, row: _Accepted) -> None:
-        """Unless a later write came first: a large batch may end after a small one that began behind it."""
+        """Write a row, unless a later write came first: a large batch may end after a small one that began later."""
         chunk = row.chunk
         if row.order < max(self.cleared, self.written.get(chunk.id, 0)):
             return
@@ -59,10 +59,10 @@ class _Collection:
             self.version += 1
 
     def delete(self, ids: Sequence[str], order: int) -> int:
-        gone = [i for i in dict.fromkeys(ids) if self.rows.pop(i, None) is not None]
+        deleted = [i for i in dict.fromkeys(ids) if self.rows.pop(i, None) is not None]
         self.written.update(dict.fromkeys(ids, order))
-        self.version += bool(gone)
-        return len(gone)
+        self.version += bool(deleted)
+        return len(deleted)
 
     def clear(self, order: int) -> None:
         self.cleared = order
@@ -84,7 +84,7 @@ class FakeStore(BatchedFake):
         faults: Faults = NO_FAULTS,
         shares: FakeStore | None = None,
     ) -> None:
-        """`shares`: another instance, whose collections are this one's, too."""
+        """`shares`: another instance, with which the collections are shared."""
         super().__init__(name, profile or profiles.noop()["store"], faults)
         self._collections: dict[str, _Collection] = {} if shares is None else shares._collections
         self._orders: Iterator[int] = itertools.count(1) if shares is None else shares._orders
@@ -96,27 +96,27 @@ class FakeStore(BatchedFake):
     def _version(self, collection: str) -> Version | None:
         if self.faults.no_version:
             return None
-        found = self._collections.get(collection)
-        return Version(found.identity, found.version) if found is not None and found.version else Version("absent", 0)
+        entry = self._collections.get(collection)
+        return Version(entry.identity, entry.version) if entry is not None and entry.version else Version("absent", 0)
 
     async def count(self, collection: str) -> int:
         return len(self._rows(collection))
 
     async def collections(self) -> list[str]:
-        return sorted(name for name, found in self._collections.items() if found.rows)
+        return sorted(name for name, entry in self._collections.items() if entry.rows)
 
     async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
-        """The chunks with these ids, in their order; unknown ids are left out."""
+        """Return the chunks with these ids, in their order. Unknown ids are left out."""
         rows = self._rows(collection)
-        return [_own(rows[i][0]) for i in ids if i in rows]
+        return [_copy_chunk(rows[i][0]) for i in ids if i in rows]
 
     async def find(self, collection: str, filter: Sequence[tuple[str, Any]]) -> list[Chunk]:
-        """The chunks whose metadata meets the conditions of a filter, in the order of insertion."""
+        """Return the chunks whose metadata meets a filter, in the order of insertion."""
         matches = build_metadata_test(filter)
-        return [_own(chunk) for chunk, _ in self._rows(collection).values() if matches(chunk.metadata)]
+        return [_copy_chunk(chunk) for chunk, _ in self._rows(collection).values() if matches(chunk.metadata)]
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
-        """Deletes rows, also those that are being written; says how many there were."""
+        """Delete rows, also those that are being written. Return their number."""
         return self._collection(collection).delete(ids, next(self._orders))
 
     async def delete_collection(self, collection: str) -> None:
@@ -126,10 +126,10 @@ class FakeStore(BatchedFake):
         return self._collections.setdefault(name, _Collection())
 
     def _rows(self, collection: str) -> dict[str, tuple[Chunk, Vector]]:
-        found = self._collections.get(collection)
-        return found.rows if found is not None else {}
+        entry = self._collections.get(collection)
+        return entry.rows if entry is not None else {}
 
-    def _admit(self, run: Run) -> None:
+    def _admit(self, run: FakeBatch) -> None:
         super()._admit(run)
         for request in list(run.pending.values()):
             if isinstance(request.payload, IngestRow):
@@ -139,7 +139,7 @@ class FakeStore(BatchedFake):
                     run.fail(request.id, self._error(f"bad request {request.id}: {error!r}"))
 
     def _accept(self, row: IngestRow) -> _Accepted:
-        return _Accepted(row.collection, _own(row.chunk), tuple(row.vector), next(self._orders))
+        return _Accepted(row.collection, _copy_chunk(row.chunk), tuple(row.vector), next(self._orders))
 
     def _value(self, request: Request) -> Any:
         payload: IngestRow | SearchVector = request.payload
@@ -159,19 +159,19 @@ class FakeStore(BatchedFake):
             return Done(request.id, value.hits, version=value.version)
         return super()._done(request, value)
 
-    def _search(self, wanted: SearchVector) -> tuple[Hit, ...]:
-        needle, matches = _unit(wanted.vector), build_metadata_test(wanted.filter)
+    def _search(self, query: SearchVector) -> tuple[Hit, ...]:
+        needle, matches = _unit(query.vector), build_metadata_test(query.filter)
         scored = [
             (sum(map(mul, needle, vector)), chunk)
-            for chunk, vector in self._rows(wanted.collection).values()
+            for chunk, vector in self._rows(query.collection).values()
             if matches(chunk.metadata)
         ]
-        scored.sort(key=lambda found: (-found[0], found[1].id))
-        return tuple(Hit(chunk.id, chunk.text, _copied(chunk.metadata), score) for score, chunk in scored[: wanted.k])
+        scored.sort(key=lambda scored_hit: (-scored_hit[0], scored_hit[1].id))
+        return tuple(Hit(chunk.id, chunk.text, _copied(chunk.metadata), score) for score, chunk in scored[: query.k])
 
 
-def _own(chunk: Chunk) -> Chunk:
-    """A chunk that shares nothing that may change."""
+def _copy_chunk(chunk: Chunk) -> Chunk:
+    """Return a copy of a chunk that shares nothing mutable with it."""
     return Chunk(chunk.id, chunk.text, _copied(chunk.metadata))
 
 

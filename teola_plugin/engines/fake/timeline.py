@@ -1,4 +1,4 @@
-"""When a fake LLM's tokens come: one discrete-event timeline per instance.
+"""The times at which a fake LLM writes tokens: one discrete-event timeline per instance.
 
 One prefilling runs at a time (a GPU's compute is one resource), in admission order with background work last; all
 decodings run side by side at no cost to each other (a decoding step is bound by memory). While a prefilling and
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from teola_plugin.engines.fake.base import Run
+from teola_plugin.engines.fake.base import FakeBatch
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -45,10 +45,10 @@ class Cache(Protocol):
     def add(self, keys: Sequence[int]) -> None: ...
 
 
-class Steps(Protocol):
-    """Decoding in steps of several tokens: see `drafting`."""
+class DecodingSteps(Protocol):
+    """Decoding in steps of several tokens: see `DraftedSteps`."""
 
-    def seconds(self, job: Job, others: Sequence[Job]) -> float: ...
+    def seconds(self, job: Job, other_jobs: Sequence[Job]) -> float: ...
 
     def written(self, job: Job) -> int: ...
 
@@ -58,7 +58,7 @@ class Job:
     """One request on its way through prefilling and decoding."""
 
     request: Request
-    run: Run
+    run: FakeBatch
     keys: tuple[int, ...]
     prompt_tokens: int
     warmup: bool = False
@@ -69,28 +69,28 @@ class Job:
     cached: int = -1
     """Prompt tokens found in the cache; -1 before its prefilling began."""
     prefilled: int = 0
-    sent: int = 0
-    """Tokens that are written."""
-    told: int = 0
-    """Tokens that have gone out in pieces."""
+    written: int = 0
+    """Number of tokens that are written."""
+    delivered: int = 0
+    """Number of tokens that were sent in pieces."""
     steps: int = 0
     prompt: Sequence[str] = ()
-    """Its tokens; like what follows, only where something is drafted."""
+    """The tokens of the prompt; like the next two fields, set only where something is drafted."""
     numbers: Sequence[int] = ()
-    """Of its pieces."""
+    """The numbers of the tokens in `pieces`."""
     draft: Sequence[int] = ()
-    """What may follow the tokens that are written, in the step under way."""
-    heard: Sequence[int] | None = None
-    """The tokens of its stream with which something is read, ascending; None for every one."""
+    """Numbers of the drafted tokens of the step under way."""
+    read_tokens: Sequence[int] | None = None
+    """Ascending counts of tokens at which a reader uses the stream; None for every token."""
     read: bool = False
-    """Whether somebody reads its stream."""
+    """True if its stream has a reader."""
     decoding_from: float = 0.0
-    """Decoding clock at its start."""
-    gone: bool = False
+    """The decoding clock when its decoding began."""
+    has_ended: bool = False
     arrived: float = 0.0
     started: float = 0.0
     first: float = 0.0
-    ended: float = 0.0
+    end_s: float = 0.0
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -106,7 +106,7 @@ class Job:
         return {
             "queue_s": self.started - self.arrived,
             "prefill_s": self.first - self.started,
-            "decode_s": self.ended - self.first,
+            "decode_s": self.end_s - self.first,
             "cached_tokens": float(max(self.cached, 0)),
         }
 
@@ -133,12 +133,12 @@ class Timeline:
         slow: float,
         cache: Cache,
         finished: Callable[[Job], None],
-        steps: Steps | None = None,
+        steps: DecodingSteps | None = None,
         clock: Callable[[], Clock] = asyncio.get_running_loop,
         *,
         tells_first: bool = False,
     ) -> None:
-        """`tells_first`: the first token is sent where nobody reads the stream, too."""
+        """`tells_first`: send the first token even if the stream has no reader."""
         self._tells_first = tells_first
         self._clock = clock
         self._profile, self._slow, self._cache, self._finished = profile, slow, cache, finished
@@ -163,10 +163,10 @@ class Timeline:
 
     def remove(self, job: Job) -> None:
         """Forget a job, wherever it is."""
-        if job.gone:
+        if job.has_ended:
             return
         self._catch_up()
-        job.gone = True
+        job.has_ended = True
         if job.cached >= 0:
             self._running -= 1
         if self._chunk is not None and self._chunk.job is job:
@@ -178,32 +178,32 @@ class Timeline:
         self.advance()
 
     def listen(self, job: Job) -> None:
-        """Somebody reads its stream from now on, and gets at once what was written meanwhile."""
-        if job.gone or job.read:
+        """Send a stream from now on, beginning with the tokens that were written meanwhile."""
+        if job.has_ended or job.read:
             return
         self._catch_up()
         job.read = True
         if self._steps is None and any(entry[2] is job for entry in self._decoding):
             self._decoding = [entry for entry in self._decoding if entry[2] is not job]
             heapq.heapify(self._decoding)
-            job.sent = self._written(job)
+            job.written = self._written(job)
             self._await_token(job)
-        for piece in job.pieces[job.told : job.sent]:
+        for piece in job.pieces[job.delivered : job.written]:
             job.run.put(Piece(job.request.id, piece))
-        job.told = job.sent
+        job.delivered = job.written
         self.advance()
 
     def _written(self, job: Job) -> int:
-        """Tokens that are due by now, at most all but the last."""
+        """Return the number of tokens that are due by now, at most all but the last."""
         passed, last = self._decode_clock - job.decoding_from, len(job.pieces) - 1
         due = self._profile.seconds
         return next(
-            (n for n in range(job.sent, last) if self._slow * due(PrimitiveKind.DECODING, n + 1) > passed), last
+            (n for n in range(job.written, last) if self._slow * due(PrimitiveKind.DECODING, n + 1) > passed), last
         )
 
     def advance(self) -> None:
-        """Let everything happen that is due, and set the timer for what is next."""
-        if self._advancing:  # a job's end changed the timeline: the outer call goes on with it
+        """Handle all events that are due, and set the timer for the next one."""
+        if self._advancing:  # a job's end changed the timeline: the outer call continues
             return
         self._catch_up()
         self._arm()
@@ -220,7 +220,7 @@ class Timeline:
             self._begin_prefill()
             while (at := self._next_event()) is not None and at <= until + _SLACK:
                 self._move_to(at)
-                self._happen()
+                self._handle_event()
                 self._begin_prefill()
             self._move_to(max(until, self._now))
         finally:
@@ -234,8 +234,8 @@ class Timeline:
 
     @property
     def _rate(self) -> float:
-        together = self._chunk is not None and bool(self._decoding)
-        return 1.0 / (1.0 + self._profile.interference) if together else 1.0
+        is_shared = self._chunk is not None and bool(self._decoding)
+        return 1.0 / (1.0 + self._profile.interference) if is_shared else 1.0
 
     def _next_event(self) -> float | None:
         left = [self._chunk.due - self._prefill_clock] if self._chunk else []
@@ -251,8 +251,8 @@ class Timeline:
             self._decode_clock += passed
         self._now = at
 
-    def _happen(self) -> None:
-        """The one event whose time it is: the end of a prefilling step, or a token."""
+    def _handle_event(self) -> None:
+        """Handle the event that is due: the end of a prefilling step, or of a decoding step."""
         chunk = self._chunk
         prefill_left = chunk.due - self._prefill_clock if chunk else float("inf")
         decode_left = self._decoding[0][0] - self._decode_clock if self._decoding else float("inf")
@@ -260,7 +260,7 @@ class Timeline:
             self._chunk = None
             self._end_chunk(chunk)
         else:
-            self._token(heapq.heappop(self._decoding)[2])
+            self._end_step(heapq.heappop(self._decoding)[2])
 
     def _begin_prefill(self) -> None:
         while self._chunk is None and self._waiting:
@@ -300,42 +300,44 @@ class Timeline:
         self._await_token(job)
 
     def _await_token(self, job: Job) -> None:
-        """The next token somebody reads; without a reader only the last one matters, and the first where it is told.
-        With drafts: the next step."""
+        """Schedule the next token that is read: without a reader, the last one, and the first one if `tells_first`.
+
+        With drafts, schedule the next step.
+        """
         if self._steps is not None:
             due = self._decode_clock + self._slow * self._steps.seconds(job, [one for *_, one in self._decoding])
         else:
-            token = job.sent + self._heard_next(job)
+            token = job.written + self._tokens_to_next_read(job)
             due = job.decoding_from + self._slow * self._profile.seconds(PrimitiveKind.DECODING, token)
         heapq.heappush(self._decoding, (due, next(self._order), job))
 
-    def _told(self, job: Job) -> bool:
+    def _delivers_next(self, job: Job) -> bool:
         """Return True if a piece is sent for the next token."""
-        return job.read or (self._tells_first and not job.sent)
+        return job.read or (self._tells_first and not job.written)
 
-    def _heard_next(self, job: Job) -> int:
-        """Tokens until the next that somebody reads."""
-        if job.heard is None:
-            return 1 if self._told(job) else len(job.pieces) - job.sent
-        return next((token for token in job.heard if token > job.sent), len(job.pieces)) - job.sent
+    def _tokens_to_next_read(self, job: Job) -> int:
+        """Return the number of tokens until the next one that is read."""
+        if job.read_tokens is None:
+            return 1 if self._delivers_next(job) else len(job.pieces) - job.written
+        return next((token for token in job.read_tokens if token > job.written), len(job.pieces)) - job.written
 
-    def _token(self, job: Job) -> None:
-        new = self._heard_next(job)
+    def _end_step(self, job: Job) -> None:
+        new = self._tokens_to_next_read(job)
         if self._steps is not None:
             new = self._steps.written(job)
             job.steps += 1
-        if self._told(job):
-            job.run.put(Piece(job.request.id, "".join(job.pieces[job.told : job.sent + new])))
-            job.told = job.sent + new
-        job.sent += new
-        if job.sent < len(job.pieces):
+        if self._delivers_next(job):
+            job.run.put(Piece(job.request.id, "".join(job.pieces[job.delivered : job.written + new])))
+            job.delivered = job.written + new
+        job.written += new
+        if job.written < len(job.pieces):
             self._await_token(job)
         else:
             self._end(job)
 
     def _end(self, job: Job) -> None:
-        job.gone = True
-        job.ended = self._now
+        job.has_ended = True
+        job.end_s = self._now
         self._running -= 1
         self._finished(job)
 
