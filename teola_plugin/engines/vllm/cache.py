@@ -1,7 +1,7 @@
-"""vLLM's events of its prefix cache, translated: which prefixes of prompts, as text, the instance holds.
+"""The prefixes of prompts, as text, that vLLM's cache holds, by its cache events.
 
 vLLM names blocks of tokens by hashes of its own. Senders have no tokenizer: they name prompts by blocks of their text.
-Only the host knows both, for every prompt that it serves. News are put together until somebody takes them.
+Only the host knows both, for every prompt that it serves. Events are collected until they are taken.
 """
 
 from __future__ import annotations
@@ -25,52 +25,53 @@ class TextBlocks:
 
 @dataclass(slots=True)
 class CachedBlock:
-    """A block in vLLM's cache: its content's key, and what it is in the text of a prompt, if in any that is known."""
+    """A block in vLLM's cache: the key of its content, and its text blocks if its prompt is known."""
 
     key: int
     text: TextBlocks | None
 
 
 class CachedPrefixes:
-    """The cache of one vLLM. `block`: tokens in a block; `most`: blocks that are remembered of prompts not cached yet.
+    """The prefix cache of one vLLM.
 
-    A text block is held while any cached block of tokens completes it: several prompts may share it.
+    A text block counts as cached while any cached block of tokens completes it: several prompts may share it.
     """
 
-    def __init__(self, block: int, most: int = 20_000) -> None:
-        self._block, self._most = block, most
+    def __init__(self, block: int, max_expected: int = 20_000) -> None:
+        """`block`: tokens in a block; `max_expected`: blocks that are remembered of prompts not cached yet."""
+        self._block, self._max_expected = block, max_expected
         self._expected: OrderedDict[int, TextBlocks] = OrderedDict()
-        """By the content of a block of tokens and all before it."""
+        """Text blocks of prompts that are not cached yet, by the key of a block of tokens and all before it."""
         self._cached: dict[Hashable, CachedBlock] = {}
-        """By vLLM's hash."""
+        """Cached blocks by vLLM's hash."""
         self._unknown: dict[int, CachedBlock] = {}
-        """By content: answers, which a later prompt may contain."""
+        """Cached blocks of no known prompt, by key: answers, which a later prompt may contain."""
         self._references: dict[int, int] = {}
-        """Text block -> cached blocks that complete it."""
+        """Number of cached blocks that complete a text block."""
         self._events: list[PrefixStored | PrefixRemoved | PrefixesCleared] = []
 
     def expect(self, ids: Sequence[int], ends: Sequence[int], blocks: PrefixBlocks, tenant: str = "") -> None:
-        """A prompt is going to be computed. `ends`: characters of its text before the end of each block of tokens."""
-        first, found = 0, None
+        """Record that a prompt will be computed. `ends`: characters of its text up to the end of each block of tokens."""
+        first, stored_text = 0, None
         for key, characters in zip(self._keys(ids, _start(tenant)), ends, strict=False):
             end = min(len(blocks), characters // BLOCK_CHARACTERS)
             text = TextBlocks(blocks, first, end)
             late = self._unknown.pop(key, None)
             if late is not None:
-                late.text = found = text
+                late.text = stored_text = text
                 self._acquire(text)
             self._expected[key] = text
             self._expected.move_to_end(key)
             first = end
-        while len(self._expected) > self._most:
+        while len(self._expected) > self._max_expected:
             self._expected.popitem(last=False)
-        if found is not None:
-            self._add_stored(found)
+        if stored_text is not None:
+            self._add_stored(stored_text)
 
     def stored(
         self, hashes: Sequence[Hashable], tokens: Sequence[int], parent: Hashable | None = None, tenant: str = ""
     ) -> None:
-        """Blocks that follow `parent`, with the token ids of all of them; perhaps some that were found there."""
+        """Record stored blocks that follow `parent`, with the token ids of all of them. Some may be cached already."""
         before = self._cached.get(parent) if parent is not None else None
         if parent is not None and before is None:
             return
@@ -99,8 +100,8 @@ class CachedPrefixes:
 
     def cleared(self) -> None:
         """Forget all prefixes, also after events were lost: an unknown prefix counts as not cached."""
-        for kept in (self._cached, self._unknown, self._references):
-            kept.clear()
+        for table in (self._cached, self._unknown, self._references):
+            table.clear()
         self._events = [PrefixesCleared()]
 
     @property
@@ -124,19 +125,19 @@ class CachedPrefixes:
 
     def _release(self, text: TextBlocks) -> None:
         keeps = text.end
-        for place in range(text.end - 1, text.first - 1, -1):
-            block = text.blocks[place]
+        for position in range(text.end - 1, text.first - 1, -1):
+            block = text.blocks[position]
             left = self._references.get(block, 0) - 1
             if left > 0:
                 self._references[block] = left
             else:
                 self._references.pop(block, None)
-                keeps = place
+                keeps = position
         if keeps < text.end:
             self._add_removed(PrefixRemoved(text.blocks[: keeps + 1], keeps))
 
     def _add_stored(self, text: TextBlocks) -> None:
-        """Blocks come and go one after the other: of what concerns one prompt, the last news count."""
+        """Add an event. It replaces an earlier one of a prefix of the same prompt."""
         last = self._events[-1] if self._events else None
         if isinstance(last, PrefixStored) and _begins(text.blocks[: text.end], last.blocks):
             self._events.pop()

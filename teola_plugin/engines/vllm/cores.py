@@ -1,4 +1,4 @@
-"""Where vLLM's CPU build runs: on the cores it was given, and nowhere else.
+"""The cores of vLLM's CPU build: it runs on the cores that were set, and nowhere else.
 
 By itself vLLM pins only the arithmetic. Its scheduler and its worker are two processes that wait for each other in
 tight loops, on whichever cores are free, and slow down every other engine of the machine. On one list of cores the
@@ -20,7 +20,7 @@ _SPREAD = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size
 
 
 def environment(cores: str | None) -> dict[str, str]:
-    """Variables that must be there before torch is imported. `cores` as in `VllmEngine`."""
+    """Return the variables that must be set before torch is imported. `cores` as in `VllmEngine`."""
     if cores is None:
         return {}
     return processes.bound_to(cores, 0 if "|" in cores else len(parse_cores(cores)))
@@ -28,10 +28,10 @@ def environment(cores: str | None) -> dict[str, str]:
 
 @contextmanager
 def starting(engine_args: Mapping[str, Any]) -> Iterator[bool]:
-    """While vLLM's CPU build is configured and started: what this process starts meanwhile stays on the given cores.
+    """Let all that this process starts meanwhile, vLLM's CPU build, stay on the cores that were set.
 
-    Gives whether vLLM's worker is going to live in the scheduler's process. This process itself is free afterwards: it
-    only passes text along, and behind the arithmetic it would do so late and in lumps.
+    Yields True if vLLM's worker is going to live in the scheduler's process. This process itself is free afterwards: it
+    only passes text along, and on busy cores it would do so late and in lumps.
     """
     cores = os.environ.get(processes.BIND, "")
     if not cores[:1].isdigit() or "|" in cores or any(name in engine_args for name in _SPREAD):
@@ -45,7 +45,7 @@ def starting(engine_args: Mapping[str, Any]) -> Iterator[bool]:
 
 
 def _settle(cores: Collection[int]) -> Collection[int]:
-    """Puts every thread of this process on `cores`; where it was before."""
+    """Move every thread of this process to `cores`. Return the cores on which they were before."""
     if not hasattr(os, "sched_setaffinity"):
         return cores
     before = os.sched_getaffinity(0)

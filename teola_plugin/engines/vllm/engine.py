@@ -17,28 +17,28 @@ from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
-from teola_plugin.engines.vllm import memory as llm_memory
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.drafts.options import conflicting_argument
 from teola_plugin.engines.vllm.drafts.worker import FORGET, SET_LONGEST_DRAFTS, SET_STEP_DURATIONS
-from teola_plugin.engines.vllm.faults import Faults
-from teola_plugin.engines.vllm.in_flight import Call, InFlight
+from teola_plugin.engines.vllm.in_flight import InFlight, InFlightRequest
 from teola_plugin.engines.vllm.link import (
     Abort,
+    CallProposer,
     Link,
     Listen,
     NotReady,
     Ping,
     Ready,
+    Refusal,
     Reset,
     Setup,
     Submit,
-    Tell,
     Update,
 )
 from teola_plugin.engines.vllm.process import HostProcess, log_file, private_folder
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable, RequestTooLarge, TeolaError
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
+from teola_plugin.requests.bad_input import advice
 from teola_plugin.requests.payloads import Generate, Generation, Warmup
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Failed, Piece, Result
@@ -88,7 +88,7 @@ class VllmEngine:
         self.on_prefix_events: Callable[[PrefixEvents], None] | None = None
         self._setup = _setup(Setup(name, str(model), dict(engine_args or {}), scheduler=scheduler), drafts)
         self._cores, self._start_timeout = cores, start_timeout
-        self._granted: Grant | None = None
+        self._grant: Grant | None = None
         self._own_log = log is None
         self.log = log or log_file(name)
         self._profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True)
@@ -98,29 +98,29 @@ class VllmEngine:
         self._listener: asyncio.Task[None] | None = None
         self._starting = LoopLock()
         self._down = "it was not started."
-        self._faults = Faults(name, self.log)
-        self._in_flight = InFlight(self._faults.refused, self._learn)
+        self._errors = VllmErrors(name, self.log)
+        self._in_flight = InFlight(self._errors.refusal, self._learn)
         self._kv_used, self._kv_tokens = 0.0, dict[str, int]()
         self._estimate = TokenEstimate()
 
     # Life cycle
 
     def demand(self) -> Demand:
-        """See `engines.devices.place`: on CUDA, vLLM fills what it may take of its cards' memory."""
-        return llm_memory.demand_of(self.name, self._setup.model, self._setup.engine_args, self._cores)
+        """See `engines.devices.budget`: on CUDA, vLLM fills its share of its cards' memory."""
+        return llm_args.demand_of(self.name, self._setup.model, self._setup.engine_args, self._cores)
 
-    def grant(self, given: Grant) -> None:
-        self._granted = given
+    def grant(self, grant: Grant) -> None:
+        self._grant = grant
 
     async def start(self) -> None:
-        """Idempotent; takes 15-30 s. Raises `EngineUnavailable` with the last lines of vLLM's log, `ConfigError`."""
+        """Start vLLM in 15-30 s. Idempotent. Raises `ConfigError` or `EngineUnavailable` with the end of vLLM's log."""
         async with self._starting:
             if self._link is not None:
                 return
             llm_scheduler.check(self._setup.scheduler, llm_args.check_installed(self.name), self.name)
             await self._end()
             folder = private_folder()
-            env = llm_args.environment(self._setup.model, self._cores, folder) | llm_memory.environment(self._granted)
+            env = llm_args.environment(self._setup.model, self._cores, folder) | llm_args.visible_cards(self._grant)
             self._host = HostProcess.spawn(HOST, env, folder, self.log)
             try:
                 self._link = await asyncio.wait_for(self._greet(self._host), self._start_timeout)
@@ -128,11 +128,11 @@ class VllmEngine:
                 await self._end()
                 raise
             self._listener = asyncio.create_task(self._listen(self._link))
-            self._afford()
+            self._send_draft_lengths()
 
     async def _greet(self, host: HostProcess) -> Link:
-        link = await Link.over(host.socket)
-        args = llm_memory.budgeted(self._setup.engine_args, self._granted)
+        link = await Link.connect(host.socket)
+        args = llm_args.with_granted_share(self._setup.engine_args, self._grant)
         link.send(replace(self._setup, engine_args=args, tell_cache=bool(self.tell_cache)))
         try:
             frame = await link.receive()
@@ -140,15 +140,15 @@ class VllmEngine:
             frame = NotReady("its process ended while starting.")
         if not isinstance(frame, Ready):
             await link.close()
-            raise self._faults.not_started(frame, host.log_tail())
-        for what in frame.lacking:
-            log.warning("%s: vLLM %s is not as expected: %s", self.name, frame.versions.get("vllm", "?"), what)
+            raise self._errors.not_started(frame, host.log_tail())
+        for feature in frame.lacking:
+            log.warning("%s: vLLM %s is not as expected: %s", self.name, frame.versions.get("vllm", "?"), feature)
         self._versions = frame.versions
         self._profile = frame.limited(self._profile)
         return link
 
     async def stop(self) -> None:
-        """Idempotent. Requests in flight fail; afterwards no process and no file is left."""
+        """Stop vLLM. Idempotent. Requests in flight fail; afterwards no process and no file is left."""
         async with self._starting:
             self._fail_all("it was stopped.")
             await self._end()
@@ -156,7 +156,7 @@ class VllmEngine:
                 self.log.unlink(missing_ok=True)
 
     async def restart(self) -> None:
-        """A new vLLM after the old one died, or instead of it; its prefix cache is empty."""
+        """Start a new vLLM after the old one died, or instead of it. Its prefix cache is empty."""
         async with self._starting:
             self._fail_all("it is being restarted.")
             await self._end()
@@ -184,7 +184,7 @@ class VllmEngine:
     # Requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncGenerator[Result, None]:
-        """Results of all requests as they come. Whoever stops reading aborts what is unfinished."""
+        """Yield the results of all requests as they come. A caller that stops reading aborts the others."""
         inbox: asyncio.Queue[Result] = asyncio.Queue()
         numbers = {request.id: self._submit(request, inbox) for request in batch}
         try:
@@ -203,12 +203,12 @@ class VllmEngine:
             self._send(number, request, inbox)
         except Exception as error:
             self._in_flight.remove(number)
-            inbox.put_nowait(Failed(request.id, self._faults.unsendable(error)))
+            inbox.put_nowait(Failed(request.id, self._errors.unsendable(error)))
         return number
 
     def _send(self, number: int, request: Request, inbox: asyncio.Queue[Result]) -> None:
         if not isinstance(request.payload, Generate | Warmup):
-            inbox.put_nowait(Failed(request.id, self._faults.not_taken(request.payload)))
+            inbox.put_nowait(Failed(request.id, self._errors.not_taken(request.payload)))
         elif self._link is None:
             inbox.put_nowait(Failed(request.id, self._is_down()))
         else:
@@ -219,15 +219,15 @@ class VllmEngine:
     async def cancel(self, request_id: str) -> None:
         call = self._abort(self._in_flight.number_of(request_id))
         if call is not None:
-            call.inbox.put_nowait(Failed(request_id, self._faults.cancelled(request_id)))
+            call.inbox.put_nowait(Failed(request_id, self._errors.cancelled(request_id)))
 
     def listen(self, request_id: str) -> None:
-        """Somebody reads its pieces from now on."""
+        """Send the pieces of a request from now on."""
         number = self._in_flight.number_of(request_id)
         if number and self._link is not None:
             self._link.send(Listen(number))
 
-    def _abort(self, number: int) -> Call | None:
+    def _abort(self, number: int) -> InFlightRequest | None:
         """Forget a request and have vLLM abort it."""
         call = self._in_flight.remove(number)
         if call is not None and self._link is not None:
@@ -244,9 +244,9 @@ class VllmEngine:
                 if update.kv_tokens is not None:
                     self._kv_tokens = dict(update.kv_tokens)
                 for item in update.items:
-                    self._guarded("answer", self._in_flight.receive, item)
+                    self._handle("answer", self._in_flight.receive, item)
                 if update.cache and self.on_prefix_events is not None:
-                    self._guarded("cache", self.on_prefix_events, update.cache)
+                    self._handle("cache", self.on_prefix_events, update.cache)
         except EOFError:
             self._link = None
             await link.close()
@@ -254,19 +254,19 @@ class VllmEngine:
             if self._host is not None:
                 await asyncio.to_thread(self._host.end)
 
-    def _guarded(self, what: str, take: Callable[[Any], None], news: Any) -> None:
-        """Whatever one piece of news leads to, the others are heard."""
+    def _handle(self, kind: str, handler: Callable[[Any], None], event: Any) -> None:
+        """Handle an event. An error in its handler does not stop the others."""
         try:
-            take(news)
+            handler(event)
         except Exception:
-            log.exception("%s: what hears of its %s raised", self.name, what)
+            log.exception("%s: what hears of its %s raised", self.name, kind)
 
     def _fail_all(self, reason: str) -> None:
         self._down, self._kv_used, self._kv_tokens = reason, 0.0, {}
         self._in_flight.fail(self._is_down)
 
     def _is_down(self) -> EngineUnavailable:
-        return self._faults.down(self._down, self._host.log_tail() if self._host is not None else "")
+        return self._errors.down(self._down, self._host.log_tail() if self._host is not None else "")
 
     # Figures
 
@@ -283,28 +283,29 @@ class VllmEngine:
             min_split_tokens=profile.min_split_tokens,
             verifying=profile.verifying,
         )
-        self._afford()
+        self._send_draft_lengths()
 
-    def _afford(self) -> None:
-        """Drafts as long as they pay, where that was measured."""
+    def _send_draft_lengths(self) -> None:
+        """Send the lengths of drafts that pay to the worker, if they were measured."""
         lengths = longest_drafts(self._profile, self._profile.drafts)
         if self._profile.drafts and lengths and self._link is not None:
-            self._link.send(Tell(self._in_flight.number(), SET_LONGEST_DRAFTS, lengths))
-            self._link.send(Tell(self._in_flight.number(), SET_STEP_DURATIONS, step_durations(self._profile)))
+            self._link.send(CallProposer(self._in_flight.number(), SET_LONGEST_DRAFTS, lengths))
+            self._link.send(CallProposer(self._in_flight.number(), SET_STEP_DURATIONS, step_durations(self._profile)))
 
     async def measure(self) -> EngineProfile:
-        """Measures seconds by tokens on the idle engine, adopts and returns the profile. About 2 s on a small model; 2
-        more where something is drafted."""
-        from teola_plugin.engines.vllm.measure import measure
-        from teola_plugin.engines.vllm.measure_drafts import verifying
+        """Measure seconds by tokens on the idle engine, adopt and return the profile.
+
+        Takes about 2 s for a small model, and 2 s more with drafts.
+        """
+        from teola_plugin.engines.vllm.measure import measure, measure_verifying
 
         self.adopt(await measure(self))
         if self._profile.drafts:
-            self.adopt(replace(self._profile, verifying=await verifying(self)))
+            self.adopt(replace(self._profile, verifying=await measure_verifying(self)))
         return self._profile
 
     def size(self, request: Request) -> int:
-        """Prompt tokens, estimated by characters; the ratio is learnt from the answers."""
+        """Return the prompt tokens, estimated by characters. The ratio is learned from the answers."""
         return self._estimate.tokens(request.payload)
 
     def _learn(self, request: Request, value: object) -> None:
@@ -315,22 +316,24 @@ class VllmEngine:
         return EngineLoad(len(self._in_flight), self._kv_used, self._kv_tokens)
 
     async def reset(self) -> None:
-        """Empties the prefix cache once running requests are done, and forgets outputs to draft from. Raises
-        `EngineError` when they are not in 30 s."""
+        """Empty the prefix cache once running requests are done, and forget outputs to draft from.
+
+        Raises `EngineError` if they are not done in 30 s.
+        """
         if not await self._ask(Reset(self._in_flight.number()), timeout=60.0):
-            raise self._faults.still_busy()
+            raise self._errors.still_busy()
 
     async def forget(self, tenant: str) -> None:
         """Stop drafting from texts that this tenant's requests have produced so far. Raise EngineUnavailable."""
-        await self.tell_drafts(FORGET, tenant)
+        await self.call_proposer(FORGET, tenant)
 
-    async def tell_drafts(self, method: str, argument: Any) -> Any:
-        """To vLLM's worker, by the name of its method, and what that returns; None where nothing is drafted."""
+    async def call_proposer(self, method: str, argument: Any) -> Any:
+        """Call a method of vLLM's worker that concerns drafts. Return its result; None without drafts."""
         if not self._profile.drafts:
             return None
-        return await self._ask(Tell(self._in_flight.number(), method, argument), timeout=60.0)
+        return await self._ask(CallProposer(self._in_flight.number(), method, argument), timeout=60.0)
 
-    async def _ask(self, frame: Ping | Reset | Tell, timeout: float) -> Any:
+    async def _ask(self, frame: Ping | Reset | CallProposer, timeout: float) -> Any:
         if self._link is None:
             raise self._is_down()
         answer = self._in_flight.ask(frame.id)
@@ -338,14 +341,66 @@ class VllmEngine:
         return await asyncio.wait_for(answer, timeout)
 
     def versions(self) -> Mapping[str, str]:
-        """Names and versions of what runs below; empty before the first start."""
+        """Return the versions of vLLM and what it runs on; {} before the first start."""
         return self._versions
 
 
 def _setup(setup: Setup, drafts: str | Mapping[str, Any] | Drafts) -> Setup:
     """Return the set-up with draft options. Raise ConfigError or RegistrationError for invalid ones."""
-    wanted = drafts_of(drafts)
-    if wanted is None or not (taken := conflicting_argument(setup.engine_args)):
-        return replace(setup, drafts=wanted, drafts_on_cuda=drafts != "auto")
-    log.warning("%s: engine_args have a %s of their own: nothing is drafted.", setup.name, taken)
+    options = drafts_of(drafts)
+    if options is None or not (argument := conflicting_argument(setup.engine_args)):
+        return replace(setup, drafts=options, drafts_on_cuda=drafts != "auto")
+    log.warning("%s: engine_args have a %s of their own: nothing is drafted.", setup.name, argument)
     return setup
+
+
+class VllmErrors:
+    """The errors of an LLM engine, with hints on what to do next.
+
+    `log`: the file with vLLM's output; `tail`: its last lines, if vLLM was started.
+    """
+
+    def __init__(self, engine: str, log: Path) -> None:
+        self._engine, self._log = engine, log
+
+    def refusal(self, item: Refusal) -> EngineError:
+        if item.tokens:
+            hint = "shorten the prompt, or raise max_model_len in engine_args if the model allows it"
+            return RequestTooLarge(f"{self._engine}: {item.reason}", engine=self._engine, hint=hint)
+        hint = item.hint or f"see {self._log}"
+        return EngineError(f"{self._engine}: {item.reason}", engine=self._engine, hint=hint)
+
+    def unsendable(self, error: Exception) -> EngineError:
+        return EngineError(
+            f"{self._engine}: the request cannot be sent: {type(error).__name__}: {error}",
+            engine=self._engine,
+            hint=advice(error),
+        )
+
+    def not_taken(self, payload: object) -> EngineError:
+        reason = f"{self._engine} takes Generate or Warmup, not {type(payload).__name__}."
+        return EngineError(reason, engine=self._engine, hint="see requests/payloads.py")
+
+    def cancelled(self, request_id: str) -> EngineError:
+        return EngineError(f"{request_id} was cancelled.", engine=self._engine)
+
+    def still_busy(self) -> EngineError:
+        return EngineError(
+            f"{self._engine} could not empty its prefix cache: requests are running.",
+            engine=self._engine,
+            retryable=True,
+            hint="reset between queries",
+        )
+
+    def down(self, reason: str, tail: str) -> EngineUnavailable:
+        return self._unavailable(f"The LLM engine is down: {reason}", "", tail)
+
+    def not_started(self, frame: NotReady, tail: str) -> TeolaError:
+        if frame.settings:
+            return ConfigError(frame.reason, hint=frame.hint)
+        return self._unavailable(f"vLLM did not start: {frame.reason}", frame.hint, tail)
+
+    def _unavailable(self, reason: str, hint: str, tail: str) -> EngineUnavailable:
+        message = f"{self._engine}: {reason}" + (f"\nLast lines of its log:\n{tail}\n" if tail else "")
+        hint = hint or f"see {self._log}; a pool starts it again by itself"
+        return EngineUnavailable(message, engine=self._engine, retryable=True, hint=hint)

@@ -1,14 +1,15 @@
 """The process in which vLLM runs: `python -m teola_plugin.engines.vllm.host FD PARENT FOLDER`.
 
-Apart from the caller for five reasons: vLLM's imports and detokenising do not hold up the caller's event loop; its
-environment variables, signal handlers and log lines stay here; scripts need no `__main__` guard; a crash takes nothing
-along; and the process group ends with its parent, however that ends.
+It is separate from the caller for five reasons: vLLM's imports and detokenising do not hold up the caller's event loop;
+its environment variables, signal handlers and log lines stay here; scripts need no `__main__` guard; a crash does not
+affect the caller; and the process group ends with its parent, however that ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import select
 import shutil
@@ -16,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.engines.devices.cards import device_name
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import cores as llm_cores
-from teola_plugin.engines.vllm import events as llm_events
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
+from teola_plugin.engines.vllm.args import card_count
 from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.engines.vllm.drafts.worker import ATTACH, PROPOSER, WORKER
 from teola_plugin.engines.vllm.link import (
     Abort,
-    Answer,
+    CallProposer,
     Delta,
     Link,
     Listen,
@@ -40,13 +41,12 @@ from teola_plugin.engines.vllm.link import (
     Ping,
     Ready,
     Refusal,
+    RequestAnswer,
     Reset,
     Setup,
     Submit,
-    Tell,
     Update,
 )
-from teola_plugin.engines.vllm.memory import card_count
 from teola_plugin.engines.vllm.process import PARENT, kill_group
 from teola_plugin.engines.vllm.runner import PromptTooLong, RequestRunner
 from teola_plugin.errors import ConfigError, TeolaError
@@ -54,9 +54,67 @@ from teola_plugin.requests.bad_input import advice
 from teola_plugin.shims.vllm import drafts as drafts_shim
 from teola_plugin.shims.vllm import kv_events, processes, stats
 from teola_plugin.shims.vllm import llm as shim
+from teola_plugin.shims.vllm.llm import Limits
+from teola_plugin.shims.vllm.processes import socket_folder
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
+
+log = logging.getLogger("teola_plugin")
+_SEVERAL = ("data_parallel_size", "kv_transfer_config", "kv_events_config")
+"""Arguments with which there are several caches, or the user receives the events."""
+
+
+def endpoint() -> str:
+    """Return the address of a socket file in the host's private folder."""
+    return f"ipc://{socket_folder()}/kv-events"
+
+
+def should_publish(tell_cache: bool, engine_args: Mapping[str, Any]) -> bool:
+    """Return True if vLLM should publish cache events: with `tell_cache`, if there is one cache to report on."""
+    caches = engine_args.get("enable_prefix_caching", True)
+    return tell_cache and bool(caches) and not any(engine_args.get(name) for name in _SEVERAL)
+
+
+class CacheEvents:
+    """A task that updates `prefixes` by vLLM's events. A message has all events of a step."""
+
+    def __init__(self, limits: Limits) -> None:
+        import zmq
+        import zmq.asyncio
+
+        self.prefixes = CachedPrefixes(limits.block_size, max_expected=2 * (limits.blocks or 10_000))
+        self._read = kv_events.reader(limits.block_size)
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        self._socket.set_hwm(0)
+        self._socket.subscribe(b"")
+        self._socket.connect(endpoint())
+        self._number = 0
+        self._task = asyncio.ensure_future(self._listen())
+
+    async def _listen(self) -> None:
+        """Listen until the host ends, or until a message cannot be read: then the cache counts as empty."""
+        try:
+            while True:
+                _, number, payload = await self._socket.recv_multipart()
+                self._take(int.from_bytes(number, "big"), self._read(payload))
+        except Exception:
+            log.exception("vLLM's cache events cannot be followed; placement goes on by what was sent")
+            self.prefixes.cleared()
+
+    def _take(self, number: int, events: Iterable[kv_events.KvEvent]) -> None:
+        if number != self._number:  # some were lost
+            self.prefixes.cleared()
+        self._number = number + 1
+        for event in events:
+            match event:
+                case kv_events.Stored():
+                    self.prefixes.stored(event.hashes, event.tokens, event.parent, event.salt)
+                case kv_events.Removed():
+                    self.prefixes.removed(event.hashes)
+                case kv_events.Cleared():
+                    self.prefixes.cleared()
+
 
 _WATCH_EVERY = 0.2
 _NO_GAUGE = "the share of its cache in use is not known"
@@ -66,20 +124,26 @@ _NO_PROCESSES = "it starts its processes as it does by itself, which takes longe
 
 
 class Host:
-    """Carries frames from the link to vLLM and what comes back to the link."""
+    """The host, which passes frames from the link to vLLM, and results back to the link."""
 
     def __init__(
-        self, llm: AsyncLLMEngine, link: Link, gauge: Gauge, held: CachedPrefixes | None = None, *, drafts: bool = False
+        self,
+        llm: AsyncLLMEngine,
+        link: Link,
+        gauge: Gauge,
+        prefixes: CachedPrefixes | None = None,
+        *,
+        drafts: bool = False,
     ) -> None:
-        self._llm, self._link, self._gauge, self._held = llm, link, gauge, held
-        self._runner = RequestRunner(llm, self._send, held, drafts=drafts)
+        self._llm, self._link, self._gauge, self._prefixes = llm, link, gauge, prefixes
+        self._runner = RequestRunner(llm, self._send, prefixes, drafts=drafts)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outbox: list[Delta | Answer | Refusal] = []
+        self._outbox: list[Delta | RequestAnswer | Refusal] = []
         self._kv_sent = 0.0
         self._kv_tokens_sent: dict[str, int] = {}
 
     async def serve(self) -> None:
-        """Until the other end or vLLM is gone."""
+        """Serve frames until the other end or vLLM is gone."""
         watch = asyncio.create_task(self._watch())
         try:
             while True:
@@ -93,16 +157,16 @@ class Host:
                 self._start(frame.id, self._do(frame))
             case Reset():
                 self._start(frame.id, self._runner.reset(frame))
-            case Tell():
-                self._start(frame.id, self._runner.tell(frame))
+            case CallProposer():
+                self._start(frame.id, self._runner.call_proposer(frame))
             case Ping():
-                self._send(Answer(frame.id, not self._llm.errored))
+                self._send(RequestAnswer(frame.id, not self._llm.errored))
             case Listen():
                 self._runner.listen(frame.id)
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 
-    async def _do(self, frame: Submit) -> Answer:
+    async def _do(self, frame: Submit) -> RequestAnswer:
         """Run a request. An error that its payload raises, also while it is read, fails this request only."""
         return await self._runner.run(replace(frame, payload=frame.payload.load()))
 
@@ -122,7 +186,7 @@ class Host:
                 await self._die()
             self._send(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
 
-    def _send(self, item: Delta | Answer | Refusal) -> None:
+    def _send(self, item: Delta | RequestAnswer | Refusal) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(item)
@@ -130,11 +194,12 @@ class Host:
     def _flush(self, kv_tokens: dict[str, int] | None = None) -> None:
         items, self._outbox = tuple(self._outbox), []
         self._kv_sent = self._gauge.kv_used
-        self._link.send(Update(items, self._kv_sent, self._held.take() if self._held is not None else (), kv_tokens))
+        self._link.send(
+            Update(items, self._kv_sent, self._prefixes.take() if self._prefixes is not None else (), kv_tokens)
+        )
 
     async def _watch(self) -> None:
-        """Ends the host when vLLM is dead, also when no request is there to notice; keeps what is known of the cache
-        fresh."""
+        """Report figures of the cache, and end the host when vLLM is dead, also without any request."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_EVERY)
             tokens, before = self._runner.kv_tokens(), self._kv_tokens_sent
@@ -145,7 +210,7 @@ class Host:
 
     @property
     def _cache_changed(self) -> bool:
-        return self._held is not None and self._held.changed
+        return self._prefixes is not None and self._prefixes.changed
 
     async def _die(self) -> None:
         await self._link.flushed()
@@ -163,8 +228,10 @@ class Gauge:
 
 
 def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
-    """Starts vLLM (15-30 s, mostly imports in three processes). Raises `EngineUnavailable`, `ConfigError`, and what
-    vLLM raises."""
+    """Start vLLM (15-30 s, mostly imports in three processes).
+
+    Raises `EngineUnavailable`, `ConfigError`, and exceptions of vLLM.
+    """
     import torch
     import vllm
 
@@ -191,12 +258,12 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
         | ({"gpu": platform.gpu} if platform.gpu else {}),
         tells_cache=lacking.get(_NO_EVENTS) == (),
         drafts=setup.drafts.tokens if setup.drafts is not None and lacking.get(_NO_DRAFTS) == () else 0,
-        lacking=tuple(f"{what} (no {', '.join(names)})" for what, names in lacking.items() if names),
+        lacking=tuple(f"{consequence} (no {', '.join(names)})" for consequence, names in lacking.items() if names),
     )
 
 
 def _device(kind: str, engine_args: Mapping[str, Any]) -> str:
-    """The name for the profile: the cards, or the cores where they were given."""
+    """Return the name for the profile: the cards, or the cores if they were set."""
     if kind == "cuda":
         return device_name(range(card_count(engine_args)))
     cores = os.environ.get(processes.BIND, "") if kind == "cpu" else ""
@@ -213,10 +280,10 @@ def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequenc
         if not lacking[_NO_DRAFTS]:
             args |= drafts_shim.arguments(setup.drafts.tokens, PROPOSER, WORKER)
             os.environ[ENV] = json.dumps(asdict(setup.drafts))
-    if llm_events.wanted(setup.tell_cache, args):
+    if should_publish(setup.tell_cache, args):
         lacking[_NO_EVENTS] = kv_events.lacking()
         if not lacking[_NO_EVENTS]:
-            args["kv_events_config"] = kv_events.publishing(llm_events.endpoint())
+            args["kv_events_config"] = kv_events.publishing(endpoint())
     return args
 
 
@@ -230,7 +297,7 @@ def _start(setup: Setup, args: Mapping[str, Any], platform: shim.Platform, gauge
 
 
 def _keep_from_children(fd: int) -> None:
-    """A forked child must not hold the link open, or its other end would not notice that this process died."""
+    """Close the link in forked children. Otherwise its other end would not notice that this process died."""
     os.set_inheritable(fd, False)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, fd, inheritable=False))
@@ -238,39 +305,39 @@ def _keep_from_children(fd: int) -> None:
 
 async def _main(fd: int) -> None:
     _keep_from_children(fd)
-    link = await Link.over(socket.socket(fileno=fd))
+    link = await Link.connect(socket.socket(fileno=fd))
     setup = await link.receive()
     gauge = Gauge()
     try:
         llm, ready = start_llm(setup, gauge)
-    except Exception as failed:
+    except Exception as error:
         import traceback
 
         traceback.print_exc()  # to the log
-        link.send(_not_ready(failed))
+        link.send(_not_ready(error))
         await link.flushed()
         return
     ready = await _with_drafts(llm, ready)
-    events = llm_events.CacheEvents(shim.limits_of(llm)) if ready.tells_cache else None
+    events = CacheEvents(shim.limits_of(llm)) if ready.tells_cache else None
     link.send(ready)
-    await Host(llm, link, gauge, events.held if events is not None else None, drafts=bool(ready.drafts)).serve()
+    await Host(llm, link, gauge, events.prefixes if events is not None else None, drafts=bool(ready.drafts)).serve()
 
 
 async def _with_drafts(llm: AsyncLLMEngine, ready: Ready) -> Ready:
-    """The proposer gets to know its rows; without that nothing is drafted."""
+    """Attach the model runner to the proposer. Without that nothing is drafted."""
     if not ready.drafts or all(await llm.collective_rpc(ATTACH)):
         return ready
     return replace(ready, drafts=0, lacking=(*ready.lacking, _NO_DRAFTS))
 
 
-def _not_ready(failed: Exception) -> NotReady:
-    if isinstance(failed, TeolaError):
-        return NotReady(failed.message, failed.hint, settings=isinstance(failed, ConfigError))
-    return NotReady(f"{type(failed).__name__}: {failed}")
+def _not_ready(error: Exception) -> NotReady:
+    if isinstance(error, TeolaError):
+        return NotReady(error.message, error.hint, settings=isinstance(error, ConfigError))
+    return NotReady(f"{type(error).__name__}: {error}")
 
 
 def _end_with_parent(parent: int, folder: Path) -> None:
-    """Blocks until the parent is gone, then ends this process group. The parent holds the other end of our stdin."""
+    """Wait until the parent is gone, then end this process group. The parent holds the other end of our stdin."""
     while os.getppid() == parent:
         readable, _, _ = select.select([sys.stdin], [], [], 1.0)
         if readable and not os.read(0, 1):

@@ -29,13 +29,13 @@ class Setup:
     model: str
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     tell_cache: bool = False
-    """Whether somebody wants to know what the prefix cache holds."""
+    """True if events of the prefix cache are to be reported."""
     scheduler: str = ""
-    """See `scheduler`."""
+    """Name of a scheduler class (see `scheduler`); "" for vLLM's own."""
     drafts: Drafts | None = None
-    """What may be drafted; None for nothing."""
+    """The options of drafting; None for no drafts."""
     drafts_on_cuda: bool = False
-    """Whether that holds on CUDA, too, where it turns asynchronous scheduling off."""
+    """True if `drafts` hold on CUDA, too, where they turn asynchronous scheduling off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Ready:
     device: str
     versions: Mapping[str, str] = field(default_factory=dict)
     tells_cache: bool = False
-    """Whether news of the prefix cache will come."""
+    """True if events of the prefix cache will be reported."""
     drafts: int = 0
-    """Tokens that may be drafted at once for a greedy request; 0 where nothing is."""
+    """Maximum number of drafted tokens of a greedy request; 0 for no drafts."""
     lacking: tuple[str, ...] = ()
-    """What is off because this vLLM is not as expected, and why."""
+    """Features that are off because this vLLM is not as expected, with the reasons."""
 
     def limited(self, profile: EngineProfile) -> EngineProfile:
-        """The profile within these limits."""
+        """Return the profile within these limits."""
         return replace(
             profile,
             max_batch=self.max_batched_tokens,
@@ -75,12 +75,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """Instead of `Ready`: why the engine did not start."""
+    """Sent instead of `Ready`: the reason why the engine did not start."""
 
     reason: str
     hint: str = ""
     settings: bool = False
-    """Whether what the user asked for is why."""
+    """True if the reason is the user's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Pickled:
 
     @staticmethod
     def of(payload: Any) -> Pickled:
-        """Raises what pickle raises."""
+        """Pickle a payload. Raises exceptions of pickle."""
         return Pickled(pickle.dumps(payload, pickle.HIGHEST_PROTOCOL))
 
     def load(self) -> Any:
@@ -100,28 +100,28 @@ class Pickled:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Do `payload` (`Generate` or `Warmup`); answers carry `id`."""
+    """A request with a payload (`Generate` or `Warmup`). Its answers carry `id`."""
 
     id: int
     payload: Any
-    """On its way, `Pickled`: one that cannot be read by the host fails alone."""
+    """`Pickled` in transit, so that one that the host cannot read fails alone."""
     priority: int = 0
     tenant: str = ""
     stream: bool = False
     background: bool = False
     chunk: int = 256
-    """Tokens a warm-up may prefill at once beside other requests."""
+    """Number of tokens that a warm-up may prefill at once while other requests run."""
     hints: tuple[str, int, str] | None = None
     """Query, depth and objective, for a scheduler class of ours (`scheduler.Hints`)."""
     app: str = ""
     drafts: tuple[str, ...] = ()
     """Texts that the answer may repeat."""
     late: bool = False
-    """Whether somebody may come late to read it."""
+    """True if a reader may come later."""
 
     @staticmethod
     def of(number: int, request: Request, *, chunk: int, hints: bool) -> Submit:
-        """Raises what pickle raises for the payload."""
+        """Create the frame of a request. Raises exceptions of pickle for the payload."""
         return Submit(
             number,
             Pickled.of(request.payload),
@@ -151,15 +151,15 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Empty the prefix cache; answered by `Answer(id, True)` when it is empty, `False` when it never got idle."""
+    """Empty the prefix cache. The answer is `RequestAnswer(id, True)` once it is empty, False if it was never idle."""
 
     id: int
     timeout: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Have the worker do something about drafts, by the name of its method; the `Answer` is what that returns."""
+class CallProposer:
+    """A call of a method of the worker that concerns drafts; the `RequestAnswer` is its result."""
 
     id: int
     method: str
@@ -186,7 +186,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestAnswer:
     """The value of a request; ends it."""
 
     id: int
@@ -198,7 +198,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request failed; ends it. `tokens` and `limit` are set when it is too large."""
+    """The reason why a request failed; ends it. `tokens` and `limit` are set if it is too large."""
 
     id: int
     reason: str
@@ -214,7 +214,7 @@ class Update:
     `kv_used` is a share, 0 to 1. `kv_tokens` are the tokens of running generations by app; None if not reported.
     """
 
-    items: tuple[Delta | Answer | Refusal, ...]
+    items: tuple[Delta | RequestAnswer | Refusal, ...]
     kv_used: float = 0.0
     cache: PrefixEvents = ()
     kv_tokens: Mapping[str, int] | None = None
@@ -227,11 +227,11 @@ class Link:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> Link:
+    async def connect(cls, sock: socket.socket) -> Link:
         return cls(*await asyncio.open_unix_connection(sock=sock))
 
     def send(self, frame: object) -> None:
-        """Queue a frame; never blocks. A frame to an end that is gone is dropped: `receive` tells."""
+        """Queue a frame; never blocks. A frame to an end that is gone is dropped; `receive` raises then."""
         if self._writer.is_closing():
             return
         body = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
@@ -241,8 +241,8 @@ class Link:
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return pickle.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as gone:
-            raise EOFError("the other end of the link is gone") from gone
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise EOFError("the other end of the link is gone") from error
 
     async def flushed(self) -> None:
         await self._writer.drain()

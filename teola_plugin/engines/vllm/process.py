@@ -1,8 +1,8 @@
-"""The host process of an LLM engine: started apart from the caller, ended for certain.
+"""The host process of an LLM engine, which is ended for certain.
 
-The host leads its own process group, so that vLLM's children are found and ended with it. vLLM keeps nothing that is
-worth a polite end, which takes it 5 s, so the end is always a kill. Python's resource trackers are spared: they remove
-the shared memory of the dead and leave by themselves.
+The host leads its own process group, so that vLLM's children are found and ended with it. vLLM has nothing to save, and
+a graceful end takes 5 s, so the end is always a kill. Python's resource trackers are spared: they remove the shared
+memory of the dead and leave by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from teola_plugin.engines.model_cache import cache_folder
 
 PARENT = "TEOLA_PARENT"
-"""Environment variable of the host: the process that it ends with."""
+"""Environment variable of the host: the id of the process with which it ends."""
 _LAUNCHER = ("/bin/sh", "-c", f'{PARENT}=$$ "$@"; exit $?', "teola")
 """Whoever kills the children of this process at its end (as Ray does) kills the shell; the host then ends its group.
 Killed itself, it would leave vLLM behind."""
@@ -112,18 +112,18 @@ def kill_group(group: int) -> None:
 
 
 def group_members(group: int, *, trackers: bool = False) -> list[int]:
-    """Living processes of the group, with Python's resource trackers if asked for. Empty where there is no /proc."""
-    found = []
+    """Return the living processes of a group, with Python's resource trackers if `trackers`; [] without /proc."""
+    members = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(pgrp) != group or state in "ZX":
                 continue
             if trackers or b"resource_tracker" not in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+                members.append(int(entry.name))
         except (OSError, ValueError):
             continue
-    return found
+    return members
 
 
 def _kill(pid: int) -> None:

@@ -1,30 +1,29 @@
-"""What the host does with vLLM for one request: generate, warm a prefix up, empty the prefix cache."""
+"""The requests that the host runs in vLLM: generate, warm a prefix up, empty the prefix cache."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.drafts.options import extra_args
 from teola_plugin.engines.vllm.drafts.worker import FORGET
-from teola_plugin.engines.vllm.link import Answer, Delta, Reset, Submit, Tell
-from teola_plugin.engines.vllm.output import Output
+from teola_plugin.engines.vllm.link import CallProposer, Delta, RequestAnswer, Reset, Submit
 from teola_plugin.engines.vllm.scheduler import KEY
-from teola_plugin.engines.vllm.tokens import Encoded, PromptTokens
+from teola_plugin.engines.vllm.tokens import EncodedPrompt, PromptTokens
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Generation, Sampling, Warmed, Warmup
-from teola_plugin.shims.vllm import streams
+from teola_plugin.shims.vllm import drafts, stats, streams
 from teola_plugin.shims.vllm.llm import limits_of, token_prompt
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
     from vllm.sampling_params import SamplingParams
 
-_LAST = 1 << 40
-"""Added to the priority of background work: after everything that somebody waits for."""
+_BACKGROUND_PRIORITY = 1 << 40
+"""Added to the priority of background work: it comes after all requests that a caller waits for."""
 
 
 class PromptTooLong(Exception):
@@ -36,21 +35,21 @@ class PromptTooLong(Exception):
 
 
 class RequestRunner:
-    """Runs requests. `send` takes what must reach the caller before a request's answer; `held` is told of prompts."""
+    """A runner of requests. `send` takes pieces before a request's answer; `prefixes` records the prompts."""
 
     def __init__(
         self,
         llm: AsyncLLMEngine,
         send: Callable[[Delta], None],
-        held: CachedPrefixes | None = None,
+        prefixes: CachedPrefixes | None = None,
         *,
         drafts: bool = False,
     ) -> None:
-        self._llm, self._send, self._held, self._drafts = llm, send, held, drafts
+        self._llm, self._send, self._prefixes, self._drafts = llm, send, prefixes, drafts
         self._tokens = PromptTokens(llm.get_tokenizer())
         limits = limits_of(llm)
         self._limit, self._block = limits.max_model_len, limits.block_size
-        self._seldom = not streams.lacking()
+        self._can_report_rarely = not streams.lacking()
         self._outputs: dict[int, Output] = {}
         self._generating = 0
         self._lengths: dict[int, tuple[str, int]] = {}
@@ -58,14 +57,14 @@ class RequestRunner:
         self._idle.set()
 
     def kv_tokens(self) -> dict[str, int]:
-        """App -> tokens that its generations under way hold in the KV cache; those that wait for a place hold none."""
-        found: dict[str, int] = {}
+        """Return the tokens that generations hold in the KV cache, by app; those that wait for a slot hold none."""
+        by_app: dict[str, int] = {}
         for app, tokens in self._lengths.values():
-            found[app] = found.get(app, 0) + tokens
-        return found
+            by_app[app] = by_app.get(app, 0) + tokens
+        return by_app
 
-    async def run(self, submit: Submit) -> Answer:
-        """Raises `PromptTooLong`, `ValueError` for what vLLM cannot do, and vLLM's own errors."""
+    async def run(self, submit: Submit) -> RequestAnswer:
+        """Run a request. Raises `PromptTooLong`, `ValueError` for what vLLM cannot do, and vLLM's own errors."""
         match submit.payload:
             case Generate():
                 return await self._generate(submit, submit.payload)
@@ -74,78 +73,94 @@ class RequestRunner:
             case other:
                 raise ValueError(f"an LLM takes Generate or Warmup, not {type(other).__name__}")
 
-    async def reset(self, reset: Reset) -> Answer:
-        """Empties the prefix cache; vLLM refuses while requests run, so this asks until they are done. Outputs to
-        draft from are forgotten with it."""
+    async def reset(self, reset: Reset) -> RequestAnswer:
+        """Empty the prefix cache, and forget outputs to draft from.
+
+        vLLM refuses while requests run, so this tries again until they are done.
+        """
         deadline = time.monotonic() + reset.timeout
         while await self._llm.reset_prefix_cache() is False:
             if time.monotonic() > deadline:
-                return Answer(reset.id, False)
+                return RequestAnswer(reset.id, False)
             await asyncio.sleep(0.01)
-        if self._held is not None:
-            self._held.cleared()  # vLLM itself tells with its next step
+        if self._prefixes is not None:
+            self._prefixes.cleared()  # vLLM's own event comes with its next step
         if self._drafts:
             await self._llm.collective_rpc(FORGET, args=(None,))
-        return Answer(reset.id, True)
+        return RequestAnswer(reset.id, True)
 
-    async def tell(self, tell: Tell) -> Answer:
-        """A method of the worker, which is there where something is drafted; what the first worker returns."""
-        found = await self._llm.collective_rpc(tell.method, args=(tell.argument,))
-        return Answer(tell.id, found[0])
+    async def call_proposer(self, call_proposer: CallProposer) -> RequestAnswer:
+        """Call a method of the worker that concerns drafts. Return the result of the first worker."""
+        values = await self._llm.collective_rpc(call_proposer.method, args=(call_proposer.argument,))
+        return RequestAnswer(call_proposer.id, values[0])
 
-    async def _generate(self, submit: Submit, payload: Generate) -> Answer:
-        """Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM itself."""
-        written = Output(submit, self._send, self._llm, seldom=self._seldom)
-        self._outputs[submit.id] = written
+    async def _generate(self, submit: Submit, payload: Generate) -> RequestAnswer:
+        """Generate. Output that would pass `max_model_len` ends there with finish reason `length`, as in vLLM."""
+        request_output = Output(submit, self._send, self._llm, merges_unread=self._can_report_rarely)
+        self._outputs[submit.id] = request_output
         try:
-            return await self._write(submit, payload, written)
+            return await self._write(submit, payload, request_output)
         finally:
             del self._outputs[submit.id]
 
-    async def _write(self, submit: Submit, payload: Generate, written: Output) -> Answer:
-        ids = self._checked(await self._tokens.whole(payload.prompt), submit)
+    async def _write(self, submit: Submit, payload: Generate, request_output: Output) -> RequestAnswer:
+        ids = self._checked(await self._tokens.encode_whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
             params.extra_args = extra_args(submit.drafts, submit.app, submit.tenant)
-        written.ask(ids, params)
+        request_output.set_reporting(ids, params)
         self._enter()
         try:
-            async for output in self._stream(ids, params, submit, written.name):
-                written.add(output)
-                self._lengths[submit.id] = submit.app, len(ids) + written.tokens
+            async for output in self._stream(ids, params, submit, request_output.name):
+                request_output.add(output)
+                self._lengths[submit.id] = submit.app, len(ids) + request_output.tokens
         finally:
             self._lengths.pop(submit.id, None)
             self._leave()
-        if written.reason not in ("stop", "length"):
-            raise ValueError(f"vLLM ended the request with {written.reason!r}")
-        drafted, accepted = written.verified if self._drafts else (0, 0)
-        accepted = min(accepted, max(0, written.tokens - 1))  # vLLM counts those behind the end, too
-        value = Generation(written.text, written.reason, len(ids), written.tokens, written.cached, drafted, accepted)
-        told = {"first_token_s": written.first, "seconds": written.seconds, "preempted": written.preempted}
-        return Answer(submit.id, value, told | {"drafted": drafted, "accepted": accepted}, written.cuts())
+        if request_output.reason not in ("stop", "length"):
+            raise ValueError(f"vLLM ended the request with {request_output.reason!r}")
+        drafted, accepted = request_output.verified if self._drafts else (0, 0)
+        accepted = min(accepted, max(0, request_output.tokens - 1))  # vLLM counts those after the end, too
+        value = Generation(
+            request_output.text,
+            request_output.reason,
+            len(ids),
+            request_output.tokens,
+            request_output.cached,
+            drafted,
+            accepted,
+        )
+        stats = {
+            "first_token_s": request_output.first,
+            "seconds": request_output.seconds,
+            "preempted": request_output.preempted,
+        }
+        return RequestAnswer(
+            submit.id, value, stats | {"drafted": drafted, "accepted": accepted}, request_output.cuts()
+        )
 
     def listen(self, wire: int) -> None:
-        """Somebody reads that request from now on."""
-        if (written := self._outputs.get(wire)) is not None:
-            written.listen()
+        """Send the pieces of a request from now on."""
+        if (request_output := self._outputs.get(wire)) is not None:
+            request_output.listen()
 
-    async def _warm_up(self, submit: Submit, payload: Warmup) -> Answer:
-        """Prefills whole blocks of the prefix; beside others in growing prefixes, so that they go on in between."""
-        begun = time.perf_counter()
-        ids = self._checked(await self._tokens.prefix(payload.prompt), submit)
+    async def _warm_up(self, submit: Submit, payload: Warmup) -> RequestAnswer:
+        """Prefill whole blocks of a prefix. While others run, in growing prefixes, so that they go on in between."""
+        start = time.perf_counter()
+        ids = self._checked(await self._tokens.encode_prefix(payload.prompt), submit)
         total = len(ids) // self._block * self._block
         chunk = max(self._block, submit.chunk // self._block * self._block)
         done = cached = 0
         while done < total:
-            took, known = time.perf_counter(), cached == done
+            chunk_start, all_cached = time.perf_counter(), cached == done
             done = min(total, done + chunk) if self._generating else total
             async for output in self._stream(ids[:done], _only_prefill(), submit, f"{submit.id}-{done}"):
-                if known:  # so far all of it was there; of what is, vLLM computes the last block again
-                    found = output.num_cached_tokens or 0
-                    cached = done if found >= done - self._block else max(cached, found)
+                if all_cached:  # all of it was cached so far; vLLM computes the last cached block again
+                    cached_tokens = output.num_cached_tokens or 0
+                    cached = done if cached_tokens >= done - self._block else max(cached, cached_tokens)
             if done < total:
-                await self._give_way(time.perf_counter() - took)
-        return Answer(submit.id, Warmed(done, cached), {"seconds": time.perf_counter() - begun})
+                await self._give_way(time.perf_counter() - chunk_start)
+        return RequestAnswer(submit.id, Warmed(done, cached), {"seconds": time.perf_counter() - start})
 
     async def _give_way(self, seconds: float) -> None:
         """Leave the instance to the others for as long as the last chunk took from them, or until they are done."""
@@ -158,16 +173,16 @@ class RequestRunner:
         prompt = token_prompt(ids, submit.tenant)
         if submit.hints is not None:
             params.extra_args = {**(params.extra_args or {}), KEY: submit.hints}
-        priority = submit.priority + (_LAST if submit.background else 0)
+        priority = submit.priority + (_BACKGROUND_PRIORITY if submit.background else 0)
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 
-    def _checked(self, encoded: Encoded, submit: Submit) -> list[int]:
+    def _checked(self, encoded: EncodedPrompt, submit: Submit) -> list[int]:
         ids = encoded.ids
         if len(ids) >= self._limit:
             raise PromptTooLong(len(ids), self._limit)
-        if self._held is not None and (ends := encoded.ends(self._block)) is not None:
+        if self._prefixes is not None and (ends := encoded.ends(self._block)) is not None:
             names = block_hashes(encoded.prompt.known_prefix(), tenant=submit.tenant)
-            self._held.expect(ids, ends, names, submit.tenant)
+            self._prefixes.expect(ids, ends, names, submit.tenant)
         return ids
 
     def _enter(self) -> None:
@@ -181,7 +196,7 @@ class RequestRunner:
 
 
 def sampling_params(sampling: Sampling) -> SamplingParams:
-    """vLLM's form of `sampling`. Raises `ValueError` for values that vLLM refuses."""
+    """Return vLLM's form of `sampling`. Raises `ValueError` for values that vLLM refuses."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
@@ -199,7 +214,107 @@ def sampling_params(sampling: Sampling) -> SamplingParams:
 
 
 def _only_prefill() -> SamplingParams:
-    """One token is the least that vLLM accepts; it is thrown away."""
+    """Return the parameters for one token, the least that vLLM accepts; it is discarded."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+class Output:
+    """The output of one generation. `merges_unread` is True if vLLM can merge pieces that nobody reads.
+
+    A reader that comes later gets the same pieces as one from the start.
+    """
+
+    def __init__(
+        self, submit: Submit, send: Callable[[Delta], None], llm: AsyncLLMEngine, *, merges_unread: bool
+    ) -> None:
+        self._wire, self._read, self._late = submit.id, submit.stream, submit.late
+        self._send, self._llm, self._can_report_rarely = send, llm, merges_unread
+        self._start = time.perf_counter()
+        self._prompt: Sequence[int] = ()
+        self._params: Any = None
+        self._ids: list[int] = []
+        self._unsent_pieces: list[Delta] = []
+        """Pieces that were not sent, as the stream has no reader."""
+        self._reports_rarely = False
+        self._sent_characters = 0
+        """Number of characters that were sent."""
+        self.text, self.tokens, self.cached, self.first = "", 0, 0, 0.0
+        self.reason: str | None = None
+        self.verified, self.preempted = (0, 0), 0
+
+    @property
+    def name(self) -> str:
+        """The id of the request in vLLM."""
+        return str(self._wire)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the request arrived."""
+        return time.perf_counter() - self._start
+
+    def set_reporting(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Set how often vLLM reports on the request."""
+        self._prompt, self._params = prompt, params
+        self._reports_rarely = self._can_report_rarely and not self._read
+        if self._reports_rarely:
+            streams.seldom(params)
+
+    def listen(self) -> None:
+        """Send the pieces from now on, beginning with those that were not sent."""
+        self._read = True
+        self._catch_up()
+        for piece in self._unsent_pieces:
+            self._send_piece(piece)
+        self._unsent_pieces = []
+
+    def add(self, output: Any) -> None:
+        """Add a `RequestOutput`: new text, and in the last one the reason of the end."""
+        piece = output.outputs[0]
+        first = not self.tokens
+        if first:
+            self.first = self.seconds
+            self.cached = output.num_cached_tokens or 0
+        self.text += piece.text
+        self._ids += piece.token_ids
+        self.tokens += len(piece.token_ids)
+        if first or self._read:  # the first piece is always sent: it ends the prefilling
+            self._send_piece(Delta(self._wire, self.text[self._sent_characters :], len(piece.token_ids)))
+        elif not self._reports_rarely:
+            self._unsent_pieces.append(Delta(self._wire, piece.text, len(piece.token_ids)))
+        self._catch_up()
+        self.reason = piece.finish_reason
+        if self.reason is not None:
+            self.preempted = stats.preemptions(output)
+            self.verified = drafts.verified(piece)
+
+    def cuts(self) -> tuple[int, ...]:
+        """Return the lengths of the pieces of the text; () if no reader can come later."""
+        if self._read or not self._late:
+            return ()
+        if self._reports_rarely:
+            return tuple(map(len, self._texts()))
+        return (self._sent_characters, *(len(piece.text) for piece in self._unsent_pieces))
+
+    def _catch_up(self) -> None:
+        """If there is a reader and vLLM has reported the first token only: send what it has written meanwhile.
+
+        From now on vLLM reports every token.
+        """
+        if not (self._read and self._reports_rarely and self.tokens):
+            return
+        self._reports_rarely = False
+        reported = len(self._ids)
+        missing = streams.every_token(self._llm, self.name)
+        self._ids += missing
+        self.tokens += len(missing)
+        for text in self._texts()[reported:]:
+            self._send_piece(Delta(self._wire, text, 1))
+
+    def _texts(self) -> list[str]:
+        return streams.texts(self._llm.get_tokenizer(), self._prompt, self._params, self._ids)
+
+    def _send_piece(self, piece: Delta) -> None:
+        self._sent_characters += len(piece.text)
+        self._send(piece)

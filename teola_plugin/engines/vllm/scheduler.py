@@ -1,9 +1,9 @@
 """Algorithm 2 inside vLLM: an opt-in scheduler class for its waiting queue (`VllmEngine(scheduler="topology")`).
 
 The engine scheduler admits requests in this order already, and vLLM's priorities keep it. What they cannot know is how
-things stand when a slot comes free later: when the cache is full and requests wait inside vLLM, or were preempted
-there. Then this queue looks at what runs: a query whose deeper primitives run has had its turn, somebody's answer goes
-before members of a gang, and nobody is passed for ever.
+the load is when a slot becomes free later: when the cache is full and requests wait inside vLLM, or were preempted
+there. Then this queue looks at what runs: a query whose deeper primitives run has had its turn, an answer that
+a caller waits for goes before members of a gang, and no request is passed for ever.
 
 vLLM does not promise to keep what is subclassed here: only tested versions are accepted.
 """
@@ -18,32 +18,32 @@ from teola_plugin.shims.vllm import scheduler as shim
 
 NAMES = ("", "topology")
 KEY = "teola"
-"""Under which a request's `Hints` travel in `SamplingParams.extra_args`."""
+"""The key of a request's `Hints` in `SamplingParams.extra_args`."""
 PATIENCE = 20
-"""Others that may be taken before a request whose turn it was by its priority."""
+"""Maximum number of others that are taken before a request whose turn it was by its priority."""
 _URGENCY = {"latency": 0, "throughput": 1, "background": 2}
 
 
 def check(scheduler: str, version: str, engine: str) -> None:
-    """Raises ConfigError for a scheduler that there is not, or not for this version of vLLM."""
+    """Raise ConfigError for an unknown scheduler, or one that does not fit this version of vLLM."""
     if scheduler not in NAMES:
         raise ConfigError(
             f"engine {engine!r}: there is no scheduler {scheduler!r}.", hint='scheduler="topology", or none'
         )
     if scheduler and not shim.tested(version):
-        known = ", ".join(f"{major}.{minor}" for major, minor in shim.TESTED)
-        raise _unfit(engine, scheduler, f"It is tested with vLLM {known}; {version} is installed.")
+        tested = ", ".join(f"{major}.{minor}" for major, minor in shim.TESTED)
+        raise _unfit(engine, scheduler, f"It is tested with vLLM {tested}; {version} is installed.")
 
 
 def check_names(scheduler: str, engine: str) -> None:
-    """The same by what the installed vLLM has, whatever its number; imports vLLM. Raises ConfigError."""
+    """Raise ConfigError if the installed vLLM lacks what the scheduler needs. Imports vLLM."""
     if scheduler and (lacking := shim.lacking()):
         raise _unfit(engine, scheduler, f"In the one installed, these are not as expected: {', '.join(lacking)}.")
 
 
-def _unfit(engine: str, scheduler: str, why: str) -> ConfigError:
+def _unfit(engine: str, scheduler: str, reason: str) -> ConfigError:
     return ConfigError(
-        f'engine {engine!r}: scheduler="{scheduler}" replaces a part of vLLM that changes between versions. {why}',
+        f'engine {engine!r}: scheduler="{scheduler}" replaces a part of vLLM that changes between versions. {reason}',
         hint="leave `scheduler` out (vLLM then follows the same order by its priorities), or install a tested vLLM",
     )
 
@@ -75,9 +75,9 @@ class Hints(NamedTuple):
 
 
 def hints(request: WaitingRequest) -> Hints:
-    """A request that came past the engine scheduler is a query of its own."""
-    given = shim.extra(request, KEY)
-    return Hints(*given) if given else Hints(request.request_id)
+    """Return the hints of a request. One that bypassed the engine scheduler is a query of its own."""
+    values = shim.extra(request, KEY)
+    return Hints(*values) if values else Hints(request.request_id)
 
 
 class TopologyOrder:
@@ -95,7 +95,7 @@ class TopologyOrder:
         self._passed.pop(request.request_id, None)
 
     def next(self, running: Iterable[WaitingRequest]) -> Any:
-        """Raises IndexError when nobody waits."""
+        """Return the next request. Raise IndexError if none waits."""
         if not self.waiting:
             raise IndexError("nobody waits")
         starved = [self.waiting[name] for name, passed in self._passed.items() if passed >= PATIENCE]
@@ -121,7 +121,10 @@ class TopologyOrder:
 
 
 def _rank(query: str, bucket: list[Any], deepest: Mapping[str, int]) -> tuple[bool, int, Any, Any]:
-    """Queries that have had no turn first; then by objective, then by their first request. Last, who is next of it."""
+    """Return the rank of a bucket, with its next request last.
+
+    Queries that have had no turn come first; then by objective, then by their first request.
+    """
     depth = max(hints(request).depth for request in bucket)
     level = [request for request in bucket if hints(request).depth == depth]
     urgency = min(_URGENCY.get(hints(request).objective, 0) for request in level)
@@ -129,9 +132,9 @@ def _rank(query: str, bucket: list[Any], deepest: Mapping[str, int]) -> tuple[bo
 
 
 def __getattr__(name: str) -> Any:
-    """The classes need vLLM: they are made when vLLM asks for them."""
+    """Create a scheduler class when vLLM asks for it, as the classes need vLLM."""
     if name not in ("TopologyScheduler", "TopologyAsyncScheduler"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = shim.SYNCHRONOUS if name == "TopologyScheduler" else shim.ASYNCHRONOUS
-    made = globals()[name] = shim.scheduler_class(base, name, __name__, TopologyOrder)
-    return made
+    scheduler_class = globals()[name] = shim.scheduler_class(base, name, __name__, TopologyOrder)
+    return scheduler_class

@@ -120,8 +120,8 @@ WEIGHED = [(16, 0.6, [(0, 1.0), (1, 1.02), (64, 1.4), (256, 4.0)])]
 
 
 async def weigh(engine: VllmEngine) -> None:
-    await engine.tell_drafts(SET_LONGEST_DRAFTS, [(16, (16,) * SHARES)])
-    await engine.tell_drafts(SET_STEP_DURATIONS, WEIGHED)
+    await engine.call_proposer(SET_LONGEST_DRAFTS, [(16, (16,) * SHARES)])
+    await engine.call_proposer(SET_STEP_DURATIONS, WEIGHED)
 
 
 async def compared(count: int, seed: int, model: str, *, weighed: bool = False) -> Found:
@@ -150,9 +150,9 @@ def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
     engine, given = session_llm.engine, list(cases(11, 32))
 
     async def run() -> tuple[Found, Found]:
-        await engine.tell_drafts(SET_LONGEST_DRAFTS, [(1, (0,) * SHARES)])
+        await engine.call_proposer(SET_LONGEST_DRAFTS, [(1, (0,) * SHARES)])
         plain = await alone(engine, given)
-        await engine.tell_drafts(SET_LONGEST_DRAFTS, [(16, (4,) * SHARES)])
+        await engine.call_proposer(SET_LONGEST_DRAFTS, [(16, (4,) * SHARES)])
         found = await together(engine, given, plain, 11)
         await weigh(engine)
         return found, await together(engine, given, plain, 12)
@@ -160,8 +160,8 @@ def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
     try:
         found, weighed = session_llm.run(run())
     finally:
-        session_llm.run(engine.tell_drafts(SET_LONGEST_DRAFTS, longest_drafts(engine.profile, engine.profile.drafts)))
-        session_llm.run(engine.tell_drafts(SET_STEP_DURATIONS, step_durations(engine.profile)))
+        session_llm.run(engine.call_proposer(SET_LONGEST_DRAFTS, longest_drafts(engine.profile, engine.profile.drafts)))
+        session_llm.run(engine.call_proposer(SET_STEP_DURATIONS, step_durations(engine.profile)))
     assert not found.differ and not weighed.differ
     assert found.compared > 20 and found.accepted > 100
     assert weighed.compared > 20 and weighed.accepted > 100

@@ -53,5 +53,7 @@ def conflicting_argument(engine_args: Mapping[str, Any]) -> str:
     vLLM would not start with drafts and processors of logits, watermarks or asynchronous scheduling.
     """
     replaced = [name for name in ("speculative_config", "worker_extension_cls") if name in engine_args]
-    refused = [name for name in ("logits_processors", "watermark_config", "async_scheduling") if engine_args.get(name)]
-    return next(iter((*replaced, *refused)), "")
+    incompatible = [
+        name for name in ("logits_processors", "watermark_config", "async_scheduling") if engine_args.get(name)
+    ]
+    return next(iter((*replaced, *incompatible)), "")

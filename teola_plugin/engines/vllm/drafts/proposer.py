@@ -91,9 +91,9 @@ class DraftProposer:
             row = self._updated_row(runner, names[i], i, sampled_token_ids[i], length, token_ids_cpu)
             if row is not None and (draft := self._drafter.draft(row, rows, self._limit - length - 1)):
                 drafts[i] = row, draft
-        chosen = self._drafter.choose(drafts, rows) if drafts else {}
+        cut_drafts = self._drafter.choose(drafts, rows) if drafts else {}
         self._drafter.record_drafts(names, rows)
-        return [chosen.get(i, []) for i in range(len(sampled_token_ids))]
+        return [cut_drafts.get(i, []) for i in range(len(sampled_token_ids))]
 
     def _updated_row(
         self, runner: shim.Runner, name: str, i: int, new: Sequence[int], length: int, tokens: Any
