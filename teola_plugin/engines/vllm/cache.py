@@ -51,7 +51,7 @@ class CachedPrefixes:
         self._events: list[PrefixStored | PrefixRemoved | PrefixesCleared] = []
 
     def expect(self, ids: Sequence[int], ends: Sequence[int], blocks: PrefixBlocks, tenant: str = "") -> None:
-        """Record that a prompt will be computed. `ends`: characters of its text up to the end of each block of tokens."""
+        """Record that a prompt will be computed. `ends`: characters of its text up to each block's end."""
         first, stored_text = 0, None
         for key, characters in zip(self._keys(ids, _start(tenant)), ends, strict=False):
             end = min(len(blocks), characters // BLOCK_CHARACTERS)
