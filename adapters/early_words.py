@@ -227,7 +227,20 @@ def _item_starts(graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -
             starts.setdefault(p.id, "as soon as its item is written")
         elif p.holds_fragment and p.attributes.beside and asks(p) and waits != {True}:
             starts.setdefault(p.id, "beside those of the other items")
+        elif own_calls is not None and p.kind is _K.MAP and (later := _later_calls(p, own_calls.prefetchable)):
+            starts.setdefault(p.id, "once the step in front of it has ended for its item")
+            inside[holder] = later
     return {holder: (how, inside[holder]) for holder, how in starts.items()}
+
+
+def _later_calls(p: Primitive, sites: Container[str]) -> set[str]:
+    """Return the components in the body of a MAP that call own objects at these sites behind other calls."""
+    assert p.fragment is not None
+    body = p.fragment.graph
+    calls = [(component_of(q.id), q) for q in body if q.attributes.wrapped in sites]
+    return {
+        name for name, q in calls if any(component_of(one) != name and asks(body[one]) for one in body.ancestors[q.id])
+    }
 
 
 def early_starts(plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> dict[str, str]:
@@ -245,6 +258,9 @@ def early_starts(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
         component_of(one.id): one.attributes.wrapped for p in source for one in leaf_primitives(p) if one.on_engine
     }
     order = list(dict.fromkeys(component_of(p.id) for p in source))
+    inside_lists = {
+        component_of(p.id): [component_of(one.id) for one in leaf_primitives(p)] for p in graph if p.holds_fragment
+    }
     for name, dropped in _freed(source, graph, own_calls).items():
         target = one_by_one.get(sites.get(name, ""))
         waits = [
@@ -252,8 +268,8 @@ def early_starts(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
             for one in order
             if one in dropped and (target is None or one_by_one.get(sites.get(one, "")) is not target)
         ]
-        if waits and name not in forms.unknown:
-            starts.setdefault(name, f"without waiting for {listed(waits)}")
+        for one in (name, *inside_lists.get(name, ())) if waits and name not in forms.unknown else ():
+            starts.setdefault(one, f"without waiting for {listed(waits)}")
     for name, tokens in _prompt_beginnings(graph).items():
         starts.setdefault(name, f"the first {tokens} tokens of its prompt, early")
     return starts

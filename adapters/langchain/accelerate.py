@@ -139,7 +139,7 @@ class ChainPlanner:
     options: Options
     graphs: Graphs | None = None
     own_maps: bool = False
-    """Whether `.map()` may ask models and retrievers of the user's own, for what an item is predicted to be."""
+    """Whether the calls of own models and retrievers in `.map()` are part of the plan."""
 
     def planned(self, runnable: Node, routed: Node) -> AcceleratedRunnable:
         """Plan a Runnable. `routed`: the same; for a model that is routed itself, the object that carries its route."""
@@ -170,10 +170,10 @@ class ChainPlanner:
 
     def _plans(self, routed: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
         options = self.options
-        is_unmapped = options.speculate != "all" or self.own_maps
-        if not is_unmapped and any(site.mapped for site in sites_of(routed, mapped=True).values()):
+        if not self.own_maps and any(site.mapped for site in sites_of(routed, mapped=True).values()):
             plans_with_maps = replace(self, own_maps=True)._plans(routed)
-            if plans_with_maps[2] is not None:
+            plan = plans_with_maps[2]
+            if plan is not None and (options.speculate == "all" or plan.prefetches_in_maps):
                 return plans_with_maps
         chain = with_parts(routed, self)
         terms: Any = {"passes": options.passes, "speculate": options.speculate, "threads": options.threads}

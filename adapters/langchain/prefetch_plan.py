@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -89,7 +89,8 @@ class _SiteCollector:
             yield from self._leaf(node, path, kwargs, config, is_mapped)
         elif isinstance(node, RunnableBinding):
             is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
-            if not (is_late or streams(handlers_in(node.config.get("callbacks")))):
+            is_bounded = self._mapped and "max_concurrency" in node.config
+            if not (is_late or is_bounded or streams(handlers_in(node.config.get("callbacks")))):
                 callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
                 inner = merge_configs(callbacks_apart, config)
                 yield from self.sites(
@@ -256,18 +257,32 @@ class AlwaysReached:
         awaited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
         known_values = {ref for one in awaited for ref in one.refs}
         steps = [self._source[name] for name in passed]
-        return self._looked_up <= known_values and not any(self._may_end(step, known_values) for step in steps)
+        if not self._looked_up <= known_values:
+            return False
+        return not any(self._may_end(step, self._source, known_values) for step in steps)
 
-    def _may_end(self, step: Primitive, known_values: set[Ref]) -> bool:
+    def in_each(self, call: Primitive, body: Graph) -> bool:
+        """Return True if no step of a MAP's body that stands before a call ends the original, whatever the item.
+
+        That items have the keys that models need was seen before (`_ChainTracer._with_keys`).
+        """
+        steps = [call, *(body[name] for name in body.ancestors[call.id])]
+        if call.kind is PrimitiveKind.SEARCHING and any(
+            ref.external and ref.path for step in steps for ref in step.refs
+        ):
+            return False
+        return not any(self._may_end(step, body) for step in steps[1:])
+
+    def _may_end(self, step: Primitive, source: Graph, known_values: Collection[Ref] = ()) -> bool:
         if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *leaf_primitives(step))):
             return True
         if step.holds_fragment and any(ref.external and ref.path for one in leaf_primitives(step) for ref in one.refs):
             return True  # keys of an item
-        return any(self._may_lack(step, ref) for ref in step.refs if not ref.external and ref not in known_values)
+        refs = [ref for ref in step.refs if not ref.external and ref not in known_values]
+        return any(self._may_lack(step, ref, source[ref.producer]) for ref in refs)
 
-    def _may_lack(self, step: Primitive, ref: Ref) -> bool:
+    def _may_lack(self, step: Primitive, ref: Ref, producer: Primitive) -> bool:
         """Return True if a step reads a key that may not be there, or fills a prompt with what user code made."""
-        producer = self._source[ref.producer]
         is_user_code = is_impure(producer) or is_fallible(self._calls.get(producer.call))
         return bool(ref.path) or (is_user_code and step.kind is PrimitiveKind.PREFILLING)
 
@@ -338,6 +353,27 @@ def sites_that_gain(
     )
 
 
+def mapped_sites_that_gain(optimised: Optimised, reached: AlwaysReached | None) -> Iterator[str]:
+    """Yield the sites in bodies of `.map()` whose calls the original is certain to make, and that start sooner: before
+    steps in front of the list, or before the step in front of them was made for all items.
+
+    `reached`: None if calls may pass all steps.
+    """
+    source, graph = optimised.source, optimised.graph
+    for p in graph if source is not None else ():
+        assert source is not None
+        body = source[p.id].fragment if p.id in source else None
+        dropped = dropped_waits(p.id, source, graph) if body is not None else frozenset[str]()
+        if body is None or (reached is not None and not reached(p, dropped)):
+            continue
+        is_freed = any(takes_time(source[name]) for name in dropped)
+        for q in body.graph:
+            is_later = any(takes_time(body.graph[name]) for name in body.graph.ancestors[q.id])
+            is_call = q.engine == PROVIDER and q.kind in _CALLS
+            if is_call and (is_freed or is_later) and (reached is None or reached.in_each(q, body.graph)):
+                yield _site(q)
+
+
 def inputs_required_first(optimised: Optimised) -> dict[str, frozenset[str]]:
     """Return, by site, those whose input has to be known first: the site no longer waits for them, and making that
     input, which is possible at once, may fail."""
@@ -347,7 +383,11 @@ def inputs_required_first(optimised: Optimised) -> dict[str, frozenset[str]]:
     calls = {p.id: _site(p) for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id in source}
     at_once = {name for name in calls if not any(takes_time(graph[one]) for one in graph.ancestors[name])}
     return {
-        site: frozenset(calls[q] for q in at_once & dropped_waits(name, source, graph)) for name, site in calls.items()
+        _site(q): frozenset(calls[other] for other in at_once & dropped_waits(p.id, source, graph))
+        for p in graph
+        if p.id in calls or (p.holds_fragment and p.id in source)
+        for q in leaf_primitives(p)
+        if _site(q)
     }
 
 
@@ -412,6 +452,11 @@ class PrefetchPlan:
     """Sites whose results no other request depends on."""
     left: Mapping[str, tuple[str, Explanation]]
     """See `CodeSites.left`."""
+
+    @property
+    def prefetches_in_maps(self) -> bool:
+        """True if calls for each item of a list are prefetched that the structure of the chain shows."""
+        return any(self.sites[key].mapped and not self.sites[key].in_code for key in self.prefetched_sites)
 
     def calls(
         self, input: Any, config: RunnableConfig, limit: ConcurrencyLimit | None, entry: EntryPoint
@@ -521,11 +566,23 @@ def plan_prefetching(
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     intercept()
-    prefetched_in_chain = sites_that_gain(
-        planned,
-        lambda one, other: take_as_long(sites_by_path[one].target, sites_by_path[other].target),
-        AlwaysReached(planned, traced) if careful else lambda p, passed: True,
-    ) | predicted_sites(planned.graph)
+    reached = AlwaysReached(planned, traced) if careful and planned.source is not None else None
+    predicted = predicted_sites(planned.graph)
+    mapped_sites = frozenset(mapped_sites_that_gain(planned, reached))
+    if careful:
+        mapped_sites, predicted = (
+            mapped_sites - predicted,
+            predicted - {k for k, one in sites_by_path.items() if one.mapped},
+        )
+    prefetched_in_chain = (
+        mapped_sites
+        | predicted
+        | sites_that_gain(
+            planned,
+            lambda one, other: take_as_long(sites_by_path[one].target, sites_by_path[other].target),
+            reached or (lambda p, passed: True),
+        )
+    )
     sooner = () if planned.source is None else sites_that_start_sooner(planned.source, planned.graph)
     prefetched_sites = (prefetched_in_chain - code.sites.keys()) | code.sites.keys() & sooner
     if not prefetched_sites:

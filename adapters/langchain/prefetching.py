@@ -272,7 +272,7 @@ class QueryCalls:
             is_hit = any(call.is_claimed_by(Caller.ORIGINAL) for call in calls)
             if calls:
                 site.counts.add(is_hit=is_hit)
-            if calls and not is_hit and not site.mapped and succeeded and self._learns:
+            if calls and not is_hit and succeeded and self._learns:
                 site.keeps_its_place.set()
 
     # ------------------------------------------------------------ the graph's side

@@ -28,7 +28,19 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.tools import BaseTool
 
-from teola_plugin.graph import INPUT, ITEM, Attributes, Component, Ref, Role, named, on_loop, simple
+from teola_plugin.graph import (
+    INPUT,
+    ITEM,
+    Attributes,
+    Component,
+    Ref,
+    Role,
+    items_of,
+    named,
+    on_loop,
+    read_path,
+    simple,
+)
 from teola_plugin.shims.langchain import handlers_in, is_structured_output_parser, streams
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult, mark_fallible
 from teola_plugin.tracer.langchain.classes import (
@@ -284,6 +296,7 @@ class _ChainTracer:
             if row.level != "lowered":
                 raise NotUnderstood(f"{row.path} is not understood, so what it maps is not either: {row.reason}")
         name = self._draft.name(preferred_name, *DERIVED)
+        value = self._with_keys(value, body, name, location)
         template = body.template(body.materialize(body_result, name, location.run_path), name)
         self._add_row(node, location, "lowered", (name,))
         self._draft.absorb(body)
@@ -296,6 +309,24 @@ class _ChainTracer:
             attributes=Attributes(beside=isinstance(node, SequentialEach)),
         )
         return self._draft.add(component), Span((name,), (name,))
+
+    def _with_keys(self, items: Ref, body: Draft, name: str, location: _Location) -> Ref:
+        """Return the items that a body is run for: if own models are certain to be called in it, all items must have
+        what it reads of them, as the original makes all prompts before the first call."""
+        is_certain = any(PERMISSION in component.effects for component in body.components.values())
+        refs = [ref for component in body.components.values() for _, ref in component.inputs] + body.required_keys
+        keys = tuple(dict.fromkeys(ref.path for ref in refs if ref.producer == ITEM and ref.path))
+        variables = tuple(ref.path for ref in body.required_variables if ref.producer == ITEM)
+        if not is_certain or not (keys or variables):
+            return items
+
+        def check(items: Any) -> Any:
+            for item in items_of(items):
+                for path in keys + (variables if isinstance(item, dict) else ()):
+                    read_path(item, path)
+            return items
+
+        return self._draft.call(f"{name}.items", mark_fallible(check), location.run_path, items=items)
 
     # ------------------------------------------------------------ equivalents and lookahead
 
