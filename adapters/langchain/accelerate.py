@@ -19,10 +19,11 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCalls, accelerated_object, calls_of
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.binding.workers import bound_object
+from teola_plugin.adapters.langchain.call_sites import sites_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langchain.parts import with_parts
 from teola_plugin.adapters.langchain.pools import the_pool_of
-from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, is_lowered, plan_prefetching, sites_of
+from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, is_lowered, plan_prefetching
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.own_class import FieldSnapshot

@@ -29,9 +29,10 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from teola_plugin.adapters.early_words import listed
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain import composites
+from teola_plugin.adapters.langchain.call_sites import eligible, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.current_query import active_run
-from teola_plugin.adapters.langchain.prefetch_plan import eligible, is_lowered, may_be_prefetched, sites_of
+from teola_plugin.adapters.langchain.prefetch_plan import is_lowered
 from teola_plugin.adapters.langchain.prefetching import (
     calls_scope,
     composite_rules,

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from langchain_core.globals import get_debug, get_llm_cache
-from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
-from langchain_core.language_models.fake_chat_models import (
-    FakeListChatModel,
-    FakeMessagesListChatModel,
-    GenericFakeChatModel,
-)
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda, RunnableSequence
-from langchain_core.runnables.base import RunnableEach
-from langchain_core.runnables.config import merge_configs
-from langchain_core.vectorstores import VectorStoreRetriever
+from langchain_core.runnables import RunnableConfig
 
 from teola_plugin.adapters.early_work import dropped_waits, sites_that_start_sooner, takes_time
-from teola_plugin.adapters.langchain.composites import Node, parts
+from teola_plugin.adapters.langchain.call_sites import (
+    CodeSites,
+    SiteCollector,
+    batches_by_calls,
+    leaf_at,
+    sites_of,
+    take_as_long,
+)
+from teola_plugin.adapters.langchain.composites import Node
 from teola_plugin.adapters.langchain.prefetching import (
     CallSite,
     EntryForm,
@@ -31,217 +29,19 @@ from teola_plugin.adapters.langchain.prefetching import (
     intercept,
 )
 from teola_plugin.adapters.plan_report import Explanation, OwnCalls, Reason
-from teola_plugin.adapters.provider_executor import ProviderRequest, shared_pool
+from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import INPUT, Effect, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
+from teola_plugin.graph import INPUT, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
+from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.shims import langchain as shims
-from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.tracer.draft import TraceResult, is_fallible
-from teola_plugin.tracer.functions import function_reader
-from teola_plugin.tracer.functions.interpreter import to_plain_function
-from teola_plugin.tracer.functions.lookup import is_recording
-from teola_plugin.tracer.langchain.classes import is_pool_backed
-from teola_plugin.tracer.langchain.equivalents import retriever_per_query
 from teola_plugin.tracer.langchain.trace import ReadFunction, trace
-from teola_plugin.tracer.leaf import PERMISSION, WrappedLeaf
-from teola_plugin.tracer.source import source_of
-
-_STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
-"""Fakes of the framework that answer by the order of their calls."""
-
-
-_ASYNC: tuple[tuple[type, str], ...] = (
-    (BaseRetriever, "_aget_relevant_documents"),
-    (LLM, "_acall"),
-    (BaseLLM, "_agenerate"),
-    (BaseChatModel, "_agenerate"),
-)
-"""The method by which a class says that it has async code of its own."""
-
-
-def sites_of(chain: Node, *, mapped: bool, threads: ThreadSafety = NOBODY) -> dict[str, CallSite]:
-    """Return the user's own models and retrievers in a chain, by path.
-
-    `mapped`: also those that are called once for each item of a list. `threads`: what takes several calls at once.
-    """
-    return dict(_SiteCollector(mapped, threads).sites(chain, "chain", {}, {}))
-
-
-class _SiteCollector:
-    def __init__(
-        self, mapped: bool, threads: ThreadSafety, left: dict[str, tuple[str, Explanation]] | None = None
-    ) -> None:
-        """`left`: takes the models and retrievers that may not be prefetched, by path, with the reason."""
-        self._mapped, self._threads, self._left = mapped, threads, {} if left is None else left
-
-    def sites(
-        self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, is_mapped: bool = False
-    ) -> Iterator[tuple[str, CallSite]]:
-        """`is_mapped`: it stands inside of a `.map()`."""
-        if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
-            yield from self._leaf(node, path, kwargs, config, is_mapped)
-        elif isinstance(node, RunnableBinding):
-            is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
-            is_bounded = self._mapped and "max_concurrency" in node.config
-            if not (is_late or is_bounded or streams(handlers_in(node.config.get("callbacks")))):
-                callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
-                inner = merge_configs(callbacks_apart, config)
-                yield from self.sites(
-                    node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, is_mapped=is_mapped
-                )
-        elif isinstance(node, RunnableLambda):
-            function, _ = to_plain_function(getattr(node, "func", None) or node.afunc, ())
-            if function is not None and source_of(function.__code__) is None:
-                self._left[path] = function.__name__, Explanation(Reason.NO_SOURCE, (function.__name__,))
-        elif self._mapped or type(node) is not RunnableEach:
-            maps = type(node) is RunnableEach
-            below: Any = {k: v for k, v in config.items() if k not in ("run_name", "run_id")}
-            for i, (where, part) in enumerate(parts(node)):
-                first = maps or (isinstance(node, RunnableSequence) and i == 0)
-                yield from self.sites(part, path + where, kwargs if first else {}, below, is_mapped=is_mapped or maps)
-
-    def _leaf(
-        self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, is_mapped: bool
-    ) -> Iterator[tuple[str, CallSite]]:
-        explanation = reason_against(node)
-        if explanation is None and is_mapped and not batches_by_calls(node):
-            explanation = Explanation(Reason.OWN_BATCHES, (type(node).__name__,))
-        if explanation is not None and not is_pool_backed(node):
-            self._left[path] = type(node).__name__, explanation
-        elif not is_pool_backed(node):
-            yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=is_mapped)
-        retriever = retriever_per_query(node) if self._mapped and not kwargs else None
-        if retriever is not None and eligible(retriever):
-            where = f"{path}.retriever"
-            yield where, CallSite(where, retriever, {}, config, self._limit(retriever), mapped=True, within=path)
-
-    def _limit(self, node: Node) -> ConcurrencyLimit | None:
-        is_named_safe = self._threads.is_named(node) or self._threads.is_named(getattr(node, "vectorstore", None))
-        return None if is_named_safe or concurrent(node) else limit_of(node)
-
-
-_FORMS: Mapping[bool | None, Literal["sync", "async", "either"]] = {True: "async", False: "sync", None: "either"}
-
-
-class CodeSites:
-    """The calls of the user's own models and retrievers that functions make, as far as their source shows them."""
-
-    def __init__(self, threads: ThreadSafety = NOBODY) -> None:
-        """`threads`: what the user said to take several calls at once."""
-        self.sites: dict[str, CallSite] = {}
-        """By key. It grows as sources are read, on any thread."""
-        self.left: dict[str, tuple[str, Explanation]] = {}
-        """Models and retrievers that may not be prefetched, by path: their class, and the reason."""
-        self._threads = threads
-
-    @property
-    def read_function(self) -> ReadFunction | None:
-        """Read functions in chains; None where nobody watches the data that a plan made of their source relies on."""
-        return function_reader(self.find_leaves) if is_recording() else None
-
-    def find_leaves(
-        self,
-        runnable: Runnable[Any, Any],
-        location: str,
-        kwargs: Mapping[str, Any],
-        is_async: bool | None,
-        on_loop: bool | None = None,
-    ) -> Callable[[Node, Mapping[str, Any], str], WrappedLeaf | None]:
-        """Record the call sites in a Runnable that a function calls. See `FindLeaves` and `CallSite.on_loop`."""
-        collector = _SiteCollector(True, self._threads, self.left)
-        sites_by_path: dict[str, CallSite] = {}
-        for path, site in collector.sites(runnable, location, kwargs, {}):
-            sites_by_path[path] = self._add(replace(site, in_code=_FORMS[is_async], on_loop=on_loop))
-        return lambda node, bound, path: _leaf(sites_by_path, node, bound, path, True)
-
-    def _add(self, site: CallSite) -> CallSite:
-        """Return the site with a key of its own, or an equal one that was recorded before."""
-        key, number = site.key, 1
-        while (recorded := self.sites.get(key)) is not None:
-            forms = [(one.in_code, one.on_loop, one.kwargs) for one in (recorded, site)]
-            if recorded.target is site.target and forms[0] == forms[1]:
-                return recorded
-            number += 1
-            key = f"{site.key}#{number}"
-        counts = self.sites.get(site.key, site).counts  # a model that a function makes is a new one each time
-        return self.sites.setdefault(key, replace(site, key=key, counts=counts))
-
-
-def eligible(node: Any) -> bool:
-    """Return True if a model or retriever of the user's own may be prefetched."""
-    return not is_pool_backed(node) and reason_against(node) is None
-
-
-def reason_against(node: Any) -> Explanation | None:
-    """Return why calls of a model or retriever may not be prefetched; None if they may.
-
-    What stands above the provider methods is the framework's code, and no rate limiter, which would count a call twice.
-    """
-    names = (type(node).__name__,)
-    if getattr(node, "rate_limiter", None) is not None:
-        return Explanation(Reason.RATE_LIMITER, names)
-    if not may_be_prefetched(node):
-        is_ordered = isinstance(node, _STATEFUL)
-        reason = Reason.ORDER if is_ordered else Reason.CACHE if getattr(node, "cache", None) else Reason.HANDLERS
-        return Explanation(Reason.OWN_METHODS if _ABOVE_SEAM & vars(node).keys() else reason, names)
-    cls: Any = type(node)
-    return None if is_the_frameworks_above(cls) else Explanation(Reason.OWN_METHODS, names)
-
-
-def may_be_prefetched(node: Any) -> bool:
-    """Return True for an object without handlers, printing or a cache of its own, whose calls depend on no order."""
-    if isinstance(node, _STATEFUL) or _ABOVE_SEAM & vars(node).keys():
-        return False
-    return not any(getattr(node, name, None) for name in ("callbacks", "verbose", "cache"))
-
-
-_ABOVE_SEAM = frozenset(("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "generate_prompt"))
-
-
-@lru_cache(maxsize=512)
-def is_the_frameworks_above(cls: type) -> bool:
-    """Return True unless code of the user's own runs above the provider methods: a prefetch would run it once more."""
-    methods = (getattr(cls, name, None) for name in _ABOVE_SEAM)
-    frameworks = ("langchain", "teola_plugin.")
-    return all(str(getattr(one, "__module__", "langchain")).startswith(frameworks) for one in methods)
-
-
-def batches_by_calls(node: Node) -> bool:
-    """Return True if a batch makes one call for each input, as is usual."""
-    return type(node).batch is Runnable.batch and type(node).abatch is Runnable.abatch
-
-
-def concurrent(node: Any) -> bool:
-    """Return True for an object with async code of its own, which is made for several calls at once."""
-    if any(_is_overridden(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
-        return True
-    return isinstance(node, VectorStoreRetriever) and _is_overridden(type(node.vectorstore), "asimilarity_search")
-
-
-def take_as_long(one: Any, other: Any) -> bool:
-    """Return True for two equal objects that wait for others to do the work: their calls last as long, side by side."""
-    store = getattr(one, "vectorstore", None)
-    waits = concurrent(one) or _is_overridden(type(getattr(store, "embeddings", None)), "aembed_query")
-    return waits and _equal(one, other)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    try:
-        return one is other or (type(one) is type(other) and bool(one == other))
-    except Exception:  # objects that cannot be compared are not known to be the same
-        return False
-
-
-def _is_overridden(cls: type[Any], name: str) -> bool:
-    """Return True if a class has a method from elsewhere than the framework."""
-    return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
 
 
 class AlwaysReached:
@@ -533,7 +333,7 @@ class ReadChain:
 def read_chain(chain: Node, *, speculate: str, mapped: bool = False, threads: ThreadSafety = NOBODY) -> ReadChain:
     """Read the calls of a chain. Runs no user code. See `plan_prefetching`."""
     code = CodeSites(threads)
-    sites_by_path = dict(_SiteCollector(mapped, threads, code.left).sites(chain, "chain", {}, {}))
+    sites_by_path = dict(SiteCollector(mapped, threads, code.left).sites(chain, "chain", {}, {}))
     traced = _traced(chain, sites_by_path, careful=speculate != "all", read_function=code.read_function)
     return ReadChain(traced, sites_by_path | code.sites, code)
 
@@ -619,7 +419,7 @@ def _traced(
 ) -> TraceResult:
     return trace(
         chain,
-        (lambda node, kwargs, path: _leaf(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None,
+        (lambda node, kwargs, path: leaf_at(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None,
         read_function,
     )
 
@@ -632,22 +432,3 @@ def _lowered_sites(template: WorkflowTemplate) -> Iterator[str]:
         for inner in (component.body, component.otherwise):
             if inner is not None:
                 yield from _lowered_sites(inner)
-
-
-def _leaf(
-    sites_by_path: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
-) -> WrappedLeaf | None:
-    site = sites_by_path.get(path)
-    if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
-        hidden = (
-            s for s in sites_by_path.values() if s.within and path.startswith(f"{s.within}.") and s.target is node
-        )
-        site = next(hidden, None)
-    if site is None or site.target is not node or dict(kwargs) != site.kwargs:
-        return None
-    key = site.key
-    if isinstance(node, BaseRetriever):
-        effect = Effect(f"store:{id(node)}")
-        return WrappedLeaf(key, "retrieval", lambda value: ProviderRequest(key, value), (effect,))
-    effects = (PERMISSION,) if careful else ()
-    return WrappedLeaf(key, "generation", lambda value: ProviderRequest(key, value), effects)

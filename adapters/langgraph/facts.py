@@ -14,7 +14,8 @@ from langgraph.constants import END, START
 from teola_plugin.adapters.early_words import component_of, early_starts
 from teola_plugin.adapters.early_work import forms_matter
 from teola_plugin.adapters.explain import left_rows
-from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, own_calls
+from teola_plugin.adapters.langchain.call_sites import CodeSites
+from teola_plugin.adapters.langchain.prefetch_plan import own_calls
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.explain import MIN_TOKENS, Choice, NodeFacts
 from teola_plugin.adapters.langgraph.plans import PlanKey, Plans

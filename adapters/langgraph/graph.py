@@ -183,7 +183,7 @@ class AcceleratedGraph:
 
     def __teola_report__(self, input: Any = None) -> PlanReport:
         from teola_plugin.adapters.explain import ended_trace, left_for_form
-        from teola_plugin.adapters.langchain.prefetch_plan import CodeSites
+        from teola_plugin.adapters.langchain.call_sites import CodeSites
         from teola_plugin.adapters.langgraph.explain import NOTHING_PREFETCHED, explain_graph
         from teola_plugin.adapters.langgraph.facts import GraphFacts
 

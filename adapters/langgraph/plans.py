@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import can_start_early, log_fallback
-from teola_plugin.adapters.langchain.prefetch_plan import CodeSites, prefetch_terms
+from teola_plugin.adapters.langchain.call_sites import CodeSites
+from teola_plugin.adapters.langchain.prefetch_plan import prefetch_terms
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, intercept, open_calls
 from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
