@@ -15,9 +15,9 @@ from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
-from teola_plugin.runtime.dead_parts import Once, cause_of
+from teola_plugin.runtime.prefetch_failures import OncePerCause, cause_of
 from teola_plugin.runtime.primitive_requests import Calls
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import Claiming, QueryRun
 from teola_plugin.tracer.draft import TraceResult
 
 
@@ -106,7 +106,7 @@ def submit(
         query,
         optimised.graph,
         calls,
-        ahead=True,
+        has_original=True,
         pgraph=optimised.source,
         passes=tuple((r.pass_name, r.fired, r.seconds) for r in optimised.reports),
         form=form,
@@ -115,7 +115,7 @@ def submit(
 
 def joinable(run: Any) -> QueryRun | None:
     """Return `run` if parts may join it, else None."""
-    return run if isinstance(run, QueryRun) and run.joins and not run.closed else None
+    return run if isinstance(run, QueryRun) and run.claiming is not Claiming.NEVER and not run.closed else None
 
 
 def expected_sizes(traced: TraceResult, input: Any) -> dict[str, int]:
@@ -134,7 +134,7 @@ def failing(run: Endable) -> Iterator[None]:
     except Exception:
         whole_run = getattr(run, "whole", None)
         if isinstance(whole_run, QueryRun):
-            whole_run.plain_failed = True
+            whole_run.original_failed = True
         deadline = Deadline.of(run)
         if deadline is None or not deadline.passed:
             run.close()
@@ -176,4 +176,4 @@ def log_fallback(error: Exception, of: object = None, part: str = "") -> None:
     _logged_causes((part, *cause_of(error)), say, of)
 
 
-_logged_causes = Once()
+_logged_causes = OncePerCause()

@@ -36,7 +36,7 @@ _OWN = "not estimated, as your own models are not measured"
 
 def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
     """Return the trace of the last call, if there was one and it has ended. `last`: the run, or nothing."""
-    if not last or not (last[0].trace.done() or last[0].whole.closed):
+    if not last or not (last[0].trace.done() or last[0].query_run.closed):
         return None
     trace: QueryTrace | None = last[0].trace.result(_TRACE_TIMEOUT_S)
     return trace
@@ -44,7 +44,7 @@ def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
 
 def left_for_form(last: Sequence[Any]) -> tuple[str, ...]:
     """Return the calls that the last query did not begin early, because their answers were streamed, by name."""
-    ids = sorted(last[0].whole.left_to_original) if last else ()
+    ids = sorted(last[0].query_run.left_to_original) if last else ()
     return tuple(dict.fromkeys(map(component_of, ids)))
 
 
@@ -157,12 +157,12 @@ def seconds_saved(trace: QueryTrace) -> float | None:
     It tells for calls of the user's own models that the original makes one after the other.
     """
     spans, saved, until = trace.finished(), 0.0, trace.started
-    for wait in sorted(trace.waits or (), key=lambda wait: wait.asked):
+    for wait in sorted(trace.waits or (), key=lambda wait: wait.began):
         calls = [spans[name] for name in wait.spans if name in spans]
-        if not calls or wait.asked < until or any(call.engine != PROVIDER for call in calls):
+        if not calls or wait.began < until or any(call.engine != PROVIDER for call in calls):
             return None
         until = wait.answered
-        saved += max(0.0, max(call.seconds for call in calls) - (wait.answered - wait.asked))
+        saved += max(0.0, max(call.seconds for call in calls) - (wait.answered - wait.began))
     return saved if trace.waits else None
 
 

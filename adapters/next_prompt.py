@@ -25,8 +25,8 @@ from teola_plugin.passes import Pass
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Prompt
-from teola_plugin.runtime.driver.incremental_prefilling import alike
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.driver.incremental_prefilling import common_prefix_length
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 
 _NAME = "next_prompt"
 
@@ -53,7 +53,7 @@ class KnownBeginning:
     def __init__(self, run: QueryRun, pool: EnginePool, engine: str) -> None:
         self._run, self._pool, self._engine = run, pool, engine
         self._requested_text = ""
-        self._part: PartRun | None = None
+        self._part: SubplanRun | None = None
 
     def extend(self, prompt: Prompt, *, have: str) -> None:
         """Prefill `prompt` up to the first `UNKNOWN` in it, if enough of it is new to be worth a request.
@@ -61,11 +61,13 @@ class KnownBeginning:
         `have`: what the engine has prefilled for the query already, as `Prompt.flat()` shows it.
         """
         text = prompt.known_prefix()
-        if self._run.closed or not self._pays(text, max(alike(text, have), alike(text, self._requested_text))):
+        if self._run.closed or not self._pays(
+            text, max(common_prefix_length(text, have), common_prefix_length(text, self._requested_text))
+        ):
             return
         self.close()
         self._requested_text = text
-        self._part = self._run.part(_prefilling(self._engine), {_NAME: _payload}, prompt)
+        self._part = self._run.begin_subplan(_prefilling(self._engine), {_NAME: _payload}, prompt)
 
     def close(self) -> None:
         """Drop the prefilling if it has not begun: the prompt is there, or will not come."""

@@ -29,7 +29,7 @@ class OwnPool(EnginePool):
 
     def running_now(self) -> None:
         """Start the loop, which runs until the process ends. Raise `EngineUnavailable` if that fails."""
-        with _lock.here:
+        with _lock.lock:
             if not self._started:
                 self.start()
                 atexit.unregister(self.close)  # of a parent process
@@ -41,7 +41,7 @@ _watching: list[OwnPool] = []
 
 def watching_pool() -> OwnPool:
     """Return the process's pool without engines, in which queries are traced. Raise `EngineUnavailable` if it fails."""
-    with _lock.here:
+    with _lock.lock:
         if not _watching:
             _watching.append(OwnPool(LocalRuntime({}), {}, ()))
     _watching[0].running_now()

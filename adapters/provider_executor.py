@@ -210,7 +210,7 @@ _lock = ForkedLock()
 
 def shared_pool() -> ProviderPool:
     """Return the process's pool for objects without one. Its loop runs from the first query until the process ends."""
-    with _lock.here:
+    with _lock.lock:
         if not _shared:
             engine = ProviderExecutor()
             _shared.append(

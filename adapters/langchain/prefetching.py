@@ -41,7 +41,7 @@ from teola_plugin.runtime.daemon_threads import threads
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
 from teola_plugin.shims.langchain_interceptors import live_scopes
@@ -200,7 +200,7 @@ class QueryCalls:
         self._loop = asyncio.get_running_loop() if on_loop else None
         self._learns = learns
         self._tasks: set[asyncio.Task[None]] = set()
-        self._run: QueryRun | PartRun | None = None
+        self._run: QueryRun | SubplanRun | None = None
         self._query_id = ""
         self._context = copy_context()
         """In which prefetches run: that of the caller, from `begin` on with nobody listening."""
@@ -248,12 +248,12 @@ class QueryCalls:
         with self._lock:
             self._calls_before_part[name] = calls_before
 
-    def begin(self, run: QueryRun | PartRun) -> None:
+    def begin(self, run: QueryRun | SubplanRun) -> None:
         """Start prefetching; pool-backed objects that are called in turn belong to `run`."""
-        self._context.run(_silence, run.whole)
+        self._context.run(_silence, run.query_run)
         with self._lock:
             self._run = run
-        self.table.begin(run.whole)
+        self.table.begin(run.query_run)
         self._start_ready()
 
     def close(self, *, succeeded: bool = False) -> None:

@@ -52,7 +52,7 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import Claiming, QueryRun, SubplanRun
 from teola_plugin.shims.langchain import event_listeners
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
@@ -87,7 +87,7 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
     _passes: tuple[Pass | str, ...] | None = PrivateAttr(default=None)
     _speculate: str = PrivateAttr(default="auto")
     _app: str = PrivateAttr(default=NO_APP)
-    _last: list[QueryRun | PartRun] = PrivateAttr(default_factory=list)
+    _last: list[QueryRun | SubplanRun] = PrivateAttr(default_factory=list)
     _chain: Runnable[Any, Any] = PrivateAttr()
     """The original, or a copy whose parts are planned when they begin."""
     _prefetch_plan: PrefetchPlan | None = PrivateAttr(default=None)
@@ -395,9 +395,9 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
             routing=self._routing,
         )
         self._last[:] = [run]
-        if entry is not None and not entry.streams and plan is None and not run.claims:
+        if entry is not None and not entry.streams and plan is None and run.claiming is not Claiming.ALLOWED:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
-        watched = traced.watched if run.claims else {}
+        watched = traced.watched if run.claiming is Claiming.ALLOWED else {}
         is_lowered = all(node.level == "lowered" for node in traced.report)
         if is_whole_call and not watched and is_lowered and not terms.runs:  # handlers of runs around it come first
             return started  # no code of the user's runs, which might leave the context for a thread of its own
@@ -411,11 +411,11 @@ class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIN
 
     def _submit(
         self, input: Any, terms: _Terms, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
-    ) -> QueryRun | PartRun:
+    ) -> QueryRun | SubplanRun:
         optimised = self._plan(traced, pool, input)
         around = context_of(terms.requested, terms.runs, pool)
         if table is None and (query_run := joinable(around.run)) is not None:
-            return query_run.part(optimised.graph, traced.calls, input, form=terms.form)
+            return query_run.begin_subplan(optimised.graph, traced.calls, input, form=terms.form)
         query = new_query(terms.requested, terms.runs, self._app, input, pool.runtime.time())
         gains = optimised.source is None or can_start_early(optimised.source, optimised.graph)
         if table is None and not gains:

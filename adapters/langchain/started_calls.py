@@ -22,7 +22,7 @@ from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import Terms
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.context import current_run, during
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -37,8 +37,8 @@ class SessionHandler(BaseCallbackHandler):
     Pool-backed objects find the query through `teola_run` wherever the framework hands callbacks on.
     """
 
-    def __init__(self, run: QueryRun | PartRun, watched: Mapping[RunPath, str]) -> None:
-        self.teola_run = run.whole
+    def __init__(self, run: QueryRun | SubplanRun, watched: Mapping[RunPath, str]) -> None:
+        self.teola_run = run.query_run
         self._run = run
         self._watched = watched
         self._tracker = PathTracker()
@@ -107,9 +107,9 @@ def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> Run
 
 
 @contextlib.contextmanager
-def live(run: QueryRun | PartRun) -> Iterator[None]:
+def live(run: QueryRun | SubplanRun) -> Iterator[None]:
     """The body runs as part of the query: closed when it has its answer, cancelled when it is given up."""
-    with during(current_run, run.whole), ending(run):
+    with during(current_run, run.query_run), ending(run):
         yield
 
 
@@ -119,7 +119,7 @@ T = TypeVar("T")
 class StartedCall(NamedTuple):
     """One input."""
 
-    run: QueryRun | PartRun | None
+    run: QueryRun | SubplanRun | None
     """None where the original just runs."""
     config: RunnableConfig | None
     chain: Runnable[Any, Any]
@@ -156,7 +156,7 @@ class StartedCall(NamedTuple):
 
     def items(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
         """Yield what a stream of the chain gives. The query ends with it, read to its end or not."""
-        query_run = None if self.run is None else self.run.whole
+        query_run = None if self.run is None else self.run.query_run
         with self._until_end():
             ruled = items_inside(partial(under_rules, self.composites), streamed_in(query_run, self.terms, make()))
             for item in routed_items(self.routing, ruled):
@@ -168,7 +168,7 @@ class StartedCall(NamedTuple):
 
     async def aitems(self, make: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
         """`items` in a loop."""
-        query_run = None if self.run is None else self.run.whole
+        query_run = None if self.run is None else self.run.query_run
         with self._until_end():
             ruled = aitems_inside(partial(under_rules, self.composites), astreamed_in(query_run, self.terms, make()))
             async with aclosing(arouted_items(self.routing, ruled)) as items:
@@ -203,7 +203,7 @@ def under_rules(composites: Any) -> AbstractContextManager[None]:
 class StartedBatch(NamedTuple):
     """Many inputs, a query each; one object runs them all."""
 
-    runs: list[QueryRun | PartRun]
+    runs: list[QueryRun | SubplanRun]
     configs: list[RunnableConfig]
     chain: Runnable[Any, Any]
     tables: list[QueryCalls | None]
@@ -228,7 +228,7 @@ class streaming:
     Pool-backed objects find their query through the callbacks that the framework hands on.
     """
 
-    def __init__(self, *runs: QueryRun | PartRun) -> None:
+    def __init__(self, *runs: QueryRun | SubplanRun) -> None:
         self._runs = runs
 
     def __enter__(self) -> None:

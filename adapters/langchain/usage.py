@@ -41,11 +41,11 @@ class UsageHandler(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: Any, messages: Any, *, run_id: UUID, batch_size: int = 1, **kwargs: Any
     ) -> None:
-        around = current_model_run.get()
-        while around is not None and around.over:
-            around = around.around
+        outer = current_model_run.get()
+        while outer is not None and outer.is_over:
+            outer = outer.outer
         # several prompts of one call begin one after the other, before it does anything: they are one run here
-        run = around if around is not None and around.prompts else ModelRun(around, batch_size)
+        run = outer if outer is not None and outer.prompts else ModelRun(outer, batch_size)
         run.prompts -= 1
         with self._lock:
             self._runs[run_id] = run
@@ -54,11 +54,11 @@ class UsageHandler(BaseCallbackHandler):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         run = self._end_run(run_id)
         tokens = _reported_tokens(response)
-        if run is None or run.counted or tokens is None:
+        if run is None or run.is_counted or tokens is None:
             return
         self._tally.add(tokens)
-        if run.around is not None:
-            run.around.mark()
+        if run.outer is not None:
+            run.outer.mark_counted()
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         self._end_run(run_id)
@@ -67,7 +67,7 @@ class UsageHandler(BaseCallbackHandler):
         with self._lock:
             run = self._runs.pop(run_id, None)
             if run is not None:
-                run.over = run not in self._runs.values()
+                run.is_over = run not in self._runs.values()
             return run
 
 

@@ -25,6 +25,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
 from teola_plugin.runtime.engine_requests.keys import RemoteValue
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.query_run import Claiming
 from teola_plugin.tracer.langchain.classes import leaf_of, worker_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf
 
@@ -224,7 +225,7 @@ class TeolaVectorStore(VectorStore):
     def _pipelined(self, chunks: Sequence[Chunk]) -> PipelinedWrite | None:
         """Return how chunks are written where a graph runs ahead; None where they are written all at once."""
         (run, _), own_embeddings = call_context(self.pool), None if self.pool.shared else self._own_embeddings()
-        if run is None or not run.claims or own_embeddings is None or len(chunks) <= LEAST_ROWS:
+        if run is None or run.claiming is not Claiming.ALLOWED or own_embeddings is None or len(chunks) <= LEAST_ROWS:
             return None
         return PipelinedWrite(self, own_embeddings, chunks)
 

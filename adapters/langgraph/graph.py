@@ -127,7 +127,7 @@ class AcceleratedGraph:
     def _call(self, started: StartedCall, kwargs: Mapping[str, Any]) -> GraphCall | None:
         if started.run is None:
             return None
-        run, plans, tools = started.run.whole, self._teola.plans, self._teola.tools
+        run, plans, tools = started.run.query_run, self._teola.plans, self._teola.tools
         stops = (kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
         agent = None if tools is None or tools.is_interrupted(*stops) else AgentCall(tools, run)
         return GraphCall(self._teola, run, None if plans is None else Parts(plans, run), agent)

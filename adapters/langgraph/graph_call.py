@@ -101,7 +101,7 @@ class NodeTask:
         node_place = replace(outer, step=self._step, form=form_of_answers(config))
         if call.parts is not None:
             held_part = call.parts.start_node(name, self._input, config, node_place, number, is_async=self._is_async)
-            node_place = node_place if held_part is None else replace(node_place, held=held_part)
+            node_place = node_place if held_part is None else replace(node_place, deferred=held_part)
         self._token = current_place.set(node_place)
         if call.agent is not None:
             self._agent = call.agent.in_node(name)

@@ -29,7 +29,7 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.runtime.query_run import HeldPart, PartRun, QueryRun
+from teola_plugin.runtime.query_run import DeferredSubplan, QueryRun, SubplanRun
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
@@ -233,7 +233,7 @@ def _has_names(function: Any) -> bool:
 class _NodePart:
     """A part that has not ended, with its plan."""
 
-    part: PartRun
+    part: SubplanRun
     graph: Graph
     last_step: int
     """The number of the last superstep for which it is known to send requests."""
@@ -258,7 +258,7 @@ class Parts:
         """Return the place of a node's code in the query: its distance from the end, and the tasks it ends with."""
         outer = current_place.get()
         depth = outer.depth + PRIMITIVES_PER_NODE * self._plans.distances.get(name, 0)
-        return CallPlace(depth, branch_of(config) or outer.gang, outer.step, outer.held)
+        return CallPlace(depth, branch_of(config) or outer.gang, outer.step, outer.deferred)
 
     def start_node(
         self,
@@ -269,7 +269,7 @@ class Parts:
         step: int,
         *,
         is_async: bool = False,
-    ) -> HeldPart | None:
+    ) -> DeferredSubplan | None:
         """Start the plan of a node whose task begins in superstep `step`. Return its part if that is held.
 
         `is_async`: the node runs on a loop. Called from any thread; raises nothing.
@@ -279,13 +279,13 @@ class Parts:
             key = self._plans.key(name, is_sent=is_sent_task(config), is_async=is_async)
             planned, finished = self._planned(key, input, config), self._take_finished(step)
             if planned is None:
-                self._run.turn(over=finished)
+                self._run.schedule_subplans(finished=finished)
             else:
                 self._open_provider_calls(planned[0], config)
                 part = self._start_part(name, *planned, node_place, step, finished, pushed=key.is_sent)
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
-        return None if part is None else part.held
+        return None if part is None else part.deferred
 
     def _planned(
         self, key: PlanKey, input: Any, config: Mapping[str, Any]
@@ -334,20 +334,20 @@ class Parts:
         value: dict[str, Any],
         node_place: CallPlace,
         step: int,
-        finished: list[PartRun],
+        finished: list[SubplanRun],
         *,
         pushed: bool,
-    ) -> PartRun:
+    ) -> SubplanRun:
         """Start the part of a node, or hold it. `finished` parts end after that: it goes on with what they share."""
         graph = self._plans.graph(plan)
         with self._lock:
             is_covered = not pushed and self._is_covered(graph, step)
         is_held = is_covered or _only_warms_up(graph)
         if not is_held:
-            self._run.turn(over=finished, soon=False)
+            self._run.schedule_subplans(finished=finished, soon=False)
         calls = self._provider_calls
         calls_before = 0 if calls is None else calls.note_new_part()
-        part = self._run.part(
+        part = self._run.begin_subplan(
             graph,
             plan.calls,
             value,
@@ -356,14 +356,14 @@ class Parts:
             members=node if pushed else "",
             lookahead=True,
             step=node_place.step,
-            held=is_held,
-            covered=is_covered,
+            is_deferred=is_held,
+            is_covered=is_covered,
             form=node_place.form,
         )
         if calls is not None:
             calls.name_new_part(part.name, calls_before)
         if is_held:
-            self._run.turn(part.held, finished)
+            self._run.schedule_subplans(part.deferred, finished)
         with self._lock:
             self._live.append(_NodePart(part, graph, step))
         return part
@@ -371,12 +371,12 @@ class Parts:
     def _is_covered(self, graph: Graph, step: int) -> bool:
         """Return True if a part of an earlier superstep has sent all requests of a graph. That part goes on, then."""
         for earlier in self._live:
-            if earlier.last_step < step and earlier.part.begun and _covers(earlier.graph, graph):
+            if earlier.last_step < step and earlier.part.has_begun and _covers(earlier.graph, graph):
                 earlier.last_step = step
                 return True
         return False
 
-    def _take_finished(self, step: int) -> list[PartRun]:
+    def _take_finished(self, step: int) -> list[SubplanRun]:
         """Return the parts that end as this superstep begins, and forget them."""
         with self._lock:
             latest = max((one.last_step for one in self._live if one.last_step < step), default=step)

@@ -58,7 +58,7 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import Claiming, QueryRun, SubplanRun
 from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
@@ -96,7 +96,7 @@ class JoinedRun:
     """A call without a graph of its own: its provider calls belong to the query that is live already."""
 
     def __init__(self, query_run: QueryRun) -> None:
-        self.whole = query_run
+        self.query_run = query_run
         self.trace = query_run.trace
 
     def close(self) -> None: ...
@@ -104,7 +104,7 @@ class JoinedRun:
     cancel = close
 
 
-Run = QueryRun | PartRun | JoinedRun
+Run = QueryRun | SubplanRun | JoinedRun
 
 
 class Prefetching(Protocol):
@@ -135,7 +135,7 @@ class StartedCall(NamedTuple):
 
     @property
     def query_run(self) -> QueryRun | None:
-        return None if self.run is None else self.run.whole
+        return None if self.run is None else self.run.query_run
 
     def check(self) -> None:
         """Raise `QueryTimeout` if the deadline has passed."""
@@ -343,14 +343,14 @@ class Session(ServedObject):
 
     def _prefetch_beside(self, run: Run, entry: str, graph_input: GraphInput | None) -> QueryPrefetcher | None:
         """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these."""
-        has_claims = not isinstance(run, QueryRun) or run.claims
+        has_claims = not isinstance(run, QueryRun) or run.claiming is Claiming.ALLOWED
         if has_claims or graph_input is None:
             return None
         try:
             plan = self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
             if plan is None or not plan.intercept():
                 return None
-            with joined(run.whole):
+            with joined(run.query_run):
                 return QueryPrefetcher(plan, graph_input, None)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
@@ -373,7 +373,7 @@ class Session(ServedObject):
             if plan is None and target is self.original:
                 return unplanned_call
             run = self._watch_call(runs)
-            prefetcher = None if plan is None else QueryPrefetcher(plan, graph_input, run.whole)
+            prefetcher = None if plan is None else QueryPrefetcher(plan, graph_input, run.query_run)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
             if run is not None:
@@ -403,7 +403,7 @@ class Session(ServedObject):
         if outer_run is not None:
             if not starts_early(optimised):
                 return JoinedRun(outer_run)
-            part = outer_run.part(optimised.graph, traced.calls, graph_input, form=AnswerForm.WHOLE)
+            part = outer_run.begin_subplan(optimised.graph, traced.calls, graph_input, form=AnswerForm.WHOLE)
             return part or JoinedRun(outer_run)
         if not starts_early(optimised):
             return pool.runtime.watch(query, joins=True)

@@ -1,11 +1,11 @@
 """The critical path of a query: for each moment, what its answer was waiting for.
 
-Walked from the end. The answer comes from code of the plain object; that code went on when a call of it was answered;
-the call was answered when a primitive ended; the primitive began when another ended, or when the code of the plain
-object came to its place. So back to the begin, without a gap: the seconds of the path are those of the query.
+It is found backwards from the end. The answer comes from code of the original; that code went on when its call was
+answered; the call was answered when a primitive ended; the primitive began when another one ended, or when the original
+came to its place. So back to the beginning, without a gap: the seconds of the path add up to those of the query.
 
-Code of the plain object that waits for several calls at once tells nobody which of them it needs next: taken is the one
-that was answered last. Steps (nodes, tools) are known to begin and to end, and what they call is theirs.
+If code of the original waits for several calls at once, nobody knows which of them it needs next: the one that was
+answered last counts. Steps (nodes, tools) have a known beginning and end, and the calls that they make are theirs.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
     from teola_plugin.observe.spans import QueryTrace, Span
 
 CODE = "CODE"
-"""The kind of a span that stands for code of the plain object."""
+"""Kind of a span that stands for code of the original."""
 YOUR_CODE = "your code"
-"""Its name where no step tells of a better one."""
+"""Name of such a span outside all steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """One span of the critical path, and how long it held up the query. All in seconds, none overlaps another.
+    """One span of the critical path, and how long it held up the query, in seconds. No two of them overlap.
 
-    Code of the plain object is a span of kind `CODE`, named after the node, the tool or the function that it is of.
+    Code of the original is a span of kind `CODE`, named after its node, tool or function.
     """
 
     span: Span
     idle: float
-    """Before it was queued, while nothing of the path ran: what it is asked with was put together."""
+    """Time before it was queued, while nothing of the path ran and its inputs were put together."""
     waited: float
-    """In the engine's queue."""
+    """Time in the engine's queue."""
     seconds: float
-    """Running."""
+    """Time it ran."""
 
     @property
     def total(self) -> float:
+        """All of its time."""
         return self.idle + self.waited + self.seconds
 
     @property
@@ -52,13 +53,13 @@ class PathStep:
 
 
 def critical_path(trace: QueryTrace) -> tuple[PathStep, ...]:
-    """In order, from the begin of the query to its end."""
-    return _Walk(trace).path()
+    """Return the critical path in order, from the beginning of the query to its end."""
+    return _PathFinder(trace).path()
 
 
 @dataclass(slots=True)
-class _Held:
-    """A step of the path as it is found."""
+class _OpenPathStep:
+    """A step of the path that is still being found."""
 
     span: Span
     idle: float = 0.0
@@ -67,180 +68,184 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Around:
-    """A step of the plain object, a call of the user's own object, or the query itself: what is directly in it."""
+class _Scope:
+    """A step of the original, a provider call, or the query itself, with the waits and steps directly in it."""
 
     step: Step | None
     began: float
     waits: list[Wait] = field(default_factory=list)
     inner: list[Step] = field(default_factory=list)
     code: Span | None = None
-    """What its own code is shown as, where that is a span."""
+    """The span as which its own code is shown, if there is one."""
 
 
-class _Walk:
-    """Back through one trace. `_at` is the moment that it has come to; what is later is explained."""
+class _PathFinder:
+    """A walk back through one trace. `_at` is the moment that it has reached: everything later is explained."""
 
     def __init__(self, trace: QueryTrace) -> None:
         self._trace = trace
         self._at = max(trace.started, trace.ended)
-        self._found: list[_Held] = []
+        self._path: list[_OpenPathStep] = []
         self._spans = trace.finished()
         self._code = [
             s for s in trace.spans if s.done is not None and s.kind == "OPAQUE" and not s.engine and s.started is None
         ]
         self._seen: set[int] = set()
-        """What was walked through, by identity: nothing is twice, whatever a trace says."""
-        self._within: dict[str, list[Wait]] = {}
-        """Calls of engines that calls of the user's own objects have made, by the names of their spans."""
+        """Identities of the waits, steps and spans that are done, so that none is walked through twice."""
+        self._inner_waits: dict[str, list[Wait]] = {}
+        """Calls of engines that provider calls have made, by the names of the provider calls' spans."""
         if trace.waits is not None:
-            self._around = self._nested(trace.waits)
+            self._scopes = self._nest(trace.waits)
         else:
-            self._around = {0: _Around(None, trace.started, self._only_graph())}
+            self._scopes = {0: _Scope(None, trace.started, self._wait_for_graph())}
 
     def path(self) -> tuple[PathStep, ...]:
         if self._trace.waits is None and not self._spans and not self._trace.steps:
             return ()
-        self._plain(self._around[0])
-        return tuple(PathStep(one.span, one.idle, one.waited, one.seconds) for one in reversed(self._found))
+        self._walk_code(self._scopes[0])
+        return tuple(PathStep(step.span, step.idle, step.waited, step.seconds) for step in reversed(self._path))
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ scopes
 
-    def _only_graph(self) -> list[Wait]:
+    def _wait_for_graph(self) -> list[Wait]:
         """Return one wait for all spans, if no original reported its calls: the span that ended last counts."""
         used = [s for s in self._spans.values() if not s.unused] or list(self._spans.values())
-        ended = [s.done for s in used if s.done is not None]
-        return [Wait(self._trace.started, max(ended), tuple(s.primitive for s in used))] if ended else []
+        ends = [s.done for s in used if s.done is not None]
+        return [Wait(self._trace.started, max(ends), tuple(s.primitive for s in used))] if ends else []
 
-    def _nested(self, waits: Iterable[Wait]) -> dict[int, _Around]:
-        found = {0: _Around(None, self._trace.started)}
+    def _nest(self, waits: Iterable[Wait]) -> dict[int, _Scope]:
+        """Return the scope of the query (0) and those of the steps by id, with the waits and steps in each."""
+        scopes = {0: _Scope(None, self._trace.started)}
         for step in self._trace.steps:
-            found[step.id] = _Around(step, step.began)
+            scopes[step.id] = _Scope(step, step.began)
         for step in self._trace.steps:
-            around = 0 if step.parent >= step.id or step.parent not in found else step.parent
+            outer = 0 if step.parent >= step.id or step.parent not in scopes else step.parent
             if not step.early:
-                found[around].inner.append(step)
+                scopes[outer].inner.append(step)
         for early in (step for step in self._trace.steps if step.early and step.outcome == "claimed"):
-            place = self._place_of(early)
-            if place is not None:
-                found[place.id].inner.append(early)
+            claimer = self._claimer_of(early)
+            if claimer is not None:
+                scopes[claimer.id].inner.append(early)
         for wait in waits:
             if wait.within in self._spans:
-                self._within.setdefault(wait.within, []).append(wait)
+                self._inner_waits.setdefault(wait.within, []).append(wait)
                 continue
-            found[wait.step if wait.step in found else 0].waits.append(wait)
-        return found
+            scopes[wait.step if wait.step in scopes else 0].waits.append(wait)
+        return scopes
 
-    def _place_of(self, early: Step) -> Step | None:
-        """The call of a tool that waited for its function, which ran early."""
+    def _claimer_of(self, early: Step) -> Step | None:
+        """Return the call of a tool that waited for the prefetched run of its function."""
         end = early.ended if early.ended is not None else self._trace.ended
-        places = (s for s in self._trace.steps if s.kind == early.kind and s.name == early.name and not s.early)
-        return next((s for s in places if s.began < end and (s.ended is None or end <= s.ended)), None)
+        calls = (s for s in self._trace.steps if s.kind == early.kind and s.name == early.name and not s.early)
+        return next((s for s in calls if s.began < end and (s.ended is None or end <= s.ended)), None)
 
-    # ------------------------------------------------------------ code of the plain object
+    # ------------------------------------------------------------ code of the original
 
-    def _plain(self, around: _Around, *, jumped: bool = False) -> None:
-        """Through the code of a step, and all that it waited for, to its begin, or to what began before it. `jumped`:
-        now is a moment in the middle of it, at which it let something begin."""
-        while self._at > around.began:
-            last = self._last(around, jumped)
+    def _walk_code(self, scope: _Scope, *, is_inside: bool = False) -> None:
+        """Walk through the code of a scope, and everything that it waited for, to its beginning or before it.
+
+        `is_inside`: `_at` is a moment in the middle of the scope, at which it let something begin.
+        """
+        while self._at > scope.began:
+            last = self._last(scope, is_inside)
             if last is None:
-                self._ran(around, around.began)
+                self._add_code(scope, scope.began)
                 return
             self._seen.add(id(last))
-            came_to = self._at
-            self._ran(around, _end(last, self._trace))
-            came = last.asked if isinstance(last, Wait) else last.began
+            before = self._at
+            self._add_code(scope, _end(last, self._trace))
             if isinstance(last, Wait):
-                self._answered(around, last)
+                self._walk_wait(scope, last)
             else:
-                self._plain(self._around[last.id], jumped=_end(last, self._trace) > came_to)
-            jumped |= self._at < came
+                self._walk_code(self._scopes[last.id], is_inside=_end(last, self._trace) > before)
+            is_inside |= self._at < last.began
 
-    def _last(self, around: _Around, jumped: bool) -> Wait | Step | None:
-        """Return the wait or step that ended last before `_at`. After a jump, one that was running then counts, too."""
+    def _last(self, scope: _Scope, is_inside: bool) -> Wait | Step | None:
+        """Return the wait or step that ended last before `_at`. With `is_inside`, one that was running counts, too."""
 
-        def known(one: Wait | Step) -> bool:
-            under_way = jumped and _begin(one) < self._at
-            return id(one) not in self._seen and (under_way or _end(one, self._trace) <= self._at)
+        def is_candidate(item: Wait | Step) -> bool:
+            is_running = is_inside and item.began < self._at
+            return id(item) not in self._seen and (is_running or _end(item, self._trace) <= self._at)
 
-        both: list[Wait | Step] = [*around.waits, *around.inner]
-        found = [one for one in both if known(one)]
-        return max(found, key=lambda one: (min(self._at, _end(one, self._trace)), _begin(one)), default=None)
+        items: list[Wait | Step] = [*scope.waits, *scope.inner]
+        candidates = filter(is_candidate, items)
+        return max(candidates, key=lambda item: (min(self._at, _end(item, self._trace)), item.began), default=None)
 
-    def _answered(self, around: _Around, wait: Wait) -> None:
-        """Through what a call waited for; nothing, if that was there before."""
-        named = [self._spans[name] for name in wait.spans if name in self._spans]
-        span = max((s for s in named if s.begin < self._at), key=lambda s: (s.done or 0.0, -s.depth), default=None)
-        if span is None or span.done is None or span.done <= wait.asked:
-            self._ran(around, wait.asked)
+    def _walk_wait(self, scope: _Scope, wait: Wait) -> None:
+        """Walk through the primitives that a call waited for; through none, if its values were there before."""
+        spans = [self._spans[name] for name in wait.spans if name in self._spans]
+        span = max((s for s in spans if s.begin < self._at), key=lambda s: (s.done or 0.0, -s.depth), default=None)
+        if span is None or span.done is None or span.done <= wait.began:
+            self._add_code(scope, wait.began)
             return
-        self._ran(around, min(span.done, self._at))
-        self._engines(span, wait.asked)
+        self._add_code(scope, min(span.done, self._at))
+        self._walk_primitives(span, wait.began)
 
-    def _ran(self, around: _Around, since: float) -> None:
-        """Code of that step ran since then; functions that the plan knows by name are named."""
-        since = max(since, self._trace.started)  # a call may have been on its way before its query was heard of
+    def _add_code(self, scope: _Scope, since: float) -> None:
+        """Add the code of a scope that ran since then. Functions that the plan knows have names of their own."""
+        since = max(since, self._trace.started)  # a call may have been on its way before its query began here
         while self._at > since:
             inside = [s for s in self._code if s.queued < self._at and s.done is not None and s.done > since]
             last = max(inside, key=lambda s: s.done or 0.0, default=None)
             if last is None or last.done is None:
-                self._hold(self._code_of(around), since)
+                self._add(self._code_span(scope), since)
             elif last.done < self._at:
-                self._hold(self._code_of(around), last.done)
+                self._add(self._code_span(scope), last.done)
             else:
-                self._hold(last, max(since, last.queued))
+                self._add(last, max(since, last.queued))
 
-    def _code_of(self, around: _Around) -> Span:
+    def _code_span(self, scope: _Scope) -> Span:
         from teola_plugin.observe.spans import Span
 
-        trace, step = self._trace, around.step
-        if around.code is not None:
-            return around.code
+        trace, step = self._trace, scope.step
+        if scope.code is not None:
+            return scope.code
         name = YOUR_CODE if step is None else f"{step.label}{' (early)' if step.early else ''}"
         began = trace.started if step is None else step.began
-        ended = trace.ended if step is None or step.ended is None else step.ended
-        return Span(
-            trace.query_id, trace.app, name, CODE, began, began, None, ended, step=0 if step is None else step.id
-        )
+        end = trace.ended if step is None or step.ended is None else step.ended
+        step_id = 0 if step is None else step.id
+        return Span(trace.query_id, trace.app, name, CODE, began, began, None, end, step=step_id)
 
-    def _hold(self, span: Span, since: float) -> None:
+    def _add(self, span: Span, since: float) -> None:
         """Add the time from `since` to `_at` to the span, and move `_at` back to `since`."""
         since = max(self._trace.started, since)
-        last = self._found[-1] if self._found else None
+        last = self._path[-1] if self._path else None
         if last is None or (last.span.primitive, last.span.kind) != (span.primitive, span.kind):
-            self._found.append(_Held(span))
-        self._found[-1].seconds += max(0.0, self._at - since)
+            self._path.append(_OpenPathStep(span))
+        self._path[-1].seconds += max(0.0, self._at - since)
         self._at = min(self._at, since)
 
     # ------------------------------------------------------------ primitives
 
-    def _engines(self, span: Span | None, asked: float) -> None:
-        """Back along what let each primitive begin, to where the plain object's code did, which `asked` for the last.
-        What was queued after that, and did not wait for anything else then, is what it asked for."""
+    def _walk_primitives(self, span: Span | None, called_at: float) -> None:
+        """Walk back along the primitives that let each other begin, to the one that the original let begin.
+
+        The original made its call at `called_at`: a primitive that was queued later, and waited for nothing else then,
+        was requested by this call.
+        """
         while span is not None and id(span) not in self._seen:
-            if span in self._code:  # the plain object ran it: its own code goes on from there
+            if span in self._code:  # the original ran it: its own code goes on from there
                 self._at = min(self._at, max(self._trace.started, span.done or self._at))
                 return
             self._seen.add(id(span))
-            inside = [wait for name in (span.primitive, *span.also) for wait in self._within.get(name, ())]
-            if inside:
-                self._plain(_Around(None, span.begin, inside, code=span))
-            if not self._found or self._found[-1].span is not span:
-                self._found.append(_Held(span))
-            held = self._found[-1]
-            held.seconds += self._back_to(span.begin)
-            held.waited = self._back_to(span.queued)
+            inner_waits = [wait for name in (span.primitive, *span.also) for wait in self._inner_waits.get(name, ())]
+            if inner_waits:
+                self._walk_code(_Scope(None, span.begin, inner_waits, code=span))
+            if not self._path or self._path[-1].span is not span:
+                self._path.append(_OpenPathStep(span))
+            step = self._path[-1]
+            step.seconds += self._back_to(span.begin)
+            step.waited = self._back_to(span.queued)
             before = self._before(span)
-            if before is not None and (before.done or asked) < asked <= span.queued:
-                held.idle = self._back_to(asked)
+            if before is not None and (before.done or called_at) < called_at <= span.queued:
+                step.idle = self._back_to(called_at)
                 return
             if before is not None:
-                held.idle = self._back_to(min(self._at, before.done or self._at))
+                step.idle = self._back_to(min(self._at, before.done or self._at))
             span = before
 
     def _back_to(self, since: float) -> float:
-        """The seconds from then until now."""
+        """Move `_at` back to `since`. Return the seconds in between."""
         since = min(self._at, max(self._trace.started, since))
         seconds, self._at = self._at - since, since
         return seconds
@@ -251,25 +256,21 @@ class _Walk:
         It is the one that the scheduler names, else the last one that this one waited for. A parent that ends later
         than the start of this span has streamed to it.
         """
-        told = self._spans.get(span.cause)
-        if told is not None and told is not span and _ran(told) and told.begin <= span.queued:
-            return told
+        cause = self._spans.get(span.cause)
+        if cause is not None and cause is not span and _has_run(cause) and cause.begin <= span.queued:
+            return cause
         parents = [self._spans[p] for p in span.parents if p in self._spans]
-        ready = [p for p in parents if _ran(p) and p.begin <= span.queued and p is not span]
-        ended = [p for p in ready if (p.done or 0.0) <= span.queued]
-        return max(ended or ready, key=lambda p: p.done or 0.0, default=None)
+        earlier = [p for p in parents if _has_run(p) and p.begin <= span.queued and p is not span]
+        finished = [p for p in earlier if (p.done or 0.0) <= span.queued]
+        return max(finished or earlier, key=lambda p: p.done or 0.0, default=None)
 
 
-def _ran(span: Span) -> bool:
-    """Return True unless the span never ran (a warm-up that waited in vain). Control primitives have no start time."""
+def _has_run(span: Span) -> bool:
+    """Return False for a span that never ran (a warm-up that waited in vain). Control primitives have no start time."""
     return span.started is not None or not (span.engine or span.unused)
 
 
-def _begin(one: Wait | Step) -> float:
-    return one.asked if isinstance(one, Wait) else one.began
-
-
-def _end(one: Wait | Step, trace: QueryTrace) -> float:
-    if isinstance(one, Wait):
-        return one.answered
-    return trace.ended if one.ended is None else one.ended
+def _end(item: Wait | Step, trace: QueryTrace) -> float:
+    if isinstance(item, Wait):
+        return item.answered
+    return trace.ended if item.ended is None else item.ended

@@ -1,4 +1,4 @@
-"""What the plain object waited for: each of its calls, from asking to having what it asked for."""
+"""The waits of the original: each of its calls, from the time it is made to the time it has its values."""
 
 from __future__ import annotations
 
@@ -11,83 +11,84 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One call of the plain object. Times as in a `Span`."""
+    """One call of the original. Times as in a `Span`."""
 
-    asked: float
+    began: float
     answered: float
-    """When it had its values, or what was raised instead; the end of the query for a call that never had any."""
+    """Time at which it had its values or raised an error; the end of the query for a call that never ended."""
     spans: tuple[str, ...] = ()
     """The primitives that it waited for, by the names of their spans."""
     step: int = 0
-    """Id of the step that called; 0 where that is not known."""
+    """Id of the step that made the call; 0 if that is not known."""
     within: str = ""
-    """The span of the call of the user's own object that it was made in, if any."""
+    """The span of the provider call in which it was made, if any."""
 
 
 @dataclass(slots=True, eq=False)
-class OwnCall:
-    """A call of a model or a retriever of the user's own, made ahead of its place or there. Written from any thread."""
+class TracedCall:
+    """A provider call (of the user's own model, retriever or tool) as the trace has it. Written from any thread."""
 
     name: str
     kind: str
-    """As of a `Span`."""
+    """Kind of its `Span`."""
     engine: str
     began: float | None = None
-    ended: float | None = None
+    ended_at: float | None = None
     requests: list[str] = field(default_factory=list)
-    """Ids of those by which plans have asked for it."""
+    """Ids of the requests with which plans have prefetched it."""
     used: bool = False
-    """Whether the plain object has come to it."""
-    asked_by: Callable[[Any], bool] | None = None
-    """Whether a payload at this engine asks for this very call: a plan's request may not have come to it by the end."""
+    """True once the original has made or claimed it."""
+    is_requested_by: Callable[[Any], bool] | None = None
+    """Returns True if the payload of a request is for this very call: a plan's request may not have come to it by the
+    end."""
 
 
 class OpenWait:
-    """A call under way. What it waits for is known at its end: requests that failed are made again."""
+    """A call under way. The spans that it waits for are known at its end, since failed requests are made again."""
 
-    __slots__ = ("answered", "asked", "own", "spans", "step", "within")
+    __slots__ = ("answered", "began", "provider_call", "spans", "step", "within")
 
-    def __init__(self, asked: float, step: int) -> None:
-        self.asked, self.step = asked, step
+    def __init__(self, began: float, step: int) -> None:
+        self.began, self.step = began, step
         self.answered: float | None = None
         self.spans: tuple[str, ...] = ()
-        self.own: OwnCall | None = None
-        """Where it is one of the user's own objects that is called."""
-        self.within: OwnCall | None = None
-        """The call of one of those, in which it is made."""
+        self.provider_call: TracedCall | None = None
+        """The call itself, if it is a provider call."""
+        self.within: TracedCall | None = None
+        """The provider call in which it is made."""
 
 
-MOST_WAITS = 1024
+MAX_WAITS = 1024
 """Calls of one query that are kept."""
 
 
 class WaitLog:
-    """The calls of one query. May be told of them from any thread; of more than `most`, the latest are kept."""
+    """The calls of one query, written from any thread. If there are more than `max_waits`, the latest are kept."""
 
-    def __init__(self, most: int = MOST_WAITS) -> None:
-        self._all: deque[OpenWait] = deque(maxlen=most)
-        self._own: deque[OwnCall] = deque(maxlen=most)
+    def __init__(self, max_waits: int = MAX_WAITS) -> None:
+        self._waits: deque[OpenWait] = deque(maxlen=max_waits)
+        self._provider_calls: deque[TracedCall] = deque(maxlen=max_waits)
         self._lock = threading.Lock()
 
-    def calls(self, own: OwnCall) -> None:
-        """A call of one of the user's own objects is asked for, by the plain object or a plan."""
+    def add_provider_call(self, call: TracedCall) -> None:
+        """Add a provider call that the original or a plan requests."""
         with self._lock:
-            self._own.append(own)
+            self._provider_calls.append(call)
 
     @property
-    def own(self) -> tuple[OwnCall, ...]:
-        """The calls of the user's own objects, in the order in which they were asked for."""
+    def provider_calls(self) -> tuple[TracedCall, ...]:
+        """The provider calls that are kept, in the order in which they were requested."""
         with self._lock:
-            return tuple(self._own)
+            return tuple(self._provider_calls)
 
-    def asked(self, at: float, step: int = 0) -> OpenWait:
-        """The plain object asks, and waits from now on."""
+    def begin(self, at: float, step: int = 0) -> OpenWait:
+        """Note that the original makes a call, and waits from now on."""
         wait = OpenWait(at, step)
         with self._lock:
-            self._all.append(wait)
+            self._waits.append(wait)
         return wait
 
-    def told(self) -> tuple[OpenWait, ...]:
+    def waits(self) -> tuple[OpenWait, ...]:
         """Return the calls that are kept, in the order in which they began."""
         with self._lock:
-            return tuple(self._all)
+            return tuple(self._waits)

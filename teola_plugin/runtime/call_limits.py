@@ -75,7 +75,7 @@ class Permit:
         return True
 
     def _enter(self, wake: Callable[[], Any]) -> bool:
-        with _lock.here:
+        with _lock.lock:
             if self._try():
                 return True
             self._wake = wake
@@ -84,7 +84,7 @@ class Permit:
             return False
 
     def _leave(self) -> None:
-        with _lock.here:
+        with _lock.lock:
             for limit in self._limits:
                 if self._granted:
                     limit.count(-1, is_prefetch=self._is_prefetch)
@@ -137,7 +137,7 @@ class PerObject(Generic[T]):
         entry = self._values.get(key)
         if entry is not None and entry[0]() is obj:
             return entry[1]
-        with _lock.here:
+        with _lock.lock:
             entry = self._values.get(key)
             if entry is None or entry[0]() is not obj:
                 try:

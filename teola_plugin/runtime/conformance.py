@@ -42,17 +42,18 @@ def search() -> Graph:
     """Embed two texts, store them, and search with the embedding of a third: every value goes to another engine."""
     embed = Primitive("embed", _K.EMBEDDING, "embedder", named(texts=Ref("$input", ("texts",))), batchable=True)
     question = embedding("question", "embedder", Ref("$input", ("question",)))
-    said = Attributes(collection="conformance", k=2)
+    attributes = Attributes(collection="conformance", k=2)
     store = Primitive(
         "store",
         _K.INGESTION,
         "store",
         named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed")),
         batchable=True,
-        attributes=said,
+        attributes=attributes,
     )
-    found = Primitive("found", _K.SEARCHING, "store", named(vectors=Ref("question")), after=("store",), attributes=said)
-    return Graph([embed, question, store, found], Ref("found"))
+    inputs = named(vectors=Ref("question"))
+    hits = Primitive("found", _K.SEARCHING, "store", inputs, after=("store",), attributes=attributes)
+    return Graph([embed, question, store, hits], Ref("found"))
 
 
 class RuntimeConformance:
@@ -117,8 +118,8 @@ class RuntimeConformance:
             return list((await pool.call(_K.EMBEDDING, "embedder", ask))[0])
 
         with self.pool() as pool, ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda i: sync(pool) if i % 2 else asyncio.run(awaited(pool)), range(16)))
-            assert all(vector == found[0] for vector in found)
+            vectors = list(threads.map(lambda i: sync(pool) if i % 2 else asyncio.run(awaited(pool)), range(16)))
+            assert all(vector == vectors[0] for vector in vectors)
 
     # ------------------------------------------------------------ streams
 
@@ -126,22 +127,22 @@ class RuntimeConformance:
         with self.pool() as pool:
             handle = pool.call(_K.PREFILLING, "llm", [_ask("tell me more")], stream=True)
             pieces = [piece.text for piece in handle.pieces]
-            [made] = handle.result(_SECONDS)
-            assert isinstance(made, Generation) and made.text == "".join(pieces)
+            [generation] = handle.result(_SECONDS)
+            assert isinstance(generation, Generation) and generation.text == "".join(pieces)
 
     def test_who_comes_late_reads_the_whole_text(self) -> None:
-        """Of early work that nobody has read: before it has ended, and after."""
+        """A prefetched generation that nobody has read so far is claimed before it has ended, and after."""
         lead = Primitive("lead", _K.PREFILLING, "llm", named(question=Ref("$input")), call="ask")
         text = Primitive("text", _K.DECODING, "llm", named(prefilling=Ref("lead")))
-        asked = Generate(Prompt(text="what nobody reads"))
+        payload = Generate(Prompt(text="what nobody reads"))
         with self.pool() as pool:
             graph = Graph([lead, text], Ref("text"))
-            run = pool.runtime.submit(Query({"input": ""}), graph, {"ask": lambda _: asked}, ahead=True)
-            handles = [run.call(_K.PREFILLING, "llm", [asked], stream=True)]
-            [made] = handles[0].result(_SECONDS)
-            handles.append(run.call(_K.PREFILLING, "llm", [asked], stream=True))
+            run = pool.runtime.submit(Query({"input": ""}), graph, {"ask": lambda _: payload}, has_original=True)
+            handles = [run.call(_K.PREFILLING, "llm", [payload], stream=True)]
+            [generation] = handles[0].result(_SECONDS)
+            handles.append(run.call(_K.PREFILLING, "llm", [payload], stream=True))
             for handle in handles:
-                assert made.text == "".join(piece.text for piece in handle.pieces)
+                assert generation.text == "".join(piece.text for piece in handle.pieces)
             run.close()
 
     def test_equal_questions_have_equal_answers(self) -> None:
@@ -154,20 +155,22 @@ class RuntimeConformance:
     def test_the_plain_object_claims_early_work(self) -> None:
         graph = Graph([embedding("e", "slow", Ref("$input"))], Ref("e"))
         with self.pool() as pool:
-            run = pool.runtime.submit(Query({"input": "claimed"}), graph, {}, ahead=True)
+            run = pool.runtime.submit(Query({"input": "claimed"}), graph, {}, has_original=True)
             first = run.call(_K.EMBEDDING, "slow", [EmbedText("claimed")]).result(_SECONDS)
-            again = run.call(_K.EMBEDDING, "slow", [EmbedText("claimed")]).result(_SECONDS)
-            assert list(first[0]) == list(again[0]) and pool.runtime.asked(run.id) == 1  # asked for once
+            second = run.call(_K.EMBEDDING, "slow", [EmbedText("claimed")]).result(_SECONDS)
+            assert list(first[0]) == list(second[0]) and pool.runtime.request_count(run.id) == 1
             run.close()
 
     def test_a_later_part_adopts_what_an_earlier_one_has_asked_for(self) -> None:
         graph = Graph([embedding("e", "slow", Ref("$input"))], Ref("e"))
         with self.pool() as pool:
             run = pool.runtime.watch(Query({"input": None}), joins=True)
-            first, second = (run.part(graph, {}, "adopted", depth=3, gang="both", lookahead=True) for _ in range(2))
+            first, second = (
+                run.begin_subplan(graph, {}, "adopted", depth=3, gang="both", lookahead=True) for _ in range(2)
+            )
             first.close()
             [vector] = run.call(_K.EMBEDDING, "slow", [EmbedText("adopted")]).result(_SECONDS)
-            assert len(vector) and pool.runtime.asked(run.id) == 1  # asked for once
+            assert len(vector) and pool.runtime.request_count(run.id) == 1
             second.close()
             run.close()
             trace = run.trace.result(_SECONDS)
@@ -178,9 +181,9 @@ class RuntimeConformance:
         with self.pool() as pool:
             run = pool.runtime.watch(Query({"input": None}), joins=True)
             for number in range(3):
-                run.part(graph, {}, f"given up {number}", lookahead=True).close()
+                run.begin_subplan(graph, {}, f"given up {number}", lookahead=True).close()
             assert run.call(_K.EMBEDDING, "slow", [EmbedText("wanted")]).result(_SECONDS)
-            assert pool.runtime.asked(run.id) == 0
+            assert pool.runtime.request_count(run.id) == 0
             run.close()
 
     # ------------------------------------------------------------ ends

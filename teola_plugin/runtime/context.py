@@ -1,4 +1,4 @@
-"""The query that running code belongs to, and its place there: pool-backed objects called anywhere below join it."""
+"""Context variables: the query of running code, which calls of pool-backed objects join, and its place there."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.graph import Terms
 from teola_plugin.observe.steps import OpenStep
-from teola_plugin.observe.waits import OwnCall
+from teola_plugin.observe.waits import TracedCall
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.forks import in_child
 
 if TYPE_CHECKING:
-    from teola_plugin.runtime.query_run import HeldPart, QueryRun
+    from teola_plugin.runtime.query_run import DeferredSubplan, QueryRun
 
 current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", default=None)
 
-in_child(lambda: current_run.set(None))  # it goes on in the parent, and nobody else can join it
+in_child(lambda: current_run.set(None))  # the query goes on in the parent, and only there
 
 current_terms: ContextVar[Terms | None] = ContextVar("teola_current_terms", default=None)
-"""Of calls that belong to no live query: what their caller asked for, also where planning fell back."""
+"""The request context of calls that belong to no live query, also where planning fell back."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where in its query the running code is. Calls that no graph has planned, and parts that begin there, go by it."""
+    """The place of running code in its query, for unplanned calls that it makes and for subplans that begin there."""
 
     depth: int = 0
-    """How far its end is from the end of the query, in primitives."""
+    """Distance from the end of the code to the end of the query, in primitives."""
     gang: str = ""
-    """Calls of one gang are done with the last of them: branches that run side by side and are put together."""
+    """Calls of one gang belong to branches that run side by side: the query goes on when the last one has ended."""
     step: OpenStep | None = None
-    """What `QueryRun.step_began` gave for the node or the tool that runs, for traces."""
-    held: HeldPart | None = None
-    """Begins when a call is made here that no part has asked for."""
+    """The result of `QueryRun.step_began` for the node or the tool that runs, for traces."""
+    deferred: DeferredSubplan | None = None
+    """A subplan that begins when a call is made here that no subplan has made."""
     form: AnswerForm = AnswerForm.UNKNOWN
     """The form in which code here asks models for answers, unless it says otherwise."""
 
@@ -44,12 +44,12 @@ NOWHERE = CallPlace()
 
 current_place: ContextVar[CallPlace] = ContextVar("teola_current_place", default=NOWHERE)
 
-current_call: ContextVar[OwnCall | None] = ContextVar("teola_current_call", default=None)
-"""The call of one of the user's own objects that runs, for traces: an engine may do its work."""
+current_call: ContextVar[TracedCall | None] = ContextVar("teola_current_call", default=None)
+"""The call of one of the user's own objects that runs here, for traces: an engine may serve it."""
 
 
 class during(AbstractContextManager[None]):
-    """Gives a context variable this value in the body. A class, since a generator takes three times as long."""
+    """A context in which a context variable has a value. A class, since a generator takes three times as long."""
 
     __slots__ = ("_token", "_value", "_variable")
 

@@ -1,4 +1,4 @@
-"""Threads that calls are made on: kept for a while, since to start one takes longer than to hand it work."""
+"""Daemon threads on which calls are made. They are kept for a while, since reusing one is quicker than starting one."""
 
 from __future__ import annotations
 
@@ -7,85 +7,84 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-KEPT = 10.0
-"""Seconds that a thread waits for more work."""
+IDLE_TIMEOUT_S = 10.0
+"""Time that a thread waits for the next task."""
 
-Work = Callable[[], None]
+Task = Callable[[], None]
 
 
 class DaemonThreads:
-    """Daemon threads: at most `most` for `run`, and more for `start`.
+    """A set of daemon threads: at most `max_threads` for `run`, and more for `start`."""
 
-    `idle` and `made` count those that wait for work, and all of them.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
         self.idle = 0
-        self.made = 0
+        """Number of threads that wait for a task."""
+        self.count = 0
+        """Number of all threads."""
         self._lock = threading.Lock()
-        self._given: SimpleQueue[Work] = SimpleQueue()
+        self._tasks: SimpleQueue[Task] = SimpleQueue()
 
-    def run(self, work: Work, times: int) -> None:
-        """Has `work` done so many times, each on a thread of its own, or fewer times where no thread is free."""
+    def run(self, task: Task, times: int) -> None:
+        """Run a task so many times, each time on another thread, or fewer times if no thread is free."""
         with self._lock:
-            waiting = min(times, self.idle)
-            more = max(0, min(times - waiting, self._most - self.made))
-            self.idle -= waiting
-            self.made += more
-        for _ in range(waiting):
-            self._given.put(work)
-        for _ in range(more):
-            threading.Thread(target=self._serve, args=(work,), name="teola-prefetch", daemon=True).start()
+            reused = min(times, self.idle)
+            new = max(0, min(times - reused, self._max_threads - self.count))
+            self.idle -= reused
+            self.count += new
+        for _ in range(reused):
+            self._tasks.put(task)
+        for _ in range(new):
+            threading.Thread(target=self._serve, args=(task,), name="teola-prefetch", daemon=True).start()
 
-    def start(self, work: Work) -> None:
-        """Do `work` on a thread of its own at once, beyond the `most` threads if none is free."""
+    def start(self, task: Task) -> None:
+        """Run a task on another thread at once, beyond the `max_threads` threads if none is free."""
         with self._lock:
-            is_waited_for = self.idle > 0
-            self.idle -= is_waited_for
-            self.made += not is_waited_for
-        if is_waited_for:
-            self._given.put(work)
+            has_idle = self.idle > 0
+            self.idle -= has_idle
+            self.count += not has_idle
+        if has_idle:
+            self._tasks.put(task)
         else:
-            threading.Thread(target=self._serve, args=(work,), name="teola-prefetch", daemon=True).start()
+            threading.Thread(target=self._serve, args=(task,), name="teola-prefetch", daemon=True).start()
 
-    def _serve(self, work: Work) -> None:
-        next_work: Work | None = work
-        del work
-        while next_work is not None:
+    def _serve(self, task: Task) -> None:
+        next_task: Task | None = task
+        del task
+        while next_task is not None:
             try:
-                next_work()
+                next_task()
             finally:
-                next_work = None  # what it holds is not kept
+                next_task = None  # so that its objects are freed
                 with self._lock:
                     self.idle += 1
-            next_work = self._next()
+            next_task = self._next_task()
 
-    def _next(self) -> Work | None:
+    def _next_task(self) -> Task | None:
         try:
-            return self._given.get(timeout=KEPT)
+            return self._tasks.get(timeout=IDLE_TIMEOUT_S)
         except Empty:
             with self._lock:
                 if self.idle:
                     self.idle -= 1
-                    self.made -= 1
+                    self.count -= 1
                     return None
-            return self._given.get()  # given just now
+            return self._tasks.get()  # `run` or `start` has just counted this thread as reused
 
 
-MOST = 64
-"""In the process: batches of composites that hold composites would make many."""
-_threads = DaemonThreads(MOST)
+MAX_THREADS = 64
+"""Threads of the process: composites that contain composites would make many."""
+_threads = DaemonThreads(MAX_THREADS)
 
 
 def threads() -> DaemonThreads:
-    """Return those of the process."""
+    """Return the threads of the process."""
     return _threads
 
 
 def _after_fork() -> None:
     global _threads
-    _threads = DaemonThreads(MOST)
+    _threads = DaemonThreads(MAX_THREADS)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,7 +1,7 @@
-"""A process that is forked has its parent's objects and none of its threads; locks may be held for ever.
+"""Objects that must change in a forked child, which has its parent's objects and none of its threads.
 
-What rests on a thread says so here. In the child it is told before anything else runs there; elsewhere this costs
-nothing.
+A lock that another thread held in the parent is held in the child for ever. Objects that depend on threads or locks
+register here; their `forked` is called in the child before anything else runs there. Elsewhere this costs nothing.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from weakref import WeakSet
 
 
 class Forkable(Protocol):
-    """What must behave otherwise in a forked child."""
+    """An object that must behave otherwise in a forked child."""
 
     def forked(self) -> None:
-        """This is the child: no thread but the caller's is there. New locks; nothing of the parent's is touched."""
+        """Adapt to the child, where only the caller's thread exists. Make new locks; change nothing of the parent's."""
 
 
-_told: WeakSet[Forkable] = WeakSet()
+_registered: WeakSet[Forkable] = WeakSet()
 
 
-def tell_of_forks(one: Forkable) -> None:
-    """From now on, as long as it is there. Idempotent."""
-    _told.add(one)
+def tell_of_forks(obj: Forkable) -> None:
+    """Call `obj.forked()` in every forked child from now on, as long as the object exists. Idempotent."""
+    _registered.add(obj)
 
 
 def in_child(function: Callable[[], object]) -> None:
-    """Call it in every child that is forked from now on, before anything else runs there."""
+    """Call a function in every child that is forked from now on, before anything else runs there."""
     if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
         os.register_at_fork(after_in_child=function)
 
 
 class ForkedLock:
-    """A lock of the whole process, `here`: a forked child has its own, which nobody holds."""
+    """A lock of the whole process, in its attribute `lock`: a forked child has one of its own, which nobody holds."""
 
     def __init__(self) -> None:
         self.forked()
         tell_of_forks(self)
 
     def forked(self) -> None:
-        self.here = threading.Lock()
+        self.lock = threading.Lock()
 
 
-def _tell() -> None:
-    for one in list(_told):
-        one.forked()
+def _call_registered() -> None:
+    for obj in list(_registered):
+        obj.forked()
 
 
-in_child(_tell)
+in_child(_call_registered)

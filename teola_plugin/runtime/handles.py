@@ -1,4 +1,4 @@
-"""Results on their way: what a caller holds after `pool.call(...)`, from any thread or loop."""
+"""Handles of results under way, as a caller of `pool.call(...)` gets them. Used from any thread or loop."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from teola_plugin.requests.results import Piece
 
 
 class PieceLog:
-    """Pieces of one request in order, kept from the start, so that late readers miss nothing.
+    """The pieces of one request in order, kept from the start, so that late readers miss nothing.
 
-    Written on the pool's loop; read from any thread. A reader gets every piece, then the end. What a `tentative` one
-    reads is a guess at the result: the request may be done again and say something else, and then the log just ends.
+    Written on the pool's loop; read from any thread. A reader gets every piece, then the end. Pieces of a `tentative`
+    log predict the result: the request may be repeated with another text, and then the log just ends.
     """
 
     def __init__(self, *, tentative: bool = False) -> None:
         self.tentative = tentative
-        self.lost: Callable[[], object] = _nobody
-        """Told when a reader cannot go on: its loop is closed."""
+        self.on_lost: Callable[[], object] = _do_nothing
+        """Called when a reader cannot go on because its loop is closed."""
         self._pieces: list[Piece] = []
         self._closed = False
         self._lock = threading.Lock()
         self._wakers: list[Callable[[], None]] = []
 
     def append(self, piece: Piece) -> None:
+        """Add the next piece."""
         self._change(lambda: self._pieces.append(piece))
 
     def close(self) -> None:
+        """End the log."""
+
         def end() -> None:
             self._closed = True
 
@@ -45,7 +48,7 @@ class PieceLog:
             wake()
 
     def take(self, start: int, wake: Callable[[], None]) -> tuple[list[Piece], bool]:
-        """Pieces from `start` on and whether the log is closed; registers `wake` when there is nothing to give."""
+        """Return the pieces from `start` on, and True if the log is closed. If neither, `wake` is called later."""
         with self._lock:
             if len(self._pieces) <= start and not self._closed:
                 self._wakers.append(wake)
@@ -55,40 +58,40 @@ class PieceLog:
         return self.within(None)
 
     def within(self, seconds: float | None) -> Iterator[Piece]:
-        """The pieces. Raises `TimeoutError` when the next one takes longer than that."""
-        start, news = 0, threading.Event()
+        """Yield the pieces. Raises `TimeoutError` when the next one takes longer than that."""
+        start, changed = 0, threading.Event()
         while True:
-            news.clear()
-            pieces, closed = self.take(start, news.set)
+            changed.clear()
+            pieces, closed = self.take(start, changed.set)
             yield from pieces
             start += len(pieces)
             if closed and not pieces:
                 return
-            if not pieces and not news.wait(seconds):
+            if not pieces and not changed.wait(seconds):
                 raise TimeoutError(f"nothing came for {seconds:g} s.")
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         loop = asyncio.get_running_loop()
         start = 0
         while True:
-            news = asyncio.Event()
-            pieces, closed = self.take(start, lambda e=news: self._wake(loop, e))  # type: ignore[misc]
+            changed = asyncio.Event()
+            pieces, closed = self.take(start, lambda e=changed: self._wake(loop, e))  # type: ignore[misc]
             for piece in pieces:
                 yield piece
             start += len(pieces)
             if closed and not pieces:
                 return
             if not pieces:
-                await news.wait()
+                await changed.wait()
 
     def _wake(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         try:
             loop.call_soon_threadsafe(event.set)
         except RuntimeError:
-            self.lost()
+            self.on_lost()
 
 
-def _nobody() -> None: ...
+def _do_nothing() -> None: ...
 
 
 class CallHandle:
@@ -105,18 +108,18 @@ class CallHandle:
         pieces: PieceLog | None = None,
         cancel: Callable[[], object] = lambda: None,
         owner: int = 0,
-        lost: Callable[[], object] = _nobody,
+        on_lost: Callable[[], object] = _do_nothing,
     ) -> None:
-        """`lost` is told when whoever waits cannot go on, since their loop is closed."""
+        """`owner`: the thread that may not block. `on_lost`: called when a waiter cannot go on: its loop is closed."""
         self._future = future
         self.pieces = pieces or PieceLog()
-        self.pieces.lost = lost
+        self.pieces.on_lost = on_lost
         self._cancel = cancel
         self._owner = owner
-        self._lost = lost
+        self._on_lost = on_lost
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """Values of all requests. Raises their error, or `TimeoutError`; never call it on the pool's own thread."""
+        """Return the values of all requests. Raises their error, or `TimeoutError`. Not for the pool's own thread."""
         if threading.get_ident() == self._owner and not self._future.done():
             raise TeolaError(
                 "a blocking engine call was made on the pool's own thread, where it would wait for itself.",
@@ -132,7 +135,7 @@ class CallHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the results, or an error, are there."""
+        """True once the results, or an error, are there."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
@@ -141,15 +144,15 @@ class CallHandle:
     async def _wait(self) -> list[Any]:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[list[Any]] = loop.create_future()
-        lost = self._lost  # and not this handle, which would keep its own values until Python's collector comes
+        on_lost = self._on_lost  # not `self`: the callback would keep the values until the garbage collector runs
 
-        def ended(future: Future[list[Any]]) -> None:
+        def hand_over(future: Future[list[Any]]) -> None:
             try:
                 loop.call_soon_threadsafe(_hand_over, future, waiter)
-            except RuntimeError:  # their loop is closed: nobody waits any more
-                lost()
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                on_lost()
 
-        self._future.add_done_callback(ended)
+        self._future.add_done_callback(hand_over)
         try:
             return await waiter
         except BaseException:
@@ -157,13 +160,13 @@ class CallHandle:
             raise
 
     def cancel(self) -> None:
-        """Give the results up. Reaches the engine unless another part of the query needs them."""
+        """Give the results up. The engine stops, unless another part of the query needs them."""
         if not self._future.done():
             self._cancel()
 
 
 def _hand_over(future: Future[list[Any]], waiter: asyncio.Future[list[Any]]) -> None:
-    if waiter.done():  # who waited has gone
+    if waiter.done():  # the caller has gone
         return
     if future.cancelled():
         waiter.cancel()

@@ -1,4 +1,4 @@
-"""The runtime in one process: engines and schedulers on a loop thread, user code where it always ran."""
+"""The runtime in one process: engines and schedulers run on a loop thread, user code where it runs without us."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ from teola_plugin.runtime.original_calls import OriginalCalls, RequestedCall
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
-from teola_plugin.runtime.query_run import HeldPart, Part, QueryRun, QueryStore
-from teola_plugin.runtime.timeouts import at_most, ended
+from teola_plugin.runtime.query_run import Claiming, DeferredSubplan, QueryRun, QueryStore, Subplan
+from teola_plugin.runtime.timeouts import at_most, cancel_tasks
 from teola_plugin.runtime.usage import current_tally
 from teola_plugin.scheduling import BatchPolicy
 from teola_plugin.scheduling.graph_events import CancelQuery, Close
 
-_STOPPING = 30.0
-"""Seconds that an engine has to stop when the pool is closed."""
+_STOP_TIMEOUT_S = 30.0
+"""Time that an engine has to stop when the pool is closed."""
 _NO_GRAPH = Graph((), Ref("$input"))
-"""Of a query that is only watched."""
+"""The graph of a query that is only traced."""
 
 
 class LocalRuntime:
-    """Executes e-graphs and single calls on the given engines.
+    """The runtime that executes e-graphs and single calls on the given engines.
 
-    `engines`: instances by engine name; `policy`: of all engines, or of each by name; `max_queued`: how many requests
-    an engine takes before it refuses more, by name. With `loop=SameLoop()` everything
-    runs on the caller's own loop (virtual time); otherwise on a thread of its own, so callers may come from any thread
-    or loop.
+    `engines`: instances by engine name; `policy`: of all engines, or of each by name; `max_queued`: number of requests
+    that an engine takes before it refuses more, by name. With `loop=SameLoop()` everything runs on the caller's own
+    loop (virtual time); otherwise on a thread of its own, so callers may come from any thread or loop.
     """
 
     shared = False
-    """Whether the engines are elsewhere."""
+    """True if the engines are elsewhere."""
 
     def __init__(
         self,
@@ -70,10 +69,10 @@ class LocalRuntime:
         self._threads = isinstance(self.loop, LoopThread)
         wall = time.time if self._threads else None
         self.recorder = TraceRecorder(keep_traces, details=details, wall=wall, sink=sink)
-        self._begin_anew()
+        self._reset_state()
 
-    def _begin_anew(self) -> None:
-        """With nothing of an earlier life: no queries, no works, no ports."""
+    def _reset_state(self) -> None:
+        """Set the state of a runtime that was never started: no queries, no requests, no ports."""
         self._driver = GraphDriver(self.recorder, threads=self._threads)
         self._calls = OriginalCalls(self._driver, self._version, self._deliver)
         request_driver = self._driver.engines
@@ -85,7 +84,7 @@ class LocalRuntime:
         self._starting: asyncio.Task[Any] | None = None
         self._running = False
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ start and stop
 
     def start(self) -> None:
         """Start the loop and the engines, side by side; again after `stop`. Raises what an engine raises, and
@@ -109,14 +108,14 @@ class LocalRuntime:
             self._start = None
 
     def break_off(self) -> None:
-        """End a `start` that another thread is at: it fails as closed. What has started is stopped again."""
+        """Break off a `start` on another thread: it fails as closed. Engines that have started are stopped again."""
         if (start := self._start) is not None:
             start.cancel()
 
     def renew(self) -> None:
-        """Not started, with a new loop: the one before has ended, or is the parent process's."""
+        """Make the runtime as if never started, with a new loop: the last one has ended, or is the parent process's."""
         self.loop = LoopThread()
-        self._begin_anew()
+        self._reset_state()
 
     async def _start_engines(self) -> None:
         self._starting = asyncio.current_task()
@@ -139,13 +138,13 @@ class LocalRuntime:
         make_port = getattr(instances[0], "make_port", None) if len(instances) == 1 else None
         if make_port is not None:
             return make_port(self._listener)  # type: ignore[no-any-return]
-        named = {str(number): engine for number, engine in enumerate(instances)}
+        by_name = {str(number): engine for number, engine in enumerate(instances)}
         policy = self._policy.get(name) if isinstance(self._policy, Mapping) else self._policy
-        most = self._max_queued.get(name, MAX_QUEUED)
-        return EnginePort(name, named, self._listener, policy=policy, max_queued=most)
+        max_queued = self._max_queued.get(name, MAX_QUEUED)
+        return EnginePort(name, by_name, self._listener, policy=policy, max_queued=max_queued)
 
     def _open(self, ports: Mapping[str, Port]) -> None:
-        """Engines are there: queries may come."""
+        """Add ports of engines that have started. From now on, queries are accepted."""
         self._ports.update(ports)
         self._driver.ports = self._ports
         self._running = True
@@ -166,18 +165,18 @@ class LocalRuntime:
     async def astop(self) -> None:
         self._running = False
         starting, self._starting = self._starting, None
-        if starting is not None:  # whoever started them has given up
-            await ended(_STOPPING, [starting])
+        if starting is not None:  # its caller has given up
+            await cancel_tasks(_STOP_TIMEOUT_S, [starting])
         self._driver.close()
         await asyncio.gather(*(port.close() for port in self._ports.values()))
         await self._close_engines()
 
     async def _close_engines(self) -> None:
-        stops = (at_most(_STOPPING, e.stop()) for instances in self._engines.values() for e in instances)
+        stops = (at_most(_STOP_TIMEOUT_S, e.stop()) for instances in self._engines.values() for e in instances)
         await asyncio.gather(*stops, return_exceptions=True)
 
     def add(self, engine: Engine, *, running: bool) -> None:
-        """One more engine; started if the others are. Raises what it raises, and then it is not there."""
+        """Add an engine, started if the others are. Raises what its start raises, and then it is not added."""
         if running:
             self.loop.run(self._start_beside(engine)).result()
         self._engines = {**self._engines, engine.name: [engine]}
@@ -187,7 +186,7 @@ class LocalRuntime:
             await engine.start()
             await calibrate(engine)
         except BaseException:
-            await at_most(_STOPPING, engine.stop())
+            await at_most(_STOP_TIMEOUT_S, engine.stop())
             raise
         self._open({engine.name: self._port_of(engine.name, [engine])})
 
@@ -219,36 +218,47 @@ class LocalRuntime:
         graph: Graph,
         calls: Calls,
         *,
-        ahead: bool = False,
+        has_original: bool = False,
         pgraph: Graph | None = None,
         passes: tuple[PassRun, ...] = (),
         streamed: str = "",
         into: PieceLog | None = None,
         form: AnswerForm = AnswerForm.UNKNOWN,
     ) -> QueryRun:
-        """Begin to execute `graph` for `query`. With `ahead` the plain object ends the query by `run.close()`.
+        """Begin to execute `graph` for `query`.
 
-        The text of the primitive `streamed` goes `into` a log as it is written, if a model writes it. `form`: see
-        `QueryRun`.
+        Args:
+            query: The query.
+            graph: Its e-graph.
+            calls: The client's callables.
+            has_original: True if an original runs, too, and ends the query by `run.close()`.
+            pgraph: The graph before the passes, for the trace.
+            passes: The passes that ran, for the trace.
+            streamed: A primitive whose text goes `into` a log as it is written, if a model writes it.
+            into: The log.
+            form: See `QueryRun`.
         """
         self._need_running()
         query.check(graph)
         store, due = QueryStore(query.inputs), self._due(query)
         run = QueryRun(
-            self, query, graph, calls, ahead, store, due=due, form=form, streamed=streamed, streamed_into=into
+            self, query, graph, calls, has_original, store, due=due, form=form, streamed=streamed, streamed_into=into
         )
         self.loop.post(self._admit, run, graph, pgraph, passes, self.time())  # began now, however busy the loop is
         return run
 
     def watch(self, query: Query, *, joins: bool = False) -> QueryRun:
-        """A query without a graph: calls made under it are traced, and nothing else; for plain objects.
+        """Begin a query of an original without a graph, whose calls are only traced.
 
-        `joins`: parts of it may bring graphs of their own.
+        `joins`: subplans may bring graphs for parts of it.
         """
         store, due = QueryStore(query.inputs), self._due(query)
-        run = QueryRun(self, query, _NO_GRAPH, {}, True, store, claims=False, joins=joins, due=due)
-        tell = self.loop.leave if query.deadline is None else self.loop.tell  # nothing happens to it before it calls
-        if not tell(self._admit, run, _NO_GRAPH, None, (), self.time()):
+        claiming = Claiming.WITH_SUBPLAN if joins else Claiming.NEVER
+        run = QueryRun(self, query, _NO_GRAPH, {}, True, store, claiming=claiming, due=due)
+        post = (
+            self.loop.post_lazily if query.deadline is None else self.loop.try_post
+        )  # nothing happens to it before it calls
+        if not post(self._admit, run, _NO_GRAPH, None, (), self.time()):
             raise self.loop.unavailable()
         return run
 
@@ -270,31 +280,34 @@ class LocalRuntime:
         before = "" if pgraph is None else _text(pgraph)
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
 
-    def asked(self, query: str) -> int:
+    def request_count(self, query: str) -> int:
         """Return the number of requests of a live query that are under way, or that its graph has made."""
         return sum(1 for _ in self._driver.engines.table.of(query))
 
-    def begin_part(self, run: QueryRun, part: Part) -> None:
-        self.loop.tell(self._driver.begin_part, run, part)
+    def begin_subplan(self, run: QueryRun, subplan: Subplan) -> None:
+        self.loop.try_post(self._driver.begin_subplan, run, subplan)
 
-    def end_part(self, run: QueryRun, name: str) -> None:
-        self.loop.tell(self._driver.end_part, run, name)
+    def end_subplan(self, run: QueryRun, name: str) -> None:
+        self.loop.try_post(self._driver.end_subplan, run, name)
 
-    def turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str], *, soon: bool) -> None:
-        (self.loop.tell if soon else self.loop.leave)(self._driver.turn, run, held, over)
+    def schedule_subplans(
+        self, run: QueryRun, deferred: DeferredSubplan | None, finished: Sequence[str], *, soon: bool
+    ) -> None:
+        send = self.loop.try_post if soon else self.loop.post_lazily
+        send(self._driver.schedule_subplans, run, deferred, finished)
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
-        self.loop.tell(self._driver.observe, run, primitive, value, self.time())
+        self.loop.try_post(self._driver.observe, run, primitive, value, self.time())
 
     def close_run(self, run: QueryRun) -> None:
         if not run.closed:
-            run.closed, run.ended = True, self.time()  # now, however busy the loop is
-            self.loop.tell(lambda: self._driver.post(Close(self._driver.now(), run.id)))
+            run.closed, run.ended_at = True, self.time()  # now, however busy the loop is
+            self.loop.try_post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
 
     def cancel_run(self, run: QueryRun) -> None:
         if not run.closed:
-            run.closed, run.ended = True, self.time()
-            self.loop.tell(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
+            run.closed, run.ended_at = True, self.time()
+            self.loop.try_post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
 
     @property
     def traces(self) -> tuple[QueryTrace, ...]:
@@ -319,13 +332,13 @@ class LocalRuntime:
         run: QueryRun | None = None,
         terms: Terms | None = None,
     ) -> CallHandle:
-        """One request per payload; inside a live query, what was asked for already is claimed.
+        """Make a call, with one request per payload; inside a live query, earlier requests are claimed.
 
-        With `stream`, pieces can be read as they come: as a part of the result, or, `tentative`, as a guess at it,
-        which changes nothing of how the request is scheduled or done again.
+        With `stream`, pieces can be read as they come: as a part of the result, or, if `tentative`, as a prediction of
+        it, which does not change how the request is scheduled and repeated.
 
-        A call of no live query goes by `terms`, or those of the context. With `keep_remote`, large values may stay
-        where they are made: what is got are `RemoteValue`s, for other requests.
+        A call outside any live query has the request context `terms`, or that of the running code. With `keep_remote`,
+        large values may stay where they are made: the results are `RemoteValue`s, for other requests.
         """
         port = self.port(engine)
         future: Future[list[Any]] = Future()
@@ -333,33 +346,34 @@ class LocalRuntime:
         tally = current_tally.get()
         if tally is not None:
             tally.watch(future)
-        given, log = list(payloads), PieceLog(tentative=tentative) if stream else None
-        call = RequestedCall(kind, port, given, (), _terms_of(run, terms), future, log, keep_remote)
+        payloads, log = list(payloads), PieceLog(tentative=tentative) if stream else None
+        call = RequestedCall(kind, port, payloads, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:
-            place = current_place.get()
-            call.step, call.held = run.steps.id_of(place.step), place.held
-            call.wait = run.waits.asked(self.time(), call.step)
+            caller = current_place.get()
+            call.step, call.deferred = run.steps.id_of(caller.step), caller.deferred
+            call.wait = run.waits.begin(self.time(), call.step)
             call.wait.within = current_call.get()
-        if run is not None and run.claims and not run.closed:  # here, not on the loop: rows have long vectors
-            call.keys = [self._driver.engines.request_key_of(port, run.query.tenant, one) for one in given]
+            if run.claiming is Claiming.ALLOWED and not run.closed:  # here, not on the loop: rows have long vectors
+                key_of, tenant = self._driver.engines.request_key_of, run.query.tenant
+                call.keys = [key_of(port, tenant, payload) for payload in payloads]
         loop, calls = self.loop, self._calls
         loop.post(calls.join, run, call)
-        # Of a caller whose loop is closed, the query will never be closed: what is left of it would stay for ever.
-        lost = run.close if run is not None else lambda: None
+        # A caller whose loop is closed will never close its query, which would stay for ever.
+        on_lost = run.close if run is not None else lambda: None
         return CallHandle(
-            future, pieces=log, cancel=lambda: loop.tell(calls.give_up, call), owner=loop.ident, lost=lost
+            future, pieces=log, cancel=lambda: loop.try_post(calls.give_up, call), owner=loop.ident, on_lost=on_lost
         )
 
     def _deliver(self, future: Future[list[Any]], values: list[Any]) -> None:
-        """The values of a call are there. On the loop."""
+        """Hand over the values of a call. Runs on the loop."""
         future.set_result(values)
 
     async def _version(self, port: Port, collection: str) -> Version | None:
-        """Of a collection now; None from a store that cannot tell."""
+        """Return the present version of a collection; None if the store has no versions."""
         if getattr(port.engine, "version", None) is None and not self.shared:
             return None
-        found = await self._administer(port, "version", (collection,))
-        return found if isinstance(found, Version) else None
+        version = await self._administer(port, "version", (collection,))
+        return version if isinstance(version, Version) else None
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """Run a coroutine method of the engine's (first) instance on the pool's loop, e.g. `count`, `delete`."""
@@ -384,11 +398,11 @@ class LocalRuntime:
                 await engine.reset()
 
     def forget(self, tenant: str) -> None:
-        """What engines have learned from a tenant's requests, and the traces of its queries."""
+        """Forget what engines have learned from a tenant's requests, and the traces of its queries."""
         self.loop.run(self.aforget(tenant)).result(60)
 
     def _forget_queries(self, tenant: str) -> None:
-        """Their traces, and the texts of plans, which may hold prompts that they chose."""
+        """Forget the traces of a tenant's queries, and the texts of plans, which may contain their prompts."""
         self.recorder.forget(tenant)
         _text.cache_clear()
         _view.cache_clear()
@@ -401,15 +415,15 @@ class LocalRuntime:
 
 
 def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:
-    """Of a call, at its place; what goes on after a query keeps its tenant."""
+    """Return the request context of a call at its place. Code that goes on after a query keeps its tenant."""
     if terms is not None:
         return terms
     if run is None:
-        found = current_terms.get() or Terms()
+        terms = current_terms.get() or Terms()
     else:
-        found = replace(run.query.terms, deadline=None) if run.closed else run.query.terms
-    place = current_place.get()
-    return placed(found, place.depth, place.gang)
+        terms = replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+    caller = current_place.get()
+    return placed(terms, caller.depth, caller.gang)
 
 
 @functools.lru_cache(maxsize=64)

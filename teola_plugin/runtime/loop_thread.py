@@ -13,36 +13,36 @@ from typing import Any
 
 from teola_plugin.errors import EngineUnavailable, TeolaError, pool_closed, pool_forked, pool_not_started
 from teola_plugin.runtime.forks import tell_of_forks
-from teola_plugin.runtime.timeouts import ended
+from teola_plugin.runtime.timeouts import cancel_tasks
 
 log = logging.getLogger("teola_plugin")
-_ENDING = 5.0
-"""Seconds that what still runs has to end when the loop is stopped."""
+_STOP_TIMEOUT_S = 5.0
+"""Time that running tasks have to end when the loop is stopped."""
 
-
-_of_parents: list[asyncio.AbstractEventLoop] = []
-"""Loops that a forked child has from its parent, for ever: closing one would take it from what wakes the parent's."""
+_parent_loops: list[asyncio.AbstractEventLoop] = []
+"""Loops that a forked child has from its parent. They are never closed, since that would disturb the parent's."""
 
 
 class LoopThread:
-    """Starts with `start`, ends with `stop`, once; independent of the loops that callers come and go with.
+    """An event loop on a thread of its own, independent of its callers' loops, from `start` to `stop`.
 
-    Nothing that runs on it ends it but `stop`. What was posted before `stop` is run; before `start` and afterwards
-    nothing is taken, nor in a child that was forked meanwhile.
+    Only `stop` ends it, whatever the functions on it raise. Functions that were posted before `stop` are run. Before
+    `start`, after `stop`, and in a child that was forked meanwhile, none is accepted. It cannot be started twice.
     """
 
     def __init__(self, name: str = "teola-pool") -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._name = name
         self._thread: threading.Thread | None = None
-        self._taking = threading.RLock()  # what the garbage collector ends meanwhile, on this thread, may tell, too
-        self._told: list[tuple[Context, Callable[..., Any], tuple[Any, ...]]] = []
-        self._woken = False
-        """Whether the loop is about to look at what it was told."""
-        self._takes = False
-        self._why: Callable[[], EngineUnavailable] = pool_not_started
-        """It takes nothing."""
-        self._ends = False
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end objects that post, on this thread
+        self._posted: list[tuple[Context, Callable[..., Any], tuple[Any, ...]]] = []
+        self._is_woken = False
+        """True while the loop is about to run the posted functions."""
+        self._is_open = False
+        """True while functions are accepted."""
+        self._closed_reason: Callable[[], EngineUnavailable] = pool_not_started
+        """Returns the error for functions that are not accepted."""
+        self._is_ending = False
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -57,48 +57,48 @@ class LoopThread:
 
     @property
     def used(self) -> bool:
-        """Whether it was started, ever."""
+        """True once it was started."""
         return self._thread is not None
 
     @property
     def runs(self) -> bool:
-        """Whether it takes what is posted."""
-        return self._takes
+        """True while functions are accepted."""
+        return self._is_open
 
     @property
     def was_forked(self) -> bool:
-        """Whether it runs in a parent process and not here."""
-        return self._why is pool_forked
+        """True if it runs in a parent process and not here."""
+        return self._closed_reason is pool_forked
 
     def unavailable(self) -> EngineUnavailable:
-        """Why it takes nothing."""
-        return self._why()
+        """Return the error for functions that are not accepted."""
+        return self._closed_reason()
 
     def time(self) -> float:
         """The loop's clock, in seconds."""
         return time.monotonic() if self._loop is None else self._loop.time()
 
     def start(self) -> None:
-        """Not twice: a loop that has ended is not begun again."""
+        """Start the thread. Call it once."""
         self._loop = asyncio.new_event_loop()
-        self._why, self._takes = pool_closed, True
+        self._closed_reason, self._is_open = pool_closed, True
         tell_of_forks(self)
-        # Made here: in a forked child, one that was not started yet counts as ended.
+        # The thread is created here: in a forked child, one that was not started yet counts as ended.
         self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         self._thread.start()
 
     def forked(self) -> None:
-        """In a child: the thread is not there, and the loop's selector is the parent's, too."""
-        self._taking = threading.RLock()
+        """Accept nothing in a child, where the thread does not exist and the loop's selector is the parent's, too."""
+        self._lock = threading.RLock()
         if self._loop is not None:
-            _of_parents.append(self._loop)
-        if self._takes:
-            self._why, self._takes = pool_forked, False
+            _parent_loops.append(self._loop)
+        if self._is_open:
+            self._closed_reason, self._is_open = pool_forked, False
 
     def _main(self) -> None:
         loop = self.loop
         asyncio.set_event_loop(loop)
-        while not self._ends:
+        while not self._is_ending:
             try:
                 loop.run_forever()
             except BaseException as error:  # SystemExit and KeyboardInterrupt leave a loop; here they end one callback
@@ -106,81 +106,80 @@ class LoopThread:
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
         """Run `function` on the loop soon; from any thread. Raises `EngineUnavailable` once the pool is closed."""
-        if not self.tell(function, *args):
-            raise self._why()
+        if not self.try_post(function, *args):
+            raise self._closed_reason()
 
-    def tell(self, function: Callable[..., Any], *args: Any) -> bool:
-        """`post` for what nobody needs to know on a loop that has ended; whether it will be run."""
-        with self._taking:  # what is taken is in the loop's queue before its end is
-            if not self._take(function, args):
+    def try_post(self, function: Callable[..., Any], *args: Any) -> bool:
+        """Run `function` on the loop soon, from any thread. Return False if the loop has ended."""
+        with self._lock:  # so that accepted functions are in the loop's queue before its end is
+            if not self._accept(function, args):
                 return False
-            if not self._woken:  # once for all that comes until it looks
-                self._woken = True
-                self.loop.call_soon_threadsafe(self._hear)
+            if not self._is_woken:  # once for all functions until they are run
+                self._is_woken = True
+                self.loop.call_soon_threadsafe(self._run_posted)
             return True
 
-    def leave(self, function: Callable[..., Any], *args: Any) -> bool:
-        """`tell` for what has time until the next that is told. To wake the loop takes time, and the caller's turn."""
-        with self._taking:
-            return self._take(function, args)
+    def post_lazily(self, function: Callable[..., Any], *args: Any) -> bool:
+        """Run `function` with the next one that is posted: waking the loop takes time. Return False if it has ended."""
+        with self._lock:
+            return self._accept(function, args)
 
-    def _take(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        if self._takes:
-            self._told.append((copy_context(), function, args))
-        return self._takes
+    def _accept(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        if self._is_open:
+            self._posted.append((copy_context(), function, args))
+        return self._is_open
 
-    def _hear(self) -> None:
-        with self._taking:
-            told, self._told, self._woken = self._told, [], False
-        told.reverse()
+    def _run_posted(self) -> None:
+        with self._lock:
+            posted, self._posted, self._is_woken = self._posted, [], False
+        posted.reverse()
         try:
-            while told:
-                context, function, args = told.pop()
+            while posted:
+                context, function, args = posted.pop()
                 try:
                     context.run(function, *args)
                 except Exception as error:
                     self.loop.call_exception_handler({"message": f"{function!r} failed", "exception": error})
         finally:
-            if told:  # left by SystemExit or KeyboardInterrupt
-                with self._taking:
-                    self._told[:0] = told[::-1]
-                    self._woken = True
-                    self.loop.call_soon(self._hear)
+            if posted:  # after SystemExit or KeyboardInterrupt
+                with self._lock:
+                    self._posted[:0] = posted[::-1]
+                    self._is_woken = True
+                    self.loop.call_soon(self._run_posted)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Its result. `EngineUnavailable` once the pool is closed, or if it is closed meanwhile."""
+        """Run a coroutine and return its future, which fails with `EngineUnavailable` if the pool is closed before it
+        ends."""
         future: Future[Any] = Future()
-        if not self.tell(self._begin, coroutine, future):
+        if not self.try_post(self._start_task, coroutine, future):
             coroutine.close()
-            future.set_exception(self._why())
+            future.set_exception(self._closed_reason())
         return future
 
-    def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
         task = self.loop.create_task(coroutine)
-        task.add_done_callback(self._copy_to(future))
-        future.add_done_callback(lambda given: self.tell(task.cancel) if given.cancelled() else None)
 
-    def _copy_to(self, future: Future[Any]) -> Callable[[asyncio.Task[Any]], None]:
-        def copy(task: asyncio.Task[Any]) -> None:
-            if task.cancelled() and not self._takes and not future.done():
+        def copy_outcome(task: asyncio.Task[Any]) -> None:
+            if task.cancelled() and not self._is_open and not future.done():
                 future.set_exception(pool_closed())
             else:
-                _copy(task, future)
+                _copy_outcome(task, future)
 
-        return copy
+        task.add_done_callback(copy_outcome)
+        future.add_done_callback(lambda _: self.try_post(task.cancel) if future.cancelled() else None)
 
     def stop(self) -> None:
-        """Ends the loop and its thread; within a bounded time, whatever hangs there. Idempotent."""
-        with self._taking:
-            if not self._takes:
+        """End the loop and its thread, within a bounded time even if something hangs there. Idempotent."""
+        with self._lock:
+            if not self._is_open:
                 return
-            self._takes = False
+            self._is_open = False
         thread = self._thread
-        assert thread is not None, "it takes nothing before it is started"
+        assert thread is not None, "it is open only after it was started"
         if thread.is_alive():
-            self.loop.call_soon_threadsafe(self._hear)
+            self.loop.call_soon_threadsafe(self._run_posted)
             asyncio.run_coroutine_threadsafe(self._finish(), self.loop)
-            thread.join(4 * _ENDING)
+            thread.join(4 * _STOP_TIMEOUT_S)
         if thread.is_alive():
             log.warning("the pool's loop hangs in a callback; its thread is left behind")
         else:
@@ -188,23 +187,23 @@ class LoopThread:
 
     async def _finish(self) -> None:
         try:
-            left = await ended(_ENDING, asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
+            left = await cancel_tasks(_STOP_TIMEOUT_S, asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
             if left:
                 log.warning("%d tasks did not end with the pool's loop: they ignore cancellations", len(left))
             else:
-                await asyncio.wait_for(self.loop.shutdown_asyncgens(), _ENDING)
+                await asyncio.wait_for(self.loop.shutdown_asyncgens(), _STOP_TIMEOUT_S)
         finally:
-            self._ends = True
+            self._is_ending = True
             self.loop.stop()
 
 
 class SameLoop:
-    """The caller's own running loop in the role of a `LoopThread`: virtual time, and tests on one loop."""
+    """The caller's own running loop with the methods of a `LoopThread`, for virtual time and tests."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.ident = threading.get_ident()
-        """Of the thread in which nobody may wait for the loop."""
+        """Id of the thread in which nobody may wait for the loop."""
 
     used = was_forked = False
     runs = True
@@ -219,7 +218,8 @@ class SameLoop:
         return pool_closed()
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
-        """Raises `TeolaError` in a thread, and where code runs as in a thread: it would wait for the loop."""
+        """Run `function` at once. Raises `TeolaError` on another thread, and in code that runs as if on one: it would
+        wait for the loop."""
         if asyncio._get_running_loop() is not self.loop:
             raise TeolaError(
                 "sync code called a pool that runs on its caller's own loop, and would wait for itself.",
@@ -227,24 +227,24 @@ class SameLoop:
             )
         function(*args)
 
-    def tell(self, function: Callable[..., Any], *args: Any) -> bool:
+    def try_post(self, function: Callable[..., Any], *args: Any) -> bool:
         function(*args)
         return True
 
-    leave = tell
+    post_lazily = try_post
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         future: Future[Any] = Future()
         task = self.loop.create_task(coroutine)
-        task.add_done_callback(lambda t: _copy(t, future))
+        task.add_done_callback(lambda _: _copy_outcome(task, future))
         return future
 
     def stop(self) -> None:
         pass
 
 
-def _copy(task: asyncio.Task[Any], future: Future[Any]) -> None:
-    if future.done():  # whoever waited has given up
+def _copy_outcome(task: asyncio.Task[Any], future: Future[Any]) -> None:
+    if future.done():  # its caller has given up
         task.cancelled() or task.exception()
     elif task.cancelled():
         future.cancel()

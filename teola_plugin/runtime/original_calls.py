@@ -20,7 +20,6 @@ from teola_plugin.observe.waits import OpenWait
 from teola_plugin.requests.payloads import Generate, IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.engine_requests.engine_request import (
@@ -33,12 +32,13 @@ from teola_plugin.runtime.engine_requests.engine_request import (
 from teola_plugin.runtime.engine_requests.keys import RequestKey
 from teola_plugin.runtime.handles import PieceLog
 from teola_plugin.runtime.ports.port import Port
+from teola_plugin.runtime.prefetch_failures import OncePerCause
 from teola_plugin.runtime.primitive_requests import all_drafts, drafts
-from teola_plugin.runtime.query_run import HeldPart, QueryRun, QueryStore
+from teola_plugin.runtime.query_run import Claiming, DeferredSubplan, QueryRun, QueryStore
 
-_calls = itertools.count(1)
+_numbers = itertools.count(1)
 _log = logging.getLogger("teola_plugin")
-_warned = Once()
+_warn_once = OncePerCause()
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +58,8 @@ class RequestedCall:
     """True if its values may stay where they are made."""
     step: int = 0
     """Id of the original's step that calls; 0 if that is not known."""
-    held: HeldPart | None = None
-    """The part that is held at the place of the call."""
+    deferred: DeferredSubplan | None = None
+    """The deferred subplan at the place of the call."""
     wait: OpenWait | None = None
     """The row of the call in the trace of its query."""
     entries: list[EngineRequest] = field(default_factory=list)
@@ -117,7 +117,7 @@ class OriginalCalls:
 
     def _run_for(self, call: RequestedCall) -> QueryRun:
         """Create a run for a call that is made outside any live query. Its terms hold all the same."""
-        terms, name = call.terms, f"call{next(_calls)}"
+        terms, name = call.terms, f"call{next(_numbers)}"
         query = Query(id=name, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
         if terms.deadline is not None and not self._set_timer(call, name, terms.deadline):
             raise _too_late(name)
@@ -163,7 +163,7 @@ class OriginalCalls:
         """Return a request of a live query: one that is claimed, or one that has yet to be sent."""
         payload, engines = call.payloads[number], self._driver.engines
         key = None
-        if run.claims:
+        if run.claiming is Claiming.ALLOWED:
             key = call.keys[number] if call.keys else None
             key = key or engines.request_key_of(call.port, run.query.tenant, payload)
         drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
@@ -171,7 +171,7 @@ class OriginalCalls:
         entry.claims.last_claim = run.calls_made
         if not entry.is_expected and call.step:
             self._driver.trace.at_step(run, entry, call.step)
-        if entry.is_expected and not run.claims:  # nobody can come to read its pieces
+        if entry.is_expected and run.claiming is not Claiming.ALLOWED:  # nobody can come to read its pieces
             entry.request = replace(entry.request, stream=call.log is not None, late=False)
             entry.stream.is_coarse = not entry.request.stream
         if call.log is not None:
@@ -179,9 +179,9 @@ class OriginalCalls:
         return entry
 
     def _trace_answer(self, run: QueryRun, call: RequestedCall, wait: OpenWait) -> None:
-        """Tell the trace when the call ends.
+        """Have the trace record the end of the call.
 
-        The future keeps its callbacks, which must not keep the call's values until Python's collector comes.
+        The future keeps its callbacks, which must not keep the call's values until the garbage collector runs.
         """
         open_calls = [call]
         call.future.add_done_callback(lambda _: self._driver.trace.answered(run, wait, open_calls.pop().entries))
@@ -211,23 +211,23 @@ class OriginalCalls:
         new = list({id(entry): entry for entry in call.entries if entry.is_expected}.values())
         if new:
             self._enqueue(run, call, name, new, is_live=is_live)
-        held = call.held
-        if is_live and held is not None and held.query == run.id and held.begins(foreseen=not new):
-            # After the call, and with what it requests.
-            asyncio.get_running_loop().call_soon(self._driver.begin_part, run, held.part, run.calls_made - 1)
+        deferred = call.deferred
+        if is_live and deferred is not None and deferred.query == run.id and deferred.begin(is_foreseen=not new):
+            # After the call, but so that the subplan may claim the call's requests.
+            asyncio.get_running_loop().call_soon(self._driver.begin_subplan, run, deferred.subplan, run.calls_made - 1)
 
     def _enqueue(
         self, run: QueryRun, call: RequestedCall, name: str, new: list[EngineRequest], *, is_live: bool
     ) -> None:
         driver = self._driver
         for entry in new:
-            entry.sent()
+            entry.note_sent()
             entry.primitive = name
             if call.keep_remote:
                 entry.request = replace(entry.request, keep_remote=True)
         depth, query = call.terms.depth, driver.query(run) if is_live else None
         if query is not None:
-            # The original waits for this very call: nothing of its query is more urgent, what is for later less so.
+            # The original waits for this very call: nothing of its query is more urgent.
             depth = max(depth, query.deepest() + run.looks_ahead)
             driver.trace.called(run, name, new, depth, call.step)
         for entry in new:
@@ -241,7 +241,9 @@ class OriginalCalls:
 
     def _wait(self, run: QueryRun, call: RequestedCall, name: str) -> None:
         deliver = Future.set_result if call.keep_remote else self._deliver
-        PendingCall(call.entries, call.future, deliver, again=lambda entry: self._request_again(run, call, entry, name))
+        PendingCall(
+            call.entries, call.future, deliver, replace_failed=lambda entry: self._request_again(run, call, entry, name)
+        )
 
     def _request_again(
         self, run: QueryRun, call: RequestedCall, failed: EngineRequest, name: str
@@ -271,11 +273,11 @@ class OriginalCalls:
 
     @staticmethod
     def _warn_of_failure(engine: str, failed: EngineRequest) -> None:
-        """Log a failed prefetch, once for each kind of error. Of what was cancelled, nothing is said."""
+        """Log a failed prefetch, once for each kind of error; a cancelled one is not logged."""
         error = failed.error
         if error is None or failed.is_cancelled:
             return
-        _warned(
+        _warn_once(
             (engine, type(error)),
             lambda: _log.warning(
                 "work that engine %s did ahead failed, and was asked for again in its place: %s Answers are "
@@ -291,14 +293,14 @@ class OriginalCalls:
         for entry in call.entries:
             self._driver.engines.give_up(entry, Caller.ORIGINAL)
 
-    # ------------------------------------------------------------ searches that were made before
+    # ------------------------------------------------------------ prefetched searches
 
     async def _check_searches(self, run: QueryRun, call: RequestedCall, numbers: list[int], name: str) -> None:
-        """Request claimed searches again whose collection is not what it was any more, and go on with the call."""
+        """Request claimed searches again whose collection has changed, and go on with the call."""
         claimed = [call.entries[number] for number in numbers]
         try:
             for number in numbers:
-                if not await self._is_still_true(run, call, call.entries[number], call.payloads[number].collection):
+                if not await self._is_up_to_date(run, call, call.entries[number], call.payloads[number].collection):
                     self._search_again(run, call, number, name)
             refusal: QueryError | None = run.late
             if call.is_given_up:
@@ -326,7 +328,7 @@ class OriginalCalls:
         else:
             call.entries[number] = self._request(run, call, call.payloads[number], name)
 
-    async def _is_still_true(self, run: QueryRun, call: RequestedCall, entry: EngineRequest, collection: str) -> bool:
+    async def _is_up_to_date(self, run: QueryRun, call: RequestedCall, entry: EngineRequest, collection: str) -> bool:
         try:
             current = await self._version(call.port, collection)
         except Exception:  # the search itself will tell
@@ -336,7 +338,7 @@ class OriginalCalls:
         if entry.has_failed or entry.is_cancelled:
             return False
         version = entry.search.version
-        if version is None or current is None:  # nobody can tell: not across anything that might have written
+        if version is None or current is None:  # not known: so not if anything might have written meanwhile
             writes = self._driver.engines.writes.version(call.port.name, entry.request.payload)
             return entry.search.writes == writes and not run.has_user_code
         return version.identity == current.identity and version.counter >= current.counter
@@ -358,57 +360,58 @@ async def _end_of(entry: EngineRequest) -> None:
     await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
 
 
-_LEAST = 16
-"""Characters of a prompt by which it is known."""
+# ------------------------------------------------------------ drafts
+
+_MIN_LITERAL_CHARACTERS = 16
+"""Length of the literals of a prompt by which the prompt is recognized."""
 
 
 def drafts_of_call(run: QueryRun, engine: str, payload: Any) -> tuple[str, ...]:
-    """Of the first prefilling on this engine that makes such a prompt, as far as its literals tell: they are drafts,
-    so that another one's cost a few verified tokens."""
+    """Return texts that the answer to a call may repeat, if the call comes before its graph's own prefilling.
+
+    They are those of the first prefilling on this engine whose literals are in the prompt. They are drafts, so those of
+    a wrong prefilling cost a few verified tokens.
+    """
     if not isinstance(payload, Generate) or not payload.sampling.greedy:
         return ()
-    asked = ""
-    for p in _prefillings(run):
-        if p.engine == engine and p.attributes.drafts:
-            asked = asked or payload.prompt.flat()
-            if _makes(p, asked):
-                return drafts(p, _known(run, p))
+    prompt = ""
+    for graph in (run.graph, *(live.subplan.graph for live in run.subplans.values())):
+        for p in _prefillings(graph) if graph is not None else ():
+            if p.engine != engine or not p.attributes.drafts:
+                continue
+            prompt = prompt or payload.prompt.flat()
+            if _has_literals(p, prompt):
+                return drafts(p, _available_inputs(run, p))
     return ()
 
 
-def _prefillings(run: QueryRun) -> Iterator[Primitive]:
-    for graph in (run.graph, *(one.part.graph for one in run.parts.values())):
-        if graph is not None:
-            yield from _in(graph)
-
-
-def _in(graph: Graph) -> Iterator[Primitive]:
+def _prefillings(graph: Graph) -> Iterator[Primitive]:
     for p in graph:
         if p.prefills:
             yield p
-        for held in (p.fragment, p.otherwise):
-            if held is not None:
-                yield from _in(held.graph)
+        for fragment in (p.fragment, p.otherwise):
+            if fragment is not None:
+                yield from _prefillings(fragment.graph)
 
 
-def _makes(p: Primitive, text: str) -> bool:
-    """Whether its literals stand in the text, one behind the other."""
-    at = known = 0
+def _has_literals(p: Primitive, prompt: str) -> bool:
+    """Return True if the literals of a prefilling are in the prompt, in order, and long enough to recognize it."""
+    position = characters = 0
     for part in p.prompt:
         literal = part.text.strip()
-        at = text.find(literal, at)
-        if at < 0:
+        position = prompt.find(literal, position)
+        if position < 0:
             return False
-        at, known = at + len(literal), known + len(literal)
-    return known >= _LEAST
+        position, characters = position + len(literal), characters + len(literal)
+    return characters >= _MIN_LITERAL_CHARACTERS
 
 
-def _known(run: QueryRun, p: Primitive) -> dict[str, Any]:
-    """Its inputs that are there already."""
-    found: dict[str, Any] = {}
+def _available_inputs(run: QueryRun, p: Primitive) -> dict[str, Any]:
+    """Return the inputs of a primitive whose values are there already."""
+    inputs: dict[str, Any] = {}
     for key, ref in p.inputs:
         try:
-            found[key] = run.store.read(ref)
+            inputs[key] = run.store.read(ref)
         except (KeyError, IndexError, TypeError):
             continue
-    return found
+    return inputs

@@ -1,4 +1,4 @@
-"""The text of a query's output, as it is written."""
+"""Streaming of a query's output while a model writes it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,31 @@ from teola_plugin.scheduling.live_query import LiveQuery
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 _K = PrimitiveKind
 _SINGLE = frozenset({_K.FOLD, _K.BRANCH})
-"""Holders whose value is that of one instance, which is known when they are laid out."""
+"""Primitives whose value is that of one instance of a fragment, which is known when they are expanded."""
 
 
 def hands_on(call: _Call) -> _Call:
-    """Marks a function of one value, a generation, whose text it returns unchanged."""
+    """Mark a function of one value, a generation, that returns its text unchanged."""
     call.teola_hands_on = True  # type: ignore[attr-defined]
     return call
 
 
 def attach(run: QueryRun, query: LiveQuery | None, read: Callable[[EngineRequest, PieceLog], None]) -> None:
-    """If the request that writes the streamed value of `run` is made by now, its pieces go there, by `read`. Cheap
-    otherwise."""
+    """Attach the log for the streamed value of `run` to the request that writes it, by `read`, once that is known."""
     log = run.streamed_into
     if log is None or query is None:
         return
     name = _writer(run, query, run.streamed)
-    live = next((one for one in run.primitives.values() if one.group is not None and _serves(one, name)), None)
-    if live is not None and live.entries:
-        run.streamed_into = None
-        read(live.entries[0], log)
-
-
-def _serves(live: Any, name: str) -> bool:
-    return any(member.id == name for member in live.group.members)
+    for live in run.primitives.values():
+        if live.group is not None and any(member.id == name for member in live.group.members):
+            if live.entries:
+                run.streamed_into = None
+                read(live.entries[0], log)
+            return
 
 
 def _writer(run: QueryRun, query: LiveQuery, name: str) -> str:
-    """The decoding whose text is the value of `name`, as far as is known."""
+    """Return the decoding whose text is the value of `name`; empty if it is not known."""
     live = query.get(name)
     while live is not None:
         p = live.primitive

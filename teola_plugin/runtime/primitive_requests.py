@@ -1,4 +1,4 @@
-"""Primitive + its inputs -> payloads for its engine, and the values of the requests -> the primitive's value."""
+"""Payloads of a primitive's requests, made from its inputs; and its value, made from their results."""
 
 from __future__ import annotations
 
@@ -25,37 +25,36 @@ _K = PrimitiveKind
 
 
 def payloads(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    """One payload per request. Raises what the client's callables raise, TypeError for values of the wrong kind."""
+    """Return one payload per request. Raises what the client's callables raise, and TypeError for a wrong value."""
     return _BUILD[p.kind](p, inputs, calls)
 
 
 def drafts(p: Primitive, inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Texts that its answer may repeat, as the graph says: literals, and those of its inputs that are text."""
-    known = (inputs.get(one.variable) if one.variable else one.text for one in p.attributes.drafts)
-    return tuple(text for text in known if isinstance(text, str) and text)
+    """Return texts that the primitive's answer may repeat, as the graph says: literals, and inputs that are texts."""
+    values = (inputs.get(part.variable) if part.variable else part.text for part in p.attributes.drafts)
+    return tuple(text for text in values if isinstance(text, str) and text)
 
 
-def all_drafts(profile: EngineProfile, payload: Any, named: Sequence[str] = ()) -> tuple[str, ...]:
-    """Texts that go along with a request: those that are named, then, to an engine that takes drafts, those that it
-    tells of itself."""
-    return tuple(dict.fromkeys((*named, *texts_of(payload)))) if profile.drafts else tuple(named)
+def all_drafts(profile: EngineProfile, payload: Any, texts: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the draft texts of a request: `texts`, and those in its payload if the engine takes drafts."""
+    return tuple(dict.fromkeys((*texts, *texts_of(payload)))) if profile.drafts else tuple(texts)
 
 
 def value(p: Primitive, results: Sequence[Any]) -> Any:
-    """The primitive's value: a list when it is batchable (or reranks), else its single result."""
+    """Return the primitive's value: a list if it is batchable (or reranks), else its single result."""
     return list(results) if p.batchable or p.kind is _K.RERANKING else results[0]
 
 
 def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    given = inputs["texts"]
+    texts = inputs["texts"]
     role = p.attributes.role or "query"
-    found = []
-    for item in given if p.batchable else [given]:
+    embeddings = []
+    for item in texts if p.batchable else [texts]:
         text = item.text if isinstance(item, Chunk) else item
         if not isinstance(text, str):
             raise TypeError(f"{p.id} embeds text, but got {type(text).__name__}")
-        found.append(EmbedText(text, role))
-    return found
+        embeddings.append(EmbedText(text, role))
+    return embeddings
 
 
 def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
@@ -66,38 +65,29 @@ def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     if p.attributes.wrapped:  # the user's own retriever: one call of the object
         return [calls[p.call](inputs)]
-    if "vectors" not in inputs:
-        return _searches_by_words(p, inputs)
-    vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
-    said = p.attributes
-    k = 4 if said.k is None else said.k
-    return [SearchVector(_collection(p, inputs), vector, k, said.filter) for vector in vectors]
-
-
-def _collection(p: Primitive, inputs: Mapping[str, Any]) -> str:
-    """That of the graph; where only the query says it, that of the query."""
-    return str(inputs.get(COLLECTION, p.attributes.collection))
-
-
-def _searches_by_words(p: Primitive, inputs: Mapping[str, Any]) -> list[Any]:
     k = 4 if p.attributes.k is None else p.attributes.k
-    found = []
+    if "vectors" in inputs:
+        vectors = inputs["vectors"] if p.batchable else [inputs["vectors"]]
+        return [SearchVector(_collection(p, inputs), vector, k, p.attributes.filter) for vector in vectors]
+    searches = []
     for query in inputs["queries"] if p.batchable else [inputs["query"]]:
         if not isinstance(query, str):
             raise TypeError(f"{p.id} searches by words, but got {type(query).__name__}")
-        found.append(SearchText(query, k))
-    return found
+        searches.append(SearchText(query, k))
+    return searches
+
+
+def _collection(p: Primitive, inputs: Mapping[str, Any]) -> str:
+    """Return the collection of a primitive: the query's, if the query names it, else the graph's."""
+    return str(inputs.get(COLLECTION, p.attributes.collection))
 
 
 def _pairs(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
     return [ScorePair(inputs["query"], text) for text in inputs["texts"]]
 
 
-def _generate(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
-    return [calls[p.call](inputs)]
-
-
-def _tool(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+def _from_client(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    """Return the payload of a generation or a tool call, which the client makes."""
     return [calls[p.call](inputs)]
 
 
@@ -110,13 +100,13 @@ _BUILD: dict[PrimitiveKind, Callable[[Primitive, Mapping[str, Any], Calls], list
     _K.INGESTION: _rows,
     _K.SEARCHING: _searches,
     _K.RERANKING: _pairs,
-    _K.PREFILLING: _generate,
-    _K.FULL_PREFILLING: _generate,
+    _K.PREFILLING: _from_client,
+    _K.FULL_PREFILLING: _from_client,
     _K.PARTIAL_PREFILLING: _warmup,
-    _K.TOOL: _tool,
+    _K.TOOL: _from_client,
 }
 
 
 def needs_client(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> bool:
-    """Whether code of the client makes its payloads or its value that may take its time."""
+    """Return True if code of the client that may be slow makes the primitive's payloads or its value."""
     return bool(p.call) and p.call in calls and not runs_on_loop(calls[p.call], inputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from teola_plugin.observe.waits import OwnCall
+from teola_plugin.observe.waits import TracedCall
 from teola_plugin.runtime.claims import Caller, Claims
 
 
@@ -89,7 +89,7 @@ class ProviderCall:
         self.error: BaseException | None = None
         self.cancel: Callable[[], object] = bool
         """Cancel the prefetch that makes the call. A call on a thread cannot be cancelled: its result is dropped."""
-        self.report: OwnCall | None = None
+        self.report: TracedCall | None = None
         """The row of this call in the trace of its query."""
         self._items: list[Item] = []
         self._wakers: list[Callable[[], object]] = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.observe.waits import OwnCall
+from teola_plugin.observe.waits import TracedCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
@@ -42,13 +42,17 @@ class ProviderCallTable:
         self,
         limits: Callable[[Any], Sequence[ConcurrencyLimit]] = lambda target: (),
         on_call: Callable[[Any, bool], object] = lambda target, is_made: None,
-        asks_for: Callable[..., bool] = lambda payload, target: False,
+        is_request_for: Callable[..., bool] = lambda payload, target: False,
     ) -> None:
-        """`limits`: those that hold for calls of a model or retriever. `on_call`: told of each call of the original on
-        a model or retriever, and whether the original has to make it itself. `asks_for`: whether the payload of a
-        request asks for a call of a model or retriever, for the trace."""
+        """Create an empty table.
+
+        Args:
+            limits: Returns the limits of calls of a model or retriever.
+            on_call: Called with the model or retriever of each call of the original, and True if it has to make it.
+            is_request_for: Returns True if the payload of a request is for a call of a model or retriever.
+        """
         self.is_closed = False
-        self._limits, self._on_call, self._asks_for = limits, on_call, asks_for
+        self._limits, self._on_call, self._is_request_for = limits, on_call, is_request_for
         self._run: QueryRun | None = None
         self.original_calls = 0
         """Number of calls that the original has made so far."""
@@ -81,8 +85,10 @@ class ProviderCallTable:
             rule = ClaimRule.PURE_FOR_PLANNER if invocation.is_pure else ClaimRule.ONCE_PER_CALLER
             call = ProviderCall(key, Claims(rule, caller), CallProgress.EXPECTED)
             call.run_id, call.target = invocation.run_id, invocation.target
-            asked_by = partial(self._asks_for, target=invocation.target)
-            call.report = OwnCall(type(invocation.target).__name__, invocation.kind, PROVIDER, asked_by=asked_by)
+            is_requested_by = partial(self._is_request_for, target=invocation.target)
+            call.report = TracedCall(
+                type(invocation.target).__name__, invocation.kind, PROVIDER, is_requested_by=is_requested_by
+            )
             new.append(call)
             return call
 
@@ -93,7 +99,7 @@ class ProviderCallTable:
             if not self._claims.offer(key, call, unless=lambda other: other.target is invocation.target):
                 raise CallNotShared
         if new and call.report is not None and self._run is not None:
-            self._run.waits.calls(call.report)
+            self._run.waits.add_provider_call(call.report)
         is_maker = may_make and call.begin()
         if call.report is not None:
             call.report.used |= caller is Caller.ORIGINAL
@@ -121,7 +127,7 @@ class ProviderCallTable:
     def note_end(self, call: ProviderCall) -> None:
         """Note when a call ended, for the trace."""
         if call.report is not None:
-            call.report.ended = self._now()
+            call.report.ended_at = self._now()
 
     def permit(self, caller: Caller, target: Any) -> Permit:
         """Return the leave to call an object. Where it takes one call at a time, the original waits for prefetched
@@ -136,8 +142,8 @@ class ProviderCallTable:
         if run is None or caller is Caller.PLANNER:
             yield
             return
-        wait = run.waits.asked(self._now(), run.steps.id_of(current_place.get().step))
-        wait.own = call.report
+        wait = run.waits.begin(self._now(), run.steps.id_of(current_place.get().step))
+        wait.provider_call = call.report
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""One live query at the runtime: its values, its requests, and the callables of its client."""
+"""One live query at the runtime, with its subplans: its values, its requests, and the callables of its client."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
 
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.graph import (
-    INPUT,
     Graph,
-    Growth,
     InstancePath,
     Primitive,
     PrimitiveKind,
     Query,
     Ref,
-    growths,
     read_path,
 )
 from teola_plugin.observe.spans import QueryTrace
@@ -28,108 +25,114 @@ from teola_plugin.observe.waits import WaitLog
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.claims import OWN_GRAPH, PlannerGraph
 from teola_plugin.runtime.context import current_place
-from teola_plugin.runtime.dead_parts import DeadPart
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.handles import CallHandle, PieceLog
+from teola_plugin.runtime.prefetch_failures import FailedPrefetch
 from teola_plugin.runtime.warmups import WarmedPrefix
 from teola_plugin.scheduling.objectives import in_gang
 
+if TYPE_CHECKING:
+    from teola_plugin.runtime.driver.incremental_prefilling import GrowingPrompt
+
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part that begins, and where it stands in the whole query."""
+class Subplan:
+    """A part of a query that begins later than the query, with an e-graph of its own, and its position in the query."""
 
     name: str
-    """It leads the ids of the part's primitives."""
+    """The ids of its primitives begin with it."""
     graph: Graph
     calls: Mapping[str, Callable[..., Any]]
     value: Any
     """Its input."""
     depth: int = 0
-    """How far its end is from the end of the query, in primitives."""
+    """Distance from its end to the end of the query, in primitives."""
     gang: str = ""
-    """Parts of one gang run side by side, and are done with the last of them."""
+    """Subplans of one gang run side by side, and the query goes on when the last of them has ended."""
     members: str = ""
-    """Leads the names of those components that are in the gang; empty for all. What comes behind them is waited for."""
+    """Names of the components in the gang begin with it; empty for all. The original waits for those after them."""
     lookahead: bool = False
-    """Whether later parts adopt what it asks for. Nobody tells it of user code, so what waits for that never begins."""
+    """True if later subplans claim its requests. It does not hear of user code: what waits for that never begins."""
     step: int = 0
-    """The step of the plain object that it, or its `members`, belongs to; 0 where that is not known."""
+    """Id of the original's step to which it, or its `members`, belongs; 0 if that is not known."""
     form: AnswerForm = AnswerForm.UNKNOWN
-    """As `QueryRun.form`, of this part."""
+    """As `QueryRun.form`, for this subplan."""
 
     @property
-    def stored(self) -> str:
-        """Return the name under which the query's store has the input."""
+    def input_name(self) -> str:
+        """The name under which the query's store has the input."""
         return f"${self.name}"
 
-    def asks(self, since: int, at: float = 0.0) -> AskingPart:
-        """Return the part as one that makes requests, from this time and this call of the original on."""
-        alone = PlannerGraph(self.name, self.name, self.lookahead, since)
-        return AskingPart(self, alone, replace(alone, round=self.gang) if self.gang and self.lookahead else alone, at)
+    def begin(self, since: int, at: float = 0.0) -> LiveSubplan:
+        """Return the subplan as one that makes requests, from this time and this call of the original on."""
+        own_graph = PlannerGraph(self.name, self.name, self.lookahead, since)
+        gang_graph = replace(own_graph, round=self.gang) if self.gang and self.lookahead else own_graph
+        return LiveSubplan(self, own_graph, gang_graph, at)
 
 
 @dataclass(slots=True, eq=False)
-class HeldPart:
-    """A part for which the next call of the plain object need not wait: it begins behind that, or soon.
-
-    `covered`: other parts have asked for what it would ask for, if all comes as they expect. Then it begins only with a
-    call that nobody has foreseen.
-    """
+class DeferredSubplan:
+    """A subplan for which the original's next call does not wait: it begins right after it, or a little later."""
 
     query: str
-    part: Part
-    covered: bool = False
-    begun: bool = False
-    over: bool = False
+    """Id of the query."""
+    subplan: Subplan
+    is_covered: bool = False
+    """True if other subplans have probably made all of its requests. Then it begins only with a call that none of them
+    has foreseen."""
+    has_begun: bool = False
+    is_over: bool = False
 
-    def begins(self, *, foreseen: bool) -> bool:
-        """Return True if the part begins now: a call was made at its place, or none for some time.
+    def begin(self, *, is_foreseen: bool) -> bool:
+        """Note that a call was made at its place, or none for some time. Return True if the subplan begins now.
 
-        Called on the pool's loop.
+        Called on the pool's loop. `is_foreseen`: the call, if any, was prefetched.
         """
-        if self.begun or self.over or (self.covered and foreseen):
+        if self.has_begun or self.is_over or (self.is_covered and is_foreseen):
             return False
-        self.begun = True
+        self.has_begun = True
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class AskingPart:
-    """A live part, and the graphs that it asks as."""
+class LiveSubplan:
+    """A subplan that has begun, and the planner's graphs for which it makes requests."""
 
-    part: Part
-    alone: PlannerGraph
-    beside: PlannerGraph
-    """For what its gang asks for, too."""
+    subplan: Subplan
+    own_graph: PlannerGraph
+    gang_graph: PlannerGraph
+    """The graph for requests that others of its gang make, too; `own_graph` if there is no gang."""
     began: float = 0.0
-    """On the runtime's clock."""
+    """Time at which it began, on the runtime's clock."""
 
     def graph_of(self, primitive: str) -> PlannerGraph:
-        """The one that asks for that primitive of it."""
-        return self.beside if self.beside is self.alone or self._member(primitive) else self.alone
+        """Return the graph for which a primitive of it makes requests."""
+        is_in_gang = self.gang_graph is self.own_graph or self._is_member(primitive)
+        return self.gang_graph if is_in_gang else self.own_graph
 
     def step_of(self, primitive: str) -> int:
-        """The step that a primitive of it belongs to."""
-        return self.part.step if self.part.step and self._member(primitive) else 0
+        """Return the id of the original's step to which a primitive of it belongs; 0 if that is not known."""
+        return self.subplan.step if self.subplan.step and self._is_member(primitive) else 0
 
-    def _member(self, primitive: str) -> bool:
-        return in_gang(InstancePath(primitive).inside(self.part.name) or "", self.part.members)
+    def _is_member(self, primitive: str) -> bool:
+        return in_gang(InstancePath(primitive).inside(self.subplan.name) or "", self.subplan.members)
 
 
-FIRST_CALL = 0.005
-"""Seconds that code needs for it, with some to spare."""
+FIRST_CALL_S = 0.005
+"""Time within which code makes its first call, with some to spare."""
 
 
 class Runtime(Protocol):
-    """The runtime, as a query's handle needs it. Its methods may be called from any thread."""
+    """The runtime, as a live query needs it. Its methods may be called from any thread."""
 
-    def begin_part(self, run: QueryRun, part: Part) -> None: ...
+    def begin_subplan(self, run: QueryRun, subplan: Subplan) -> None: ...
 
-    def end_part(self, run: QueryRun, name: str) -> None: ...
+    def end_subplan(self, run: QueryRun, name: str) -> None: ...
 
-    def turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str], *, soon: bool) -> None: ...
+    def schedule_subplans(
+        self, run: QueryRun, deferred: DeferredSubplan | None, finished: Sequence[str], *, soon: bool
+    ) -> None: ...
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None: ...
 
@@ -171,59 +174,23 @@ class QueryStore:
 
 
 @dataclass(slots=True, eq=False)
-class GrowingPrompt:
-    """A prompt of a live query that may grow with a list, and how far it is known (see `incremental_prefilling`)."""
-
-    growth: Growth
-    plan: Growth
-    """The same as the plan has it: what one query shows of it holds for others."""
-    seen: int = 0
-    """Outputs of the list that the latest text is made of."""
-    ready: int = 0
-    """Outputs that were there when it was looked at last, of this list:"""
-    outputs: list[Ref] = field(default_factory=list)
-    whole: str | None = None
-    """That text; of no outputs at first."""
-    text: str = ""
-    """How the prompt will begin, as far as it can be guessed from the texts so far."""
-    over: bool = False
-    looking: bool = False
-    """Whether the client's code is making the next text."""
-    warmup: str = ""
-    """The primitive that is prefilling what was known last; empty when there is none under way."""
-    warmups: int = 0
-
-
-_growths: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
-
-
-def growing_prompts(graph: Graph, part: str = "", given: str = INPUT) -> list[GrowingPrompt]:
-    """Return the prompts of a query with this e-graph that may grow, or of a part named so with the input `given`."""
-    growing = _growths.get(graph)
-    if growing is None:
-        growing = _growths[graph] = growths(graph)
-    if not part or not growing:
-        return [GrowingPrompt(one, one) for one in growing]
-    names = {p.id: InstancePath(part).child(p.id) for p in graph}
-    return [GrowingPrompt(one.renamed(names, {INPUT: Ref(given)}), one) for one in growing]
-
-
-@dataclass(slots=True, eq=False)
 class LivePrimitiveRun:
-    """A dispatched primitive: the requests it waits for, and the decodings that its request also serves."""
+    """A dispatched primitive: the requests that it waits for, and the decodings that its request also serves."""
 
     primitive: Primitive
     depth: int
     step: int = 0
-    """The step of the plain object that it belongs to, as far as known; see `Span.step`."""
+    """Id of the original's step to which it belongs, as far as known; see `Span.step`."""
     entries: list[EngineRequest] = field(default_factory=list)
     group: GenerationGroup | None = None
     values: dict[str, Any] = field(default_factory=dict)
     """Values of the requests that have ended, by request id."""
     left: int = 0
+    """Number of its requests that have not ended."""
     began: bool = False
 
     def wait_for(self, entry: EngineRequest) -> None:
+        """Add a request to those that it waits for."""
         self.entries.append(entry)
         if entry.has_ended:
             self.values[entry.request.id] = entry.value
@@ -231,13 +198,14 @@ class LivePrimitiveRun:
             self.left += 1
 
     def take(self, entry: EngineRequest, value: Any) -> None:
+        """Take the value of a request that has ended."""
         self.values[entry.request.id] = value
         self.left -= 1
 
     @property
     def reads_items(self) -> bool:
-        """True if items of its stream are acted on as they close."""
-        return self.group is not None and self.group.lists
+        """True if other primitives start from items of its stream as they are complete."""
+        return self.group is not None and self.group.reads_items
 
     @property
     def results(self) -> list[Any]:
@@ -245,80 +213,92 @@ class LivePrimitiveRun:
         return [self.values[entry.request.id] for entry in self.entries]
 
 
+class Claiming(Enum):
+    """The rule that says whether calls of the original may claim what graphs have requested."""
+
+    ALLOWED = "allowed"
+    WITH_SUBPLAN = "with subplan"
+    """Not before the first subplan begins: until then the query is only traced."""
+    NEVER = "never"
+    """The query is only traced, and has no subplans."""
+
+    __hash__ = object.__hash__
+
+
 @dataclass(slots=True, eq=False)
 class QueryRun:
     """A live query, as adapters hold it. `observe`, `call` and `close` may be used from any thread."""
 
     runtime: Runtime
-    """None (and never asked) for a call of no live query."""
+    """None for a call that is made outside any live query. Such a run does not use it."""
     query: Query
     graph: Graph | None
     calls: Mapping[str, Callable[..., Any]]
-    ahead: bool
+    has_original: bool
+    """True if an original runs, makes calls of its own, and ends the query. Otherwise the graph gives the answer."""
     store: QueryStore
     primitives: dict[str, LivePrimitiveRun] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
-    dead: list[DeadPart] = field(default_factory=list)
-    """Parts whose functions raised; said at the end, where the plain object has fared better."""
-    plain_failed: bool = False
-    """Whether the plain object raised anywhere in it: then what was planned may have had good reason to."""
+    failed_prefetches: list[FailedPrefetch] = field(default_factory=list)
+    """Primitives whose functions raised; logged at the end, if the original succeeded."""
+    original_failed: bool = False
+    """True if the original raised anywhere in the query: then the plan's functions may have had good reason to."""
     waiters: dict[str, list[str]] = field(default_factory=dict)
     """Request id -> primitives of the graph that wait for it."""
     output: Future[Any] = field(default_factory=Future)
-    """The graph's output (queries that are not `ahead`)."""
+    """The graph's output, of a query without an original."""
     trace: Future[QueryTrace | None] = field(default_factory=Future)
     closed: bool = False
-    ended: float | None = None
-    """When the plain object had its answer, or gave up; None while neither is so."""
-    claims: bool = True
-    """Whether calls of the plain object may be served by what was asked for before; not when it is only watched."""
+    """True once the original has its answer, or gave up."""
+    ended_at: float | None = None
+    """Time at which it was closed, on the runtime's clock."""
+    claiming: Claiming = Claiming.ALLOWED
     due: float | None = None
-    """When it should be over, on the runtime's clock: its deadline, or the goal that its caller has."""
-    joins: bool = True
-    """Whether parts may bring graphs of their own; from then on, calls are served."""
+    """Time by which it should be over, on the runtime's clock: its deadline, or its caller's goal."""
     form: AnswerForm = AnswerForm.UNKNOWN
-    """The form in which the plain object will ask models for all answers of this graph; unknown, too, where that
-    differs from call to call."""
+    """The form in which the original will ask models for all answers of this graph; UNKNOWN if it differs from call to
+    call, too."""
     left_to_original: set[str] = field(default_factory=set)
     """Primitives that were not begun early, because the original may ask for their answers in another form."""
     calls_made: int = 0
     has_user_code: bool = False
-    """Whether user code runs in it, as far as its graphs know."""
+    """True if user code runs in it, as far as its graphs know."""
     code_ended: int = 0
-    """Pieces of user code that have run here, for no plain object runs them."""
+    """Number of pieces of user code that have run here, because no original runs them."""
     preparing: set[str] = field(default_factory=set)
     """Primitives that were dispatched, and whose payloads the client's code is making."""
     last_calls: dict[tuple[str, PrimitiveKind], tuple[EngineRequest, bool]] = field(default_factory=dict)
-    """The plain object's last call by engine and kind, and whether it is known for a member of a gang."""
-    sent_ahead: dict[str, str] = field(default_factory=dict)
-    """Primitives that were sent along with the one before them, and the names of their requests."""
+    """The original's last call by engine and kind, and whether it is known to belong to a gang."""
+    sent_followers: dict[str, str] = field(default_factory=dict)
+    """Primitives that were sent along with the one before them -> the names of their requests."""
     growing: list[GrowingPrompt] = field(default_factory=list)
     """Its prompts that may be prefilled as they grow."""
-    parts: dict[str, AskingPart] = field(default_factory=dict)
-    """Those that began later, by the name that leads the ids of their primitives."""
+    subplans: dict[str, LiveSubplan] = field(default_factory=dict)
+    """Its subplans that have begun, by name."""
     steps: StepLog = field(default_factory=StepLog)
-    """What the plain object told of its own steps, for the trace."""
+    """Steps of the original, for the trace."""
     waits: WaitLog = field(default_factory=WaitLog)
-    """Its calls, for the trace."""
+    """Calls of the original, for the trace."""
     causes: dict[str, str] = field(default_factory=dict)
-    """Primitive -> the one whose news let it begin, for the trace."""
+    """Primitive -> the one whose event let it begin, for the trace."""
     requests: dict[str, str] = field(default_factory=dict)
-    """Request id -> the primitive that it is traced as, where the plain object's calls are told of by requests."""
+    """Request id -> the primitive that it is traced as."""
     warmups: list[WarmedPrefix] = field(default_factory=list)
-    """What was prefilled ahead, for the trace."""
+    """Prefixes that were prefilled, for the trace."""
     streamed: str = ""
-    """The primitive whose value is wanted as it is written; see `output_stream`."""
+    """The primitive whose value is read as it is written; see `output_stream`."""
     streamed_into: PieceLog | None = None
-    """Where its text goes; None when nobody wants it, or it goes there already."""
+    """The log to which its text has yet to be attached; None if nobody reads it, or it is attached."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     id: str = field(init=False)
-    """That of the query."""
+    """Id of the query."""
 
     def __post_init__(self) -> None:
         self.id = self.query.id
 
     @property
-    def whole(self) -> QueryRun:
+    def query_run(self) -> QueryRun:
+        """The run itself, as `SubplanRun.query_run`."""
         return self
 
     @property
@@ -328,39 +308,39 @@ class QueryRun:
         return error if isinstance(error, QueryTimeout) else None
 
     def calls_of(self, primitive: str) -> Mapping[str, Callable[..., Any]]:
-        """The callables that the primitive's names are of."""
-        part = self._part_of(primitive) if self.parts else None
-        return self.calls if part is None else part.part.calls
+        """Return the callables to which the primitive's `call` refers."""
+        owner = self._subplan_of(primitive) if self.subplans else None
+        return self.calls if owner is None else owner.subplan.calls
 
     def graph_of(self, primitive: str) -> PlannerGraph:
-        """The graph of the query that the primitive is of."""
-        part = self._part_of(primitive) if self.parts else None
-        return OWN_GRAPH if part is None else part.graph_of(primitive)
+        """Return the planner's graph for which the primitive makes requests."""
+        owner = self._subplan_of(primitive) if self.subplans else None
+        return OWN_GRAPH if owner is None else owner.graph_of(primitive)
 
     def form_of(self, primitive: str) -> AnswerForm:
-        """Return the form in which the plain object will ask for the primitive's answer."""
-        owner = self._part_of(primitive) if self.parts else None
-        return self.form if owner is None else owner.part.form
+        """Return the form in which the original will ask for the primitive's answer."""
+        owner = self._subplan_of(primitive) if self.subplans else None
+        return self.form if owner is None else owner.subplan.form
 
     def step_of(self, primitive: str) -> int:
-        """Id of the step of the plain object that the primitive was planned for; 0 where that is not known."""
-        part = self._part_of(primitive) if self.parts else None
-        return 0 if part is None else part.step_of(primitive)
+        """Return the id of the original's step for which the primitive was planned; 0 if that is not known."""
+        owner = self._subplan_of(primitive) if self.subplans else None
+        return 0 if owner is None else owner.step_of(primitive)
 
     def first_call_by(self, primitive: str) -> float:
-        """Return the time by which the code that a lookahead part began with will have made its first call."""
-        part = self._part_of(primitive) if self.parts else None
-        return part.began + FIRST_CALL if part is not None and part.part.lookahead else 0.0
+        """Return the time by which the code that began with a lookahead subplan will have made its first call."""
+        owner = self._subplan_of(primitive) if self.subplans else None
+        return owner.began + FIRST_CALL_S if owner is not None and owner.subplan.lookahead else 0.0
 
     @property
     def looks_ahead(self) -> bool:
-        """True if parts of it run ahead of code that is yet to come."""
-        return any(live.part.lookahead for live in self.parts.values())
+        """True if subplans of it make requests for code that is yet to come."""
+        return any(live.subplan.lookahead for live in self.subplans.values())
 
-    def _part_of(self, primitive: str) -> AskingPart | None:
-        return self.parts.get(InstancePath(primitive).outermost)
+    def _subplan_of(self, primitive: str) -> LiveSubplan | None:
+        return self.subplans.get(InstancePath(primitive).outermost)
 
-    def part(
+    def begin_subplan(
         self,
         graph: Graph,
         calls: Mapping[str, Callable[..., Any]],
@@ -371,58 +351,76 @@ class QueryRun:
         members: str = "",
         lookahead: bool = False,
         step: OpenStep | None = None,
-        held: bool = False,
-        covered: bool = False,
+        is_deferred: bool = False,
+        is_covered: bool = False,
         form: AnswerForm = AnswerForm.UNKNOWN,
-    ) -> PartRun:
-        """A part of the plain object begins, with this input: its e-graph runs from here, as part of the query.
+    ) -> SubplanRun:
+        """Begin a part of the original, with this input: its e-graph runs from now on, within the query.
 
-        `depth` is how far its end is from the end of the query, in primitives; `gang` is what it is done with, if
-        others run beside it. Not given, both are those of the code that calls (`current_place`). `members` leads the
-        names of those components that are in the gang, where others come behind them. `lookahead`: it runs ahead of
-        code that later parts may be begun for, too; they adopt what it has asked for, but for what their own gang has;
-        nobody `observe`s user code for it. Begin the later one before closing the earlier one, so that what is under
-        way goes on. `step`: that of its `members`, for the trace; not given, that of the code that calls. `held`: it
-        begins later, see `HeldPart`, which belongs into the `CallPlace` of its code, and of which `turn` is to be told.
-        `form`: see `Part`.
+        A later lookahead subplan claims the requests of an earlier one, but not those of its own gang. Begin the later
+        one before you close the earlier one, so that requests under way go on. Nobody `observe`s user code for them.
+
+        Args:
+            graph: The e-graph.
+            calls: The client's callables.
+            value: The input.
+            depth: Distance from its end to the end of the query, in primitives; by default that of the calling code.
+            gang: The gang with which it ends, if others run side by side; by default that of the calling code.
+            members: Beginning of the names of the components in the gang, if other components come after them.
+            lookahead: True if it makes requests for code for which later subplans may be begun, too.
+            step: The original's step to which its `members` belong, for the trace; by default the one that runs here.
+            is_deferred: True if it begins later. Then put its `deferred` into the `CallPlace` of its code, and call
+                `schedule_subplans`.
+            is_covered: See `DeferredSubplan`.
+            form: See `Subplan`.
         """
-        self.claims = True
-        place, name = current_place.get(), f"part{next(self._numbers)}"
-        depth, gang = place.depth if depth is None else depth, place.gang if gang is None else gang
-        at = self.steps.id_of(step or place.step)
-        part = Part(name, graph, calls, value, depth, gang, members, lookahead, at, form)
-        if held:
-            return PartRun(self, name, HeldPart(self.id, part, covered))
-        self.runtime.begin_part(self, part)
-        return PartRun(self, name)
+        self.claiming = Claiming.ALLOWED
+        caller, name = current_place.get(), f"part{next(self._numbers)}"
+        depth, gang = caller.depth if depth is None else depth, caller.gang if gang is None else gang
+        step_id = self.steps.id_of(step or caller.step)
+        subplan = Subplan(name, graph, calls, value, depth, gang, members, lookahead, step_id, form)
+        if is_deferred:
+            return SubplanRun(self, name, DeferredSubplan(self.id, subplan, is_covered))
+        self.runtime.begin_subplan(self, subplan)
+        return SubplanRun(self, name)
 
-    def turn(self, held: HeldPart | None = None, over: Sequence[PartRun] = (), *, soon: bool = True) -> None:
-        """The plain object has come to a place where a part is held, and where others are over. Neither is in a hurry;
-        `soon`: nothing else is asked for right now, so that it is not to be left until then."""
-        waits = held is not None and not held.covered
-        ended = [part.name for part in over if part.ends()]
-        if waits or ended:
-            self.runtime.turn(self, held if waits else None, ended, soon=soon)
+    def schedule_subplans(
+        self, deferred: DeferredSubplan | None = None, finished: Sequence[SubplanRun] = (), *, soon: bool = True
+    ) -> None:
+        """Begin a deferred subplan and end finished ones, both in a moment: the original has come to their place.
+
+        `soon`: False if the caller is about to make another request, with which this can travel.
+        """
+        waits = deferred is not None and not deferred.is_covered
+        names = [subplan.name for subplan in finished if subplan.mark_over()]
+        if waits or names:
+            self.runtime.schedule_subplans(self, deferred if waits else None, names, soon=soon)
 
     def step_began(self, kind: str, name: str, parent: OpenStep | None = None, **facts: object) -> OpenStep:
-        """A step of the plain object begins, for the trace: a `superstep`, a `node`, a call of a `tool`. Its parent is
-        that of the code that calls (`current_place`), unless one is given. From any thread. No prompts among `facts`.
+        """Note that a step of the original begins, for the trace: a `superstep`, a `node`, a call of a `tool`.
+
+        May be called from any thread. `parent`: by default the step that runs here. `facts` hold no prompts.
         """
         return self.steps.began(kind, name, self.runtime.time(), parent or current_place.get().step, facts)
 
     def step_ended(self, step: OpenStep, outcome: str = "done", **facts: object) -> None:
-        """Note that a step ends, and what more is known of it. Only the first call counts."""
+        """Note that a step ends, with more facts about it. Only the first call counts."""
         self.steps.ended(step, self.runtime.time(), outcome, facts)
 
-    def over(self) -> None:
-        """Let everything go: the query has ended."""
+    def clear(self) -> None:
+        """Forget everything: the query has ended."""
         self.store.clear()
-        held = (self.primitives, self.waiters, self.preparing, self.last_calls, self.parts, self.causes, self.requests)
-        for one in (*held, self.warmups):
-            one.clear()
+        self.primitives.clear()
+        self.waiters.clear()
+        self.preparing.clear()
+        self.last_calls.clear()
+        self.subplans.clear()
+        self.causes.clear()
+        self.requests.clear()
+        self.warmups.clear()
 
     def observe(self, primitive: str, value: Any) -> None:
-        """The plain object has computed the value of an opaque primitive."""
+        """Note the value of an opaque primitive, which the original has computed."""
         self.runtime.observe(self, primitive, value)
 
     def call(self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
@@ -439,45 +437,47 @@ class QueryRun:
 
 
 @dataclass(frozen=True, slots=True)
-class PartRun:
-    """A part of a live query that began later, as adapters hold it. May be used from any thread."""
+class SubplanRun:
+    """A subplan of a live query, as adapters hold it. May be used from any thread."""
 
-    whole: QueryRun
+    query_run: QueryRun
     name: str
-    held: HeldPart | None = None
-    """None for one that has begun with its place."""
+    deferred: DeferredSubplan | None = None
+    """None for a subplan that has begun at once."""
 
     @property
-    def begun(self) -> bool:
-        return self.held is None or self.held.begun
+    def has_begun(self) -> bool:
+        """True once its e-graph runs."""
+        return self.deferred is None or self.deferred.has_begun
 
     @property
     def id(self) -> str:
-        return self.whole.id
+        """Id of the query."""
+        return self.query_run.id
 
     @property
-    def claims(self) -> bool:
-        return self.whole.claims
+    def claiming(self) -> Claiming:
+        """See `QueryRun.claiming`."""
+        return self.query_run.claiming
 
     @property
     def trace(self) -> Future[QueryTrace | None]:
-        """The whole query's."""
-        return self.whole.trace
+        """The trace of the query."""
+        return self.query_run.trace
 
     def observe(self, primitive: str, value: Any) -> None:
-        """The plain object has computed the value of an opaque primitive of the part."""
-        self.whole.observe(InstancePath(self.name).child(primitive), value)
+        """Note the value of an opaque primitive of the subplan, which the original has computed."""
+        self.query_run.observe(InstancePath(self.name).child(primitive), value)
 
     def close(self) -> None:
-        """The plain object has the part's value, or gave it up: what nobody claimed, nor another part adopted, is
-        dropped."""
-        if self.ends():
-            self.whole.runtime.end_part(self.whole, self.name)
+        """End the subplan: the original has its value, or gave up. Requests that nobody claimed are dropped."""
+        if self.mark_over():
+            self.query_run.runtime.end_subplan(self.query_run, self.name)
 
-    def ends(self) -> bool:
-        """Keep the part from beginning. Return True if it has begun."""
-        if self.held is not None:
-            self.held.over = True
-        return self.begun
+    def mark_over(self) -> bool:
+        """Keep the subplan from beginning. Return True if it has begun."""
+        if self.deferred is not None:
+            self.deferred.is_over = True
+        return self.has_begun
 
     cancel = close

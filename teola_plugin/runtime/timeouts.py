@@ -1,4 +1,4 @@
-"""Waiting for somebody else's code: never for longer than is said, whatever that code does with a cancellation."""
+"""Bounded waits for other people's code, whatever that code does with a cancellation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def at_most(seconds: float, work: Awaitable[T]) -> T:
-    """Its value. Raises `TimeoutError` after `seconds`; what goes on after it was cancelled is left behind."""
-    task = asyncio.ensure_future(work)
+async def at_most(seconds: float, awaitable: Awaitable[T]) -> T:
+    """Return the value of an awaitable. Raises `TimeoutError` after `seconds`, even if it ignores its cancellation."""
+    task = asyncio.ensure_future(awaitable)
     try:
         await asyncio.wait([task], timeout=seconds)
     finally:
@@ -22,8 +22,8 @@ async def at_most(seconds: float, work: Awaitable[T]) -> T:
     return task.result()
 
 
-async def ended(seconds: float, tasks: Iterable[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
-    """Cancel tasks and wait until they have ended; returns those that have not within `seconds`."""
+async def cancel_tasks(seconds: float, tasks: Iterable[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+    """Cancel tasks and wait until they have ended. Return those that have not within `seconds`."""
     left = {task for task in tasks if not task.done()}
     for task in left:
         abandon(task)
@@ -33,11 +33,11 @@ async def ended(seconds: float, tasks: Iterable[asyncio.Future[Any]]) -> set[asy
 
 
 def abandon(task: asyncio.Future[Any]) -> None:
-    """Cancel it; what it raises some time is nobody's any more."""
-    task.add_done_callback(_seen)
+    """Cancel a task, and ignore what it raises."""
+    task.add_done_callback(_ignore_exception)
     task.cancel()
 
 
-def _seen(task: asyncio.Future[Any]) -> None:
+def _ignore_exception(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()

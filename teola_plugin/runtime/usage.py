@@ -1,7 +1,7 @@
-"""Tokens of the calls that running code makes, wherever below they are made: for whoever has to tell what it cost.
+"""Tokens of the calls that running code makes, at any depth, for reports of what it cost.
 
-Calls of the pool are counted as they are made. Of models outside the pool, a framework may tell: its listener counts
-those calls of which nothing below was counted (`ModelRun`), so that none counts twice.
+Calls of the pool are counted as they are made. Calls of models outside the pool may be reported by a framework: its
+listener counts those in which no call of the pool was counted (`ModelRun`), so that none counts twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _END: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Of prompts, of those found in a prefix cache, and of answers."""
+    """The numbers of tokens of prompts, of those found in a prefix cache, and of answers."""
 
     prompt: int = 0
     cached: int = 0
@@ -34,77 +34,77 @@ class Tokens:
 
 
 class ModelRun:
-    """A call of a model that a framework tells of: from its begin on it is the `current_model_run` of its code."""
+    """A call of a model that a framework reports: while its code runs, it is the `current_model_run`."""
 
-    def __init__(self, around: ModelRun | None = None, prompts: int = 1) -> None:
-        self.around, self.prompts = around, prompts
-        """The call that it is made by, if a model's own code makes it; prompts that have not begun yet."""
-        self.counted = False
-        """Whether tokens of it are counted already: by the pool, or as a call that it has made itself."""
-        self.over = False
+    def __init__(self, outer: ModelRun | None = None, prompts: int = 1) -> None:
+        """`outer`: the call whose model's own code makes this one. `prompts`: number of prompts yet to begin."""
+        self.outer, self.prompts = outer, prompts
+        self.is_counted = False
+        """True if tokens of it are counted already: by the pool, or as a call that it has made itself."""
+        self.is_over = False
 
-    def mark(self) -> None:
-        """Calls of the pool, or of another model, that it has made are counted: its own figures would repeat theirs."""
+    def mark_counted(self) -> None:
+        """Note that a call which it has made is counted: its own figures, and those of outer calls, would repeat it."""
         run: ModelRun | None = self
         while run is not None:
-            run.counted, run = True, run.around
+            run.is_counted, run = True, run.outer
 
 
 class Tally:
-    """Of calls that have ended well: those that got what was asked for ahead of them, too. From any thread."""
+    """The tokens of calls that have ended well, prefetched ones included. Used from any thread."""
 
     def __init__(self, listener: Any = None) -> None:
-        """`listener`: hears what a framework tells of models while calls are counted; see `current_listener`."""
+        """`listener`: see `current_listener`."""
         self.listener = listener
-        self._under_way: set[Future[list[Any]]] = set()
+        self._open_calls: set[Future[list[Any]]] = set()
         self._lock = threading.Lock()
         self._tokens = Tokens()
         self._elsewhere = Tokens()
 
     def watch(self, call: Future[list[Any]]) -> None:
+        """Count a call of the pool once it has ended."""
         run = current_model_run.get()
         if run is not None:
-            run.mark()
+            run.mark_counted()
         with self._lock:
-            self._under_way.add(call)
-        call.add_done_callback(self._ended)
+            self._open_calls.add(call)
+        call.add_done_callback(self._count)
 
     @property
     def tokens(self) -> Tokens:
-        """So far. Whoever has the values of a call finds it counted."""
-        for call in [one for one in self._all() if one.done()]:
-            self._ended(call)
+        """All tokens so far. A call is counted before its caller has its values."""
+        with self._lock:
+            open_calls = list(self._open_calls)
+        for call in open_calls:
+            if call.done():
+                self._count(call)
         return self._tokens + self._elsewhere
 
     @property
     def elsewhere(self) -> Tokens:
-        """Those of `tokens` that are of models outside the pool."""
+        """The part of `tokens` that is of models outside the pool."""
         return self._elsewhere
 
     def add(self, tokens: Tokens) -> None:
-        """A model outside the pool has told what it took."""
+        """Add the tokens of a call of a model outside the pool."""
         with self._lock:
             self._elsewhere += tokens
 
-    def _all(self) -> list[Future[list[Any]]]:
+    def _count(self, call: Future[list[Any]]) -> None:
         with self._lock:
-            return list(self._under_way)
-
-    def _ended(self, call: Future[list[Any]]) -> None:
-        with self._lock:
-            if call not in self._under_way:
+            if call not in self._open_calls:
                 return
-            self._under_way.discard(call)
+            self._open_calls.discard(call)
             if call.cancelled() or call.exception() is not None:
                 return
-            made = [value for value in call.result() if isinstance(value, Generation)]
-            for one in made:
-                self._tokens += Tokens(one.prompt_tokens, one.cached_tokens, one.completion_tokens)
+            for value in call.result():
+                if isinstance(value, Generation):
+                    self._tokens += Tokens(value.prompt_tokens, value.cached_tokens, value.completion_tokens)
 
 
 current_tally: ContextVar[Tally | None] = ContextVar("teola_current_tally", default=None)
 current_listener: ContextVar[Any] = ContextVar("teola_current_listener", default=None)
-"""What a framework tells of its models while calls are counted: of LangChain, a callback handler."""
+"""The framework's listener to its models while calls are counted: for LangChain, a callback handler."""
 current_model_run: ContextVar[ModelRun | None] = ContextVar("teola_current_model_run", default=None)
 
 
@@ -116,7 +116,7 @@ def tallied(tally: Tally) -> Iterator[None]:
 
 
 async def atallied(tally: Tally, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The items; calls that are made for each are counted."""
+    """Yield the items, and count the calls that are made for each."""
     async with aclosing(items):  # type: ignore[type-var]
         while True:
             with tallied(tally):

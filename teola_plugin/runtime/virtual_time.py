@@ -102,7 +102,7 @@ def run_virtual(coroutine: Coroutine[Any, Any, T], seed: int = 0, *, inline: boo
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Polls; where the loop would wait, it lets virtual time pass instead."""
+    """A selector that never waits: it lets virtual time pass instead."""
 
     def __init__(self, pass_time: Callable[[float | None], bool]) -> None:
         super().__init__()
@@ -116,10 +116,10 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """Names and places of the tasks that wait."""
-    places = []
+    """Return the names of the tasks that wait, and the lines where they do."""
+    descriptions = []
     for task in asyncio.all_tasks(loop):
         frames = task.get_stack(limit=1)
         where = f" at {frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else ""
-        places.append(f"{task.get_name()}{where}")
-    return ", ".join(sorted(places)) or "no task at all"
+        descriptions.append(f"{task.get_name()}{where}")
+    return ", ".join(sorted(descriptions)) or "no task at all"

@@ -17,8 +17,8 @@ from teola_plugin.scheduling.graph_events import (
     Expand,
     Expanded,
     ItemClosed,
-    PartBegun,
     Reprioritise,
+    SubplanBegun,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 from teola_plugin.scheduling.objectives import AWAITED, GangObjective, Objective, deduce_objectives, in_gang
@@ -51,7 +51,7 @@ class Expansion:
 
     # ------------------------------------------------------------ parts that begin later
 
-    def part_begun(self, query: LiveQuery, event: PartBegun) -> None:
+    def subplan_begun(self, query: LiveQuery, event: SubplanBegun) -> None:
         """Join the part's e-graph to the query's."""
         graph, left_out = event.graph, frozenset[str]() if event.reports_results else event.graph.behind_code
         primitives = _primitives_of_part(graph, event.name, event.value, left_out)
@@ -282,7 +282,7 @@ def _primitives_of_part(graph: Graph, name: str, value: str, without: frozenset[
     return tuple(Fragment(graph, graph.output).instantiate(name, {INPUT: Ref(value)}, without=without)[0])
 
 
-def _join_gang(spliced: list[LivePrimitive], event: PartBegun) -> None:
+def _join_gang(spliced: list[LivePrimitive], event: SubplanBegun) -> None:
     """Give primitives that only the part's output needs the objective of the part's gang."""
     objectives, output = deduce_objectives(event.graph), GangObjective(Objective.THROUGHPUT, event.gang)
     for live in spliced:

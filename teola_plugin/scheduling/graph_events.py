@@ -72,7 +72,7 @@ class ItemClosed(PrimitiveEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class PartBegun(QueryEvent):
+class SubplanBegun(QueryEvent):
     """The original begins a part that could not be planned before: the part's e-graph joins the query's."""
 
     name: str
@@ -90,7 +90,7 @@ class PartBegun(QueryEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class PartEnded(QueryEvent):
+class SubplanEnded(QueryEvent):
     """The original has the part's value: primitives of the part that have not ended are dropped."""
 
     name: str

@@ -51,7 +51,7 @@ class Running:
 
     def __init__(self, run: QueryRun, lowered: Lowered, config: Config, owner: int, on_end: Callable[[], None]) -> None:
         self._run, self._lowered, self._config = run, lowered, config
-        self._handle = CallHandle(run.output, cancel=run.cancel, owner=owner, lost=run.cancel)
+        self._handle = CallHandle(run.output, cancel=run.cancel, owner=owner, on_lost=run.cancel)
         run.output.add_done_callback(lambda _: on_end())
 
     @property

@@ -128,7 +128,7 @@ def test_vectors_of_a_graph_go_to_the_store(shared: EnginePool, collection: str,
 
 def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     """Their vectors are made early and stay where they are made; the rows are sent when the plain object sends them."""
-    run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
+    run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, has_original=True)
     asked = [EmbedText(text, "document") for text in TEXTS]
     made = shared.call(K.EMBEDDING, "wide", asked, keep_remote=True, run=run).result(60)
     assert all(isinstance(vector, RemoteValue) for vector in made)
@@ -163,7 +163,7 @@ def test_an_accelerated_indexer(shared: EnginePool, collection: str, vectors: li
 
 def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     with freed():
-        run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, ahead=True)
+        run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, has_original=True)
         assert until(lambda: in_store() > 100_000)  # they are made, ahead of their being asked for
         claimed = run.call(K.EMBEDDING, "wide", [EmbedText(text, "document") for text in TEXTS]).result(30)
         run.close()

@@ -20,7 +20,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, IngestRow, Prompt, Sampling
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Result
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.runtime.virtual_time import run_virtual
 
 
@@ -116,10 +116,10 @@ async def _outside(aside: HistoricStore, draw: random.Random) -> None:
 
 async def _query(pool: EnginePool, scene: Scene, name: str, case: Case) -> None:
     await asyncio.sleep(case.begins)
-    run = pool.runtime.submit(Query({"input": case.inputs}, id=name), case.graph, case.calls, ahead=True)
+    run = pool.runtime.submit(Query({"input": case.inputs}, id=name), case.graph, case.calls, has_original=True)
     beside: list[asyncio.Task[None]] = []
     cut = random.Random(name).randrange(len(case.ops)) if case.cancelled else len(case.ops)
-    parts: dict[Ahead, PartRun] = {}
+    parts: dict[Ahead, SubplanRun] = {}
     for number, op in enumerate(case.ops[:cut]):
         _begin_and_end(run, case, number, parts)
         await asyncio.sleep(op.pause)
@@ -134,12 +134,12 @@ async def _query(pool: EnginePool, scene: Scene, name: str, case: Case) -> None:
     run.close()
 
 
-def _begin_and_end(run: QueryRun, case: Case, number: int, parts: dict[Ahead, PartRun]) -> None:
+def _begin_and_end(run: QueryRun, case: Case, number: int, parts: dict[Ahead, SubplanRun]) -> None:
     """Parts that come with a step; new ones first, so that they may adopt what the old ones have asked for."""
     for one in case.parts:
         if one.begins == number:
             how: dict[str, Any] = {"depth": one.depth, "gang": one.gang, "lookahead": one.lookahead}
-            parts[one] = run.part(one.graph, one.calls, one.inputs, **how)
+            parts[one] = run.begin_subplan(one.graph, one.calls, one.inputs, **how)
     for one in [one for one in parts if one.ends <= number]:
         parts.pop(one).close()
 

@@ -53,7 +53,9 @@ class Steps:
 
     def _submit(self, name: str, case: Case) -> QueryRun:
         self.story.append(f"{name} runs ahead:\n{case.graph}")
-        return self._pool.runtime.submit(Query({"input": case.inputs}, id=name), case.graph, case.calls, ahead=True)
+        return self._pool.runtime.submit(
+            Query({"input": case.inputs}, id=name), case.graph, case.calls, has_original=True
+        )
 
     def _other(self) -> None:
         id, text = self._draw.choice(IDS), f"{self._draw.choice(WORDS)} outside {self._draw.randrange(9)}"

@@ -55,7 +55,7 @@ def test_a_retry_that_says_something_else_is_not_spliced_to_what_was_streamed(ea
     async def run() -> tuple[str, str] | None:
         async with EnginePool.on_this_loop([Changeable()]) as pool:
             query = Query({"input": "why?"})
-            live = pool.runtime.submit(query, graph if early else plain_only, calls, ahead=True)
+            live = pool.runtime.submit(query, graph if early else plain_only, calls, has_original=True)
             handle = live.call(K.PREFILLING, "llm", [question("why?")], stream=True)
             try:
                 streamed = "".join([piece.text async for piece in handle.pieces])
@@ -119,7 +119,7 @@ def test_a_call_that_is_given_up_ends_whenever_that_is(kind: str, early: bool) -
             for number in range(120):
                 op = Op(kind, f"apple {number}", ("b",) if kind == "put" else ())
                 graph, calls, inputs = graph_of([op] if early else [Op("embed", "another")])
-                live = pool.runtime.submit(Query({"input": inputs}), graph, calls, ahead=True)
+                live = pool.runtime.submit(Query({"input": inputs}), graph, calls, has_original=True)
                 await asyncio.sleep(number % 20 * 0.0005)  # not there yet, under way, or done
                 aside = asyncio.ensure_future(pool.engine("store").delete(COLLECTION, [rows_there.pop()]))
                 what, engine, asked = payloads(op)

@@ -104,7 +104,7 @@ async def _query() -> tuple[QueryTrace, QueryTrace]:
         run = pool.runtime.watch(Query({"input": None}), joins=True)
         first = run.step_began("superstep", "1", nodes=["a"])
         node = run.step_began("node", "a", first, task="t1")
-        run.part(*nodes("a", "b"), lookahead=True, members="a", step=node)
+        run.begin_subplan(*nodes("a", "b"), lookahead=True, members="a", step=node)
         with during(current_place, CallPlace(step=node)):
             await _call(run, "a")
             tool = run.step_began("tool", "lookup")
@@ -116,7 +116,7 @@ async def _query() -> tuple[QueryTrace, QueryTrace]:
         second = run.step_began("superstep", "2", nodes=["b"])
         node = run.step_began("node", "b", second)
         with during(current_place, CallPlace(step=node)):
-            run.part(*nodes("b"))
+            run.begin_subplan(*nodes("b"))
             await _call(run, "b")
             inner = pool.runtime.watch(Query({"input": None}))
             await _call(inner, "of another query")

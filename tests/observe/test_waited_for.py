@@ -493,9 +493,9 @@ def at_work(trace: QueryTrace) -> float:
     for wait in sorted(trace.waits or (), key=lambda wait: wait.answered, reverse=True):
         if wait.answered <= at:
             called = [spans[name] for name in wait.spans if name in spans]
-            since = max(wait.asked, min(span.queued for span in called))
+            since = max(wait.began, min(span.queued for span in called))
             total += max(0.0, min(at, max(span.done or 0.0 for span in called)) - since)
-            at = wait.asked
+            at = wait.began
     return total
 
 

@@ -23,7 +23,7 @@ class BorrowedLoop(LoopThread):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         super().__init__()
-        self._loop, self._takes, self._ident = loop, True, ident
+        self._loop, self._is_open, self._ident = loop, True, ident
 
     @property
     def ident(self) -> int:

@@ -14,7 +14,7 @@ from teola_plugin.observe import QueryTrace
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt, Sampling
 from teola_plugin.requests.request import Request
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind
@@ -51,8 +51,8 @@ class Scene:
         self.asked: dict[str, list[Request]] = {name: record(pool.engine(name)) for name in pool.engine_names}
         self.run: QueryRun = pool.runtime.watch(Query({"input": None}, **query), joins=True)
 
-    def ahead(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> PartRun:
-        return self.run.part(graph, calls, value, **{"lookahead": True, **more})
+    def ahead(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> SubplanRun:
+        return self.run.begin_subplan(graph, calls, value, **{"lookahead": True, **more})
 
     async def plain(self, asked: Generate = ASKED, *, stream: bool = False) -> str:
         handle = self.run.call(K.PREFILLING, "llm", [asked], stream=stream)

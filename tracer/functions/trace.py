@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
-from teola_plugin.runtime.dead_parts import Once, cause_of
+from teola_plugin.runtime.prefetch_failures import OncePerCause, cause_of
 from teola_plugin.tracer.draft import Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.interpreter import (
@@ -49,7 +49,7 @@ from teola_plugin.tracer.langchain.trace import FindLeaf, ReadFunction
 from teola_plugin.tracer.symbols import NotUnderstood, Value
 
 log = logging.getLogger("teola_plugin")
-_warned = Once()
+_warned = OncePerCause()
 _RULES = Rules(evaluate, run_block)
 
 

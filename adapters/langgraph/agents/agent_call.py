@@ -34,7 +34,7 @@ from teola_plugin.adapters.tool_calls import Call
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
 from teola_plugin.runtime.context import current_place, during
 from teola_plugin.runtime.provider_calls import ProviderCallTable
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.shims.langchain_interceptors import tool_claim, tool_invocation
 
 MAX_PREFETCHES = 16
@@ -168,7 +168,7 @@ class ToolCallWork:
     """The work that was started for one tool call that the model wrote."""
 
     call: Call
-    part: PartRun | None = None
+    part: SubplanRun | None = None
     """Its requests to engines, if those were started."""
     prefetch: ToolPrefetch | None = None
 

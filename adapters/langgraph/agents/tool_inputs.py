@@ -23,7 +23,7 @@ from teola_plugin.adapters.early_work import expected_sizes, log_fallback
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import current_place
-from teola_plugin.runtime.query_run import PartRun, QueryRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.shims.langchain_agents import call_arguments, retriever_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function
@@ -141,12 +141,12 @@ class ToolWork:
     to_input: Callable[[Mapping[str, Any]], Any]
     """Returns the graph's input for the arguments that the model writes. Raises for those that the tool refuses."""
 
-    def start(self, run: QueryRun, args: Mapping[str, Any]) -> PartRun:
+    def start(self, run: QueryRun, args: Mapping[str, Any]) -> SubplanRun:
         """Start the requests as a part of a live query. Raises what `to_input` raises."""
         value = self.to_input(args)
         graph = self.planner.plan(self.traced, value).graph
         form = current_place.get().form  # that of the model's node: its tools get the same handlers
-        return run.part(graph, self.traced.calls, value, lookahead=True, form=form)  # later parts may adopt it
+        return run.begin_subplan(graph, self.traced.calls, value, lookahead=True, form=form)  # later parts may adopt it
 
 
 def tool_work(tool: BaseTool, planner: ToolPlanner) -> ToolWork | None:

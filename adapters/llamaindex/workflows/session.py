@@ -121,10 +121,10 @@ class WorkflowSession(Session):
         return self._runner
 
     def _agent_run(self, run: Run | None) -> AgentRun | None:
-        if run is None or self.pool is None or not isinstance(run.whole, QueryRun):
+        if run is None or self.pool is None or not isinstance(run.query_run, QueryRun):
             return None
-        run.whole.has_user_code = True
-        return AgentRun(self.pool, run.whole, self._tools, self.terms.passes) if self._is_agent else None
+        run.query_run.has_user_code = True
+        return AgentRun(self.pool, run.query_run, self._tools, self.terms.passes) if self._is_agent else None
 
 
 # ------------------------------------------------------------ the end of a run

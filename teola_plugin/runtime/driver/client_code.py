@@ -1,6 +1,6 @@
-"""Code of the client on threads of its own: functions of the user's, prompts, parsers and packing of the frameworks.
+"""Threads for code of the client: the user's functions, and prompts, parsers and packing of the frameworks.
 
-Nothing that is not ours runs on the pool's loop: whoever is slow there is slow for every query.
+Only our own code runs on the pool's loop: slow code there would delay every query.
 """
 
 from __future__ import annotations
@@ -13,56 +13,64 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-MOST = 32
+MAX_THREADS = 32
 """Threads of one runtime."""
-APART = 4
-"""Threads of one query, beside its own, for functions of the user's that stand side by side in a workflow."""
+MAX_EXTRA_THREADS = 4
+"""Further threads of one query, for functions of the user's that stand side by side in a workflow."""
 
-Then = Callable[[Any, BaseException | None], None]
+OnResult = Callable[[Any, BaseException | None], None]
 """(value, error), called on the loop."""
-_Task = tuple[Callable[[], Any], Then, asyncio.AbstractEventLoop]
+_Task = tuple[Callable[[], Any], OnResult, asyncio.AbstractEventLoop]
 
 
 class ClientCode:
-    """Runs functions in threads, those of one query one after the other: who never ends stops its own query only.
+    """Threads that run functions, those of one query one after the other: one that never ends stops its own query only.
 
-    Those that run `apart` are not waited for by their query's others, and have up to `APART` threads more.
-
-    The threads do not keep the process from ending. With `here`, functions run at once, where they are given.
+    The threads do not keep the process from ending. With `runs_inline`, functions run at once on the caller's thread.
     """
 
-    def __init__(self, *, here: bool) -> None:
-        self._here = here
+    def __init__(self, *, runs_inline: bool) -> None:
+        self._runs_inline = runs_inline
         self._tasks: dict[str, deque[_Task]] = {}
-        """By query: what has yet to run; a query is in here while a thread is, or will be, at work for it."""
+        """Tasks that have yet to run, by query; a query has an entry while a thread works, or will work, for it."""
         self._ready: SimpleQueue[str | None] = SimpleQueue()
         self._threads = self._waiting = 0
         self._lock = threading.Lock()
 
     def run(
-        self, query: str, function: Callable[[], Any], then: Then, *, short: bool = False, apart: bool = False
+        self,
+        query: str,
+        function: Callable[[], Any],
+        on_result: OnResult,
+        *,
+        is_short: bool = False,
+        has_own_thread: bool = False,
     ) -> None:
-        """Call `then` with what the function gives or raises. `short`: ours and bounded, so it runs at once."""
-        if self._here or short:
-            then(*_outcome(function))
+        """Run a function and call `on_result` with its value or error.
+
+        `is_short`: the code is ours and takes a bounded time, so it runs at once. `has_own_thread`: other functions of
+        the query do not wait for this one; there are up to `MAX_EXTRA_THREADS` of them.
+        """
+        if self._runs_inline or is_short:
+            on_result(*_outcome(function))
             return
-        task = function, then, asyncio.get_running_loop()
+        task = function, on_result, asyncio.get_running_loop()
         with self._lock:
-            query = self._lane(query) if apart else query
-            known = self._tasks.get(query)
-            if known is not None:
-                known.append(task)
+            query = self._lane(query) if has_own_thread else query
+            tasks = self._tasks.get(query)
+            if tasks is not None:
+                tasks.append(task)
                 return
             self._tasks[query] = deque([task])
-            grow = self._waiting <= self._ready.qsize() and self._threads < MOST
-            self._threads += grow
+            needs_thread = self._waiting <= self._ready.qsize() and self._threads < MAX_THREADS
+            self._threads += needs_thread
             self._ready.put(query)
-        if grow:
+        if needs_thread:
             threading.Thread(target=self._work, name="teola-client", daemon=True).start()
 
     def _lane(self, query: str) -> str:
-        """One of the query's further threads: one that is free, else the one with the least to do."""
-        lanes = [f"{query} apart {number}" for number in range(APART)]
+        """Return the name of one of the query's further threads: a free one, else the one with the fewest tasks."""
+        lanes = [f"{query} apart {number}" for number in range(MAX_EXTRA_THREADS)]
         return min(lanes, key=lambda lane: 1 + len(self._tasks[lane]) if lane in self._tasks else 0)
 
     def _work(self) -> None:
@@ -75,11 +83,11 @@ class ClientCode:
             if query is None:
                 return
             while (task := self._next(query)) is not None:
-                function, then, loop = task
+                function, on_result, loop = task
                 outcome = _outcome(function)
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(then, *outcome)
-                del task, function, then, outcome
+                    loop.call_soon_threadsafe(on_result, *outcome)
+                del task, function, on_result, outcome
 
     def _next(self, query: str) -> _Task | None:
         with self._lock:
@@ -90,7 +98,7 @@ class ClientCode:
             return None
 
     def close(self) -> None:
-        """The threads end when what they are at has ended."""
+        """Let each thread end when its present task has ended."""
         with self._lock:
             threads, self._threads = self._threads, 0
         for _ in range(threads):

@@ -73,29 +73,30 @@ def call_enqueue_event(
 ) -> tuple[Enqueue, DepthChanged | None]:
     """Return the event with which a call of the original is queued, and an event about the call before, if any.
 
-    Calls from branches that run side by side are the `gang` of their place. Of others, who calls again before the first
-    token of an alike call waits for both: they are a gang. A call whose pieces are read as they come is waited for.
+    Calls from branches that run side by side are the `gang` of their place. Other calls are a gang if the second one
+    is made before the first token of the first: the original waits for both. A call whose pieces are read as they come
+    is in no gang.
     """
     query, engine = run.query, new[0].engine
     before, is_known_member = (None, True) if gang else run.last_calls.get((engine, kind), (None, False))
     is_streamed = any(entry.stream.is_read for entry in new)
     overlaps = before is not None and not is_streamed and not (before.has_ended or before.stream.is_prefilled)
     is_member = not is_streamed and (bool(gang) or overlaps or len(new) > 1)
-    wanted = (Objective.THROUGHPUT, f"{run.id}/{gang or engine + '.calls'}") if is_member else (Objective.LATENCY, "")
+    urgency = (Objective.THROUGHPUT, f"{run.id}/{gang or engine + '.calls'}") if is_member else (Objective.LATENCY, "")
     for entry in new:
-        entry.queued_gang = wanted[1]
+        entry.queued_gang = urgency[1]
     if not (is_streamed or gang):
         run.last_calls[engine, kind] = new[-1], is_member
-    terms = query.app, query.weight, "", False, wanted[1], wanted[0]
+    terms = query.app, query.weight, "", False, urgency[1], urgency[0]
     event = Enqueue(at, run.id, name, kind, (), depth, *terms, remaining, _remaining_s(at, run))
     change = None
     if before is not None and overlaps and not is_known_member:
-        before.queued_gang = wanted[1]
-        change = DepthChanged(at, run.id, {}, {before.primitive: wanted})
+        before.queued_gang = urgency[1]
+        change = DepthChanged(at, run.id, {}, {before.primitive: urgency})
     return event, change
 
 
-def deeper(run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
+def changed_depths(run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
     """Return the depths to tell engines of, when those of dispatched primitives have changed.
 
     Engines know a request by the primitive that made it, and go by the deepest one that waits for it.
@@ -119,56 +120,69 @@ def _gang(run: QueryRun, gang_objective: GangObjective) -> str:
     return f"{run.id}/{gang_objective.gang}" if gang_objective.gang else ""
 
 
-HOP = 0.1
-"""Seconds of a primitive of which nothing but its place is known."""
+UNKNOWN_PRIMITIVE_S = 0.1
+"""Assumed duration of a primitive of which only its depth is known."""
 
 
-class Remaining:
-    """Of the queries of one runtime. `profiles` are read when a graph is met for the first time."""
+class RemainingTimes:
+    """The times that the queries of one runtime still take, by the profiles of idle engines.
+
+    They are kept with each planned graph, which serves many queries. From a primitive that was spliced in, its children
+    are followed to where they meet the plan. Beyond the end of a subplan only the number of primitives is known.
+    `profiles` are read when a graph is met for the first time.
+    """
 
     def __init__(self, profiles: Callable[[], Mapping[str, EngineProfile]]) -> None:
         self._profiles = profiles
-        self._known: WeakKeyDictionary[Graph, Mapping[str, float]] = WeakKeyDictionary()
+        self._by_graph: WeakKeyDictionary[Graph, Mapping[str, float]] = WeakKeyDictionary()
 
     def of(self, query: LiveQuery | None, p: Primitive, depth: int) -> float:
-        """Expected seconds from the beginning of `p` to the end of its query."""
+        """Return the expected seconds from the beginning of `p` to the end of its query."""
         if query is None:
             return 0.0
         planned = self._planned(query.graph).get(p.id)
         if planned is not None:
             return planned
         live = query.get(p.id)
-        return depth * HOP if live is None else self._followed(query, live)
+        return depth * UNKNOWN_PRIMITIVE_S if live is None else self._of_spliced(query, live)
 
     def call(self, query: LiveQuery | None, depth: int) -> float:
-        """Of a call of the plain object that no graph knows: nothing of its query is more urgent."""
+        """Return the seconds for a call of the original that no graph knows: nothing of its query is more urgent."""
         if query is None:
             return 0.0
         planned = self._planned(query.graph)
-        return max([planned.get(live.id, 0.0) for live in query if not live.status.has_ended], default=depth * HOP)
+        return max(
+            [planned.get(live.id, 0.0) for live in query if not live.status.has_ended],
+            default=depth * UNKNOWN_PRIMITIVE_S,
+        )
 
     def _planned(self, graph: Graph) -> Mapping[str, float]:
-        found = self._known.get(graph)
-        if found is None:
-            found = self._known[graph] = remaining_times(graph, PassContext(self._profiles()))
-        return found
+        times = self._by_graph.get(graph)
+        if times is None:
+            times = self._by_graph[graph] = remaining_times(graph, PassContext(self._profiles()))
+        return times
 
-    def _followed(self, query: LiveQuery, live: LivePrimitive) -> float:
-        """Depth first, on a stack of its own: a chain may be thousands of primitives long."""
+    def _of_spliced(self, query: LiveQuery, live: LivePrimitive) -> float:
+        """Return the seconds for a primitive that was spliced in.
+
+        Goes depth first, with a stack instead of recursion: a chain may be thousands of primitives long.
+        """
         planned, context = self._planned(query.graph), PassContext(self._profiles())
-        left: dict[str, float] = {}
-        todo = [live]
-        while todo:
-            one = todo[-1]
-            children = query.children(one.id)
+        remaining_s: dict[str, float] = {}
+        stack = [live]
+        while stack:
+            current = stack[-1]
+            children = query.children(current.id)
             for child in children:
                 if child.id in planned:
-                    left.setdefault(child.id, planned[child.id])
-            open_ = [child for child in children if child.id not in left]
-            if open_:
-                todo += open_
+                    remaining_s.setdefault(child.id, planned[child.id])
+            missing = [child for child in children if child.id not in remaining_s]
+            if missing:
+                stack += missing
                 continue
-            todo.pop()
-            beyond = max([left[child.id] for child in children], default=one.base_depth * HOP)
-            left[one.id] = seconds(one.primitive, context) + beyond
-        return left[live.id]
+            stack.pop()
+            after_s = max(
+                [remaining_s[child.id] for child in children], default=current.base_depth * UNKNOWN_PRIMITIVE_S
+            )
+            remaining_s[current.id] = seconds(current.primitive, context) + after_s
+        return remaining_s[live.id]

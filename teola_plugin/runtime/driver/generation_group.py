@@ -1,4 +1,4 @@
-"""A prefilling and its decodings are one request: what its stream says of each of them. Pure: pieces in, news out."""
+"""A prefilling and its decodings share one request: its stream tells when each of them begins and ends."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ _K = PrimitiveKind
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
-    """The first piece is there: the prompt is computed."""
+class PrefillingEnded:
+    """The first piece has come, so the prompt is computed."""
 
     primitive: str
-    goes_on: bool
-    """Whether decodings follow."""
+    has_decodings: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
-    """A decoding begins where the one before it has ended."""
+class DecodingBegan:
+    """A decoding begins, because the one before it has ended."""
 
     primitive: Primitive
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """A decoding has its value: an item, or the whole."""
+class DecodingEnded:
+    """A decoding has its value: an item, or the whole text."""
 
     primitive: str
     value: Any
-    whole: bool = False
+    is_whole_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """A list that is being decoded has one item more; `name` is where its value lies."""
+class ListGrew:
+    """A list that is being decoded has one more item. Its value is stored under `name`."""
 
     primitive: str
     index: int
@@ -49,70 +48,70 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class NotNeeded:
+class ItemNotNeeded:
     """A planned item that the list does not have."""
 
     primitive: str
 
 
-News = Prefilled | Began | Decoded | Grown | NotNeeded
+GroupEvent = PrefillingEnded | DecodingBegan | DecodingEnded | ListGrew | ItemNotNeeded
 
 
 class GenerationGroup:
-    """The decodings `members` that the request of the prefilling `leader` serves, in order."""
+    """The prefilling `leader` and the decodings `members`, in order, that its request serves. Pieces in, events out."""
 
     def __init__(self, leader: Primitive, members: Sequence[Primitive]) -> None:
         self._leader, self.members = leader, tuple(members)
-        self._grows = [m for m in self.members if m.attributes.stream_items]
-        listed = next((m for m in self.members if m.kind is _K.PARTIAL_DECODING or m.attributes.stream_items), None)
-        self._items = None if listed is None else ItemStream(listed.attributes.items or "json")
-        self._closed = self._heard = 0
-        self.prefilled = False
+        self._growing = [m for m in self.members if m.attributes.stream_items]
+        listing = next((m for m in self.members if m.kind is _K.PARTIAL_DECODING or m.attributes.stream_items), None)
+        self._items = None if listing is None else ItemStream(listing.attributes.items or "json")
+        self._item_count = self._characters_read = 0
+        self.is_prefilled = False
 
     @property
-    def lists(self) -> bool:
-        """Whether items are read from the stream."""
+    def reads_items(self) -> bool:
+        """True if items are read from the stream."""
         return self._items is not None
 
-    def piece(self, text: str) -> Iterator[News]:
-        """A piece of the stream, in order."""
-        yield from self._prefilled()
-        yield from self._listed(text)
+    def read_piece(self, text: str) -> Iterator[GroupEvent]:
+        """Yield the events of the next piece of the stream."""
+        yield from self._end_prefilling()
+        yield from self._read_items(text)
 
-    def ended(self, value: Any) -> Iterator[News]:
-        """The request has ended well, with this value. Once."""
-        yield from self._prefilled()
+    def finish(self, value: Any) -> Iterator[GroupEvent]:
+        """Yield the last events: the request has ended well, with this value. Call it once."""
+        yield from self._end_prefilling()
         if self._items is not None:
-            rest = value.text[self._heard :] if isinstance(value, Generation) else ""
-            yield from self._listed(rest)  # who came late may not have heard all of it
+            unread = value.text[self._characters_read :] if isinstance(value, Generation) else ""
+            yield from self._read_items(unread)  # a late reader may have missed pieces
             for item in self._items.finish():
-                yield from self._item(item)
+                yield from self._take_item(item)
         for member in self.members:
-            if member.item is not None and member.item >= self._closed:
-                yield NotNeeded(member.id)
+            if member.item is not None and member.item >= self._item_count:
+                yield ItemNotNeeded(member.id)
         for member in self.members:
             if member.kind is _K.DECODING:
-                yield Decoded(member.id, value, whole=True)
+                yield DecodingEnded(member.id, value, is_whole_text=True)
 
-    def _listed(self, text: str) -> Iterator[News]:
-        self._heard += len(text)
+    def _read_items(self, text: str) -> Iterator[GroupEvent]:
+        self._characters_read += len(text)
         for item in self._items.feed(text) if self._items is not None else ():
-            yield from self._item(item)
+            yield from self._take_item(item)
 
-    def _prefilled(self) -> Iterator[News]:
-        if not self.prefilled:
-            self.prefilled = True
+    def _end_prefilling(self) -> Iterator[GroupEvent]:
+        if not self.is_prefilled:
+            self.is_prefilled = True
             if self.members:
-                yield Began(self.members[0])
-            yield Prefilled(self._leader.id, bool(self.members))
+                yield DecodingBegan(self.members[0])
+            yield PrefillingEnded(self._leader.id, bool(self.members))
 
-    def _item(self, item: Any) -> Iterator[News]:
-        index, self._closed = self._closed, self._closed + 1
-        place = next((i for i, m in enumerate(self.members) if m.item == index), None)
-        if place is None:
-            for member in self._grows:
-                yield Grown(member.id, index, InstancePath(member.id).stage(index), item)
+    def _take_item(self, item: Any) -> Iterator[GroupEvent]:
+        index, self._item_count = self._item_count, self._item_count + 1
+        position = next((i for i, m in enumerate(self.members) if m.item == index), None)
+        if position is None:
+            for member in self._growing:
+                yield ListGrew(member.id, index, InstancePath(member.id).stage(index), item)
             return
-        if place + 1 < len(self.members):
-            yield Began(self.members[place + 1])
-        yield Decoded(self.members[place].id, item)
+        if position + 1 < len(self.members):
+            yield DecodingBegan(self.members[position + 1])
+        yield DecodingEnded(self.members[position].id, item)

@@ -1,7 +1,7 @@
-"""Carries out the graph scheduler's instructions: the middle of the local runtime. Lives on the pool's loop.
+"""The driver of the graph scheduler, in the middle of the local runtime: it carries out instructions.
 
 Instructions come from one `GraphScheduler`; requests to engines go to `RequestDriver`; outcomes come back as events. No
-policy is decided here.
+policy is decided here. Lives on the pool's loop.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from teola_plugin.graph import (
     items_of,
 )
 from teola_plugin.observe.recorder import TraceRecorder
-from teola_plugin.runtime import dead_parts
-from teola_plugin.runtime import primitive_requests as requests
+from teola_plugin.runtime import primitive_requests
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.enqueue_events import deeper
-from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling
-from teola_plugin.runtime.driver.query_end import settle, settle_part
+from teola_plugin.runtime.driver.enqueue_events import changed_depths
+from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling, growing_prompts
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.query_run import FIRST_CALL, HeldPart, Part, QueryRun, growing_prompts
+from teola_plugin.runtime.prefetch_failures import OncePerCause, failed_prefetch, log_failed_prefetch
+from teola_plugin.runtime.query_run import FIRST_CALL_S, DeferredSubplan, QueryRun, Subplan
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.engine_events import DepthChanged
 from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
@@ -54,65 +53,67 @@ from teola_plugin.scheduling.graph_events import (
     Expanded,
     Finished,
     GraphEvent,
-    PartBegun,
-    PartEnded,
     PrimitiveFailed,
     Release,
     Reprioritise,
     RunCall,
+    SubplanBegun,
+    SubplanEnded,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
 
 
 class Deadlines:
-    """Calls `ring` when one is reached. Lives on the pool's loop."""
+    """The deadlines of all live queries, with one timer, for the earliest. `on_deadline` is called at each of them."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
+    def __init__(self, on_deadline: Callable[[], None]) -> None:
+        self._on_deadline = on_deadline
         self._times: list[float] = []
-        self._wanted: Counter[float] = Counter()
+        """A heap."""
+        self._counts: Counter[float] = Counter()
+        """Number of queries that have each deadline."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __contains__(self, at: float) -> bool:
-        return self._wanted[at] > 0
+        return self._counts[at] > 0
 
     def add(self, at: float) -> None:
-        """Once for each query that has it."""
+        """Add the deadline of a query."""
         if at not in self:
             heapq.heappush(self._times, at)
-        self._wanted[at] += 1
-        self._set()
+        self._counts[at] += 1
+        self._set_timer()
 
     def drop(self, at: float) -> None:
-        """A query that has it is over."""
+        """Drop the deadline of a query that has ended."""
         if at in self:
-            self._wanted[at] -= 1
-            self._set()
+            self._counts[at] -= 1
+            self._set_timer()
 
-    def _set(self) -> None:
+    def _set_timer(self) -> None:
         while self._times and self._times[0] not in self:
-            self._wanted.pop(heapq.heappop(self._times), None)
+            self._counts.pop(heapq.heappop(self._times), None)
         first = self._times[0] if self._times else None
         if self._timer is not None and self._timer.when() != first:
             self._timer.cancel()
             self._timer = None
         if first is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(first, self._rings, context=Context())  # no caller's
+            self._timer = asyncio.get_running_loop().call_at(first, self._ring, context=Context())  # no caller's
 
-    def _rings(self) -> None:
+    def _ring(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
         while self._times and self._times[0] <= now:
-            self._wanted.pop(heapq.heappop(self._times), None)
-        self._ring()
-        self._set()
+            self._counts.pop(heapq.heappop(self._times), None)
+        self._on_deadline()
+        self._set_timer()
 
 
 log = logging.getLogger("teola_plugin")
 
 
 class GraphDriver:
-    """All live queries of one runtime."""
+    """The driver of all live queries of one runtime."""
 
     def __init__(self, recorder: TraceRecorder, *, threads: bool) -> None:
         self.scheduler = GraphScheduler()
@@ -120,15 +121,17 @@ class GraphDriver:
         self.ports: Mapping[str, Port] = {}
         self.runs: dict[str, QueryRun] = {}
         self.trace = RunTrace(recorder, self.now)
-        self.code = ClientCode(here=not threads)
+        self.code = ClientCode(runs_inline=not threads)
         self.engines = RequestDriver(self)
-        self._once = dead_parts.Once()
+        self._log_once = OncePerCause()
         self._events: deque[GraphEvent] = deque()
         self._pumping = False
         self._cause = ""
-        """The primitive of the event that is being handled."""
+        """The primitive of the event that is handled now."""
         self._deadlines = Deadlines(lambda: self.post(Tick(self.now())))
-        self._incremental = IncrementalPrefilling(self._live, computed, self._start_early, self._stop_early, self.code)
+        self._incremental = IncrementalPrefilling(
+            self._live, compute_value, self._start_prefix, self._stop_prefix, self.code
+        )
         self._perform: dict[type[Instruction], Callable[[QueryRun, Any], None]] = {
             Dispatch: self.engines.dispatch,
             RunCall: self._run_call,
@@ -142,15 +145,15 @@ class GraphDriver:
         }
 
     def now(self) -> float:
-        """On the runtime's clock. To be asked on its loop, which stays the same."""
+        """Return the time on the runtime's clock. Called on its loop, which stays the same."""
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time
         return self._clock()
 
-    # ------------------------------------------------------------ queries and their parts
+    # ------------------------------------------------------------ queries and their subplans
 
     def admit(self, run: QueryRun, graph: Graph, began: float) -> None:
-        """A query, which has begun at that time."""
+        """Begin to execute a query that has begun at that time."""
         now = self.now()
         self.runs[run.id] = run
         run.growing = growing_prompts(graph)
@@ -159,42 +162,54 @@ class GraphDriver:
         self.trace.recorder.begin(run.id, query.app, began, ago=now - began, tenant=query.tenant)
         if query.deadline is not None:
             self._deadlines.add(query.deadline)
-        self.post(Admit(self.now(), run.id, graph, query.deadline, run.ahead))
+        self.post(Admit(self.now(), run.id, graph, query.deadline, run.has_original))
 
-    def begin_part(self, run: QueryRun, part: Part, since: int | None = None) -> None:
-        """The plain object has come to a part that has an e-graph of its own. `since`: the number of its last call
-        before that, where that is not the last one."""
+    def begin_subplan(self, run: QueryRun, subplan: Subplan, since: int | None = None) -> None:
+        """Begin to execute a subplan of a live query.
+
+        `since`: the number of the original's last call before its code began; by default the last call so far.
+        """
         if run.id in self.runs:
-            run.parts[part.name] = part.asks(run.calls_made if since is None else since, self.now())
-            run.has_user_code |= runs_user_code(part.graph)
-            run.store.put(part.stored, part.value)
-            run.growing += growing_prompts(part.graph, part.name, part.stored)
-            place = part.depth, part.gang, part.members, not part.lookahead
-            self.post(PartBegun(self.now(), run.id, part.name, part.graph, part.stored, *place))
+            run.subplans[subplan.name] = subplan.begin(run.calls_made if since is None else since, self.now())
+            run.has_user_code |= runs_user_code(subplan.graph)
+            run.store.put(subplan.input_name, subplan.value)
+            run.growing += growing_prompts(subplan.graph, subplan.name, subplan.input_name)
+            event = SubplanBegun(
+                self.now(),
+                run.id,
+                subplan.name,
+                subplan.graph,
+                subplan.input_name,
+                subplan.depth,
+                subplan.gang,
+                subplan.members,
+                reports_results=not subplan.lookahead,
+            )
+            self.post(event)
 
-    def end_part(self, run: QueryRun, name: str) -> None:
-        """It has the part's value: nobody will ask for what was made for it."""
+    def end_subplan(self, run: QueryRun, name: str) -> None:
+        """End a subplan: the original has its value, so nobody will claim its requests any more."""
         if run.id not in self.runs:
             return
-        self.post(PartEnded(self.now(), run.id, name))
+        self.post(SubplanEnded(self.now(), run.id, name))
         run.store.drop(f"${name}")
-        run.parts.pop(name, None)
-        run.growing = [one for one in run.growing if InstancePath(one.growth.holder).inside(name) is None]
-        settle_part(run, name, self.engines)
+        run.subplans.pop(name, None)
+        run.growing = [prompt for prompt in run.growing if InstancePath(prompt.growth.holder).inside(name) is None]
+        self.engines.end_subplan(run, name)
 
-    def turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str]) -> None:
-        """A part is held at the place that the plain object has come to, and others are over: for what is to be done
-        about it, no call waits."""
-        asyncio.get_running_loop().call_later(FIRST_CALL, self._turn, run, held, over)
+    def schedule_subplans(self, run: QueryRun, deferred: DeferredSubplan | None, finished: Sequence[str]) -> None:
+        """Begin a deferred subplan and end finished ones after a moment, in which the original makes its first call."""
 
-    def _turn(self, run: QueryRun, held: HeldPart | None, over: Sequence[str]) -> None:
-        if held is not None and held.begins(foreseen=True):
-            self.begin_part(run, held.part)
-        for name in over:
-            self.end_part(run, name)
+        def begin_and_end() -> None:
+            if deferred is not None and deferred.begin(is_foreseen=True):
+                self.begin_subplan(run, deferred.subplan)
+            for name in finished:
+                self.end_subplan(run, name)
+
+        asyncio.get_running_loop().call_later(FIRST_CALL_S, begin_and_end)
 
     def query(self, run: QueryRun) -> LiveQuery | None:
-        """What the scheduler knows of it."""
+        """Return the query as the scheduler has it; None once it has ended."""
         return self.scheduler.queries.get(run.id)
 
     # ------------------------------------------------------------ events and instructions
@@ -212,19 +227,19 @@ class GraphDriver:
             self._pumping = False
 
     def _handle(self, event: GraphEvent) -> None:
-        """What one instruction raises is its own query's misfortune: the others are carried out."""
+        """Handle an event, and carry out its instructions. If one of them raises, its query fails, and no other."""
         self._cause = getattr(event, "primitive", "")
         try:
             instructions = self.scheduler.handle(event)
         except Exception as error:
-            self.broken(getattr(event, "query", ""), "", error)
+            self.fail_by_bug(getattr(event, "query", ""), "", error)
             return
         for instruction in instructions:
             try:
                 self._carry_out(instruction)
             except Exception as error:
-                named = getattr(instruction, "primitive", "")
-                self.broken(getattr(instruction, "query", ""), getattr(named, "id", named), error)
+                primitive = getattr(instruction, "primitive", "")
+                self.fail_by_bug(getattr(instruction, "query", ""), getattr(primitive, "id", primitive), error)
 
     def _carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, WakeAt):
@@ -233,12 +248,12 @@ class GraphDriver:
             return
         run = self.runs.get(getattr(instruction, "query", ""))
         if run is not None:
-            named = getattr(instruction, "primitive", "")
-            run.causes[getattr(named, "id", named)] = self._cause
+            primitive = getattr(instruction, "primitive", "")
+            run.causes[getattr(primitive, "id", primitive)] = self._cause
             self._perform[type(instruction)](run, instruction)
 
-    def broken(self, query: str, primitive: str, error: Exception) -> None:
-        """A bug of ours: the primitive fails; without one the query ends, and nobody waits for it in vain."""
+    def fail_by_bug(self, query: str, primitive: str, error: Exception) -> None:
+        """Log a bug of ours and let the primitive fail; without one the query, so that nobody waits for it in vain."""
         log.error("query=%s primitive=%s: a bug of teola-plugin, please report it", query, primitive, exc_info=error)
         run = self.runs.get(query)
         if run is None:
@@ -247,34 +262,35 @@ class GraphDriver:
         if live is not None and not live.status.has_ended:
             self.fail(run, primitive, error)
             return
-        self._drop(run, error, primitive)
+        self._end_failed(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
+        """Let a primitive fail with this error."""
         run.errors.setdefault(name, error)
         log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
         self.trace.done(run, name, "failed")
         self.post(PrimitiveFailed(self.now(), run.id, name))
 
-    def died(self, run: QueryRun, p: Primitive, error: BaseException) -> None:
-        """A function of the client's raised for it."""
-        dead = dead_parts.died(p, run.calls_of(p.id), error)
-        if dead is not None:
-            run.dead.append(dead)
+    def fail_in_client_code(self, run: QueryRun, p: Primitive, error: BaseException) -> None:
+        """Let a primitive fail with the error that a function of the client has raised for it."""
+        failure = failed_prefetch(p, run.calls_of(p.id), error)
+        if failure is not None:
+            run.failed_prefetches.append(failure)
         self.fail(run, p.id, error)
 
-    def made(self, run: QueryRun, name: str) -> None:
-        """A primitive has its value, in the query's store."""
-        if run.has_user_code and not run.ahead:
+    def finish(self, run: QueryRun, name: str) -> None:
+        """Note that a primitive has its value, in the query's store."""
+        if run.has_user_code and not run.has_original:
             live = self._live(run, name)
             run.code_ended += live is not None and live.primitive.kind in IMPURE_KINDS
         self.post(Finished(self.now(), run.id, name))
         if run.growing:
-            self._incremental.made(run, name)
+            self._incremental.note_end(run, name)
 
     def _store(self, run: QueryRun, name: str, value: Any, at: float | None = None) -> None:
         run.store.put(name, value)
         self.trace.done(run, name, at=at)
-        self.made(run, name)
+        self.finish(run, name)
 
     # ------------------------------------------------------------ client primitives
 
@@ -285,58 +301,59 @@ class GraphDriver:
         verifies = p.kind is PrimitiveKind.VERIFY
         try:
             inputs = {key: run.store.read(ref) for key, ref in p.inputs if key == "actual" or not verifies}
-        except (KeyError, IndexError, TypeError) as error:  # a value of another form: the plain object will tell
+        except (KeyError, IndexError, TypeError) as error:  # a value of another form: the original will tell
             self.fail(run, p.id, error)
             return
         calls = run.calls_of(p.id)
+
+        def take_value(value: Any, error: BaseException | None) -> None:
+            if run.id not in self.runs:
+                return
+            try:
+                if error is None:
+                    self._store(run, p.id, value)
+                else:
+                    self.fail_in_client_code(run, p, error)
+            except Exception as bug:
+                self.fail_by_bug(run.id, p.id, bug)
+
         self.code.run(
             run.id,
-            lambda: client_value(run, p, inputs),
-            lambda value, error: self._called(run, p, value, error),
-            short=p.kind is not PrimitiveKind.CHUNKING and not requests.needs_client(p, inputs, calls),
-            apart=has_own_thread(calls.get(p.call)),
+            lambda: inputs["actual"] if verifies else compute_value(run, p, inputs),
+            take_value,
+            is_short=p.kind is not PrimitiveKind.CHUNKING and not primitive_requests.needs_client(p, inputs, calls),
+            has_own_thread=has_own_thread(calls.get(p.call)),
         )
 
-    def _called(self, run: QueryRun, p: Primitive, value: Any, error: BaseException | None) -> None:
-        if run.id not in self.runs:
-            return
-        try:
-            if error is None:
-                self._store(run, p.id, value)
-            else:
-                self.died(run, p, error)
-        except Exception as bug:
-            self.broken(run.id, p.id, bug)
-
     def _await(self, run: QueryRun, order: Await) -> None:
-        """User code: the plain object runs it; a query without one runs it here, once, on a thread."""
-        if run.ahead:
+        """Wait for user code: the original runs it. A query without an original runs it here, once, on a thread."""
+        if run.has_original:
             self.trace.queued(run, order.primitive)
         else:
             self._run_call(run, RunCall(run.id, order.primitive))
 
     def observe(self, run: QueryRun, name: str, value: Any, at: float) -> None:
-        """The plain object has run user code until then, and this came of it."""
+        """Note the value of user code that the original has run until then."""
         if run.id in self.runs and name not in run.store:
             self._store(run, name, value, at)
 
-    # ------------------------------------------------------------ prompts that grow
+    # ------------------------------------------------------------ growing prompts
 
-    def dispatched(self, run: QueryRun, p: Primitive) -> None:
-        """All inputs of a primitive are there."""
+    def note_dispatch(self, run: QueryRun, p: Primitive) -> None:
+        """Note that a primitive is dispatched: all of its inputs are known."""
         if run.growing and p.prefills:
-            self._incremental.dispatched(run, p)
+            self._incremental.note_dispatch(run, p)
 
     def _live(self, run: QueryRun, name: str) -> LivePrimitive | None:
         query = self.query(run)
         return None if query is None else query.get(name)
 
-    def _start_early(self, run: QueryRun, p: Primitive) -> None:
-        """Dispatch what is not in the graph: a prefix that has grown. Its prompt's own primitive is one deeper."""
-        whole = self._live(run, InstancePath(p.id).ungrown)
-        self.engines.dispatch(run, Dispatch(run.id, p, 1 + (whole.depth if whole is not None else 0)))
+    def _start_prefix(self, run: QueryRun, p: Primitive) -> None:
+        """Dispatch a prefix of a growing prompt. It is one deeper than the prompt's primitive."""
+        prefilling = self._live(run, InstancePath(p.id).ungrown)
+        self.engines.dispatch(run, Dispatch(run.id, p, 1 + (prefilling.depth if prefilling is not None else 0)))
 
-    def _stop_early(self, run: QueryRun, name: str) -> None:
+    def _stop_prefix(self, run: QueryRun, name: str) -> None:
         live = run.primitives.get(name)
         if live is None or not live.began:
             self.engines.cancel(run, name)
@@ -350,7 +367,7 @@ class GraphDriver:
             self.fail(run, order.primitive.id, error)
         else:
             self.post(event)
-            if run.streamed_into is not None:  # when it is laid out, what writes its value may be under way already
+            if run.streamed_into is not None:  # the request that writes the streamed value may be under way already
                 asyncio.get_running_loop().call_soon(self.engines.stream_output, run)
 
     def _collect(self, run: QueryRun, order: Collect) -> None:
@@ -361,39 +378,39 @@ class GraphDriver:
     # ------------------------------------------------------------ ends
 
     def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
-        event = DepthChanged(self.now(), run.id, deeper(run, order.depths))
+        event = DepthChanged(self.now(), run.id, changed_depths(run, order.depths))
         for port in self.ports.values():
             port.depths(event)
 
     def close(self) -> None:
-        """The pool is closed: whoever waits for a query, or for its trace, learns of it."""
+        """End all queries, with the error of a closed pool."""
         self.code.close()
         for run in list(self.runs.values()):
-            self._drop(run, pool_closed())
+            self._end_failed(run, pool_closed())
 
-    def _drop(self, run: QueryRun, error: BaseException, primitive: str = "") -> None:
-        """It ends here and now, failed."""
+    def _end_failed(self, run: QueryRun, error: BaseException, primitive: str = "") -> None:
+        """End a query at once, as failed."""
         run.errors.setdefault(primitive, error)
         self.scheduler.queries.pop(run.id, None)
         self._end(run, End(run.id, "failed", None, primitive))
 
     def withdraw_all(self) -> None:
-        """Followers that were sent along may never come: what the graph comes to is sent anew."""
+        """Give up all followers that were sent along, for they may be lost: the graph will send them itself."""
         for run in self.runs.values():
             self.engines.prescheduling.withdraw(run)
 
     def _end(self, run: QueryRun, order: End) -> None:
         del self.runs[run.id]
-        if order.outcome == "closed" and not run.plain_failed:
-            for dead in run.dead:
-                self._once(dead.cause, partial(dead_parts.warn, dead))
+        if order.outcome == "closed" and not run.original_failed:
+            for failure in run.failed_prefetches:
+                self._log_once(failure.cause, partial(log_failed_prefetch, failure))
         if run.query.deadline is not None:
             self._deadlines.drop(run.query.deadline)
         error = outcome_error(run, order)
         if isinstance(error, QueryError):
             error.story = self.trace.recorder.story(run.id)
         try:
-            settle(run, order.outcome, error, self.engines)
+            self.engines.end_query(run, order.outcome, error)
         finally:
             trace = self.trace.finish(run, order.outcome)
             if not run.output.done():
@@ -402,31 +419,26 @@ class GraphDriver:
                 else:
                     run.output.set_exception(error or QueryCancelled("the query was closed.", query_id=run.id))
             self.engines.table.forget(run.id)
-            run.over()
+            run.clear()
             run.trace.set_result(trace)
 
 
 @lru_cache(maxsize=256)
 def runs_user_code(graph: Graph) -> bool:
-    """Whether user code runs in it, or in what its primitives hold."""
+    """Return True if user code runs in a graph, or in the fragments of its primitives."""
     return any(is_impure(p) for p in graph)
 
 
-def computed(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
-    """Of a CALL, CHUNKING or AGGREGATE. Raises what the client's function raises."""
+def compute_value(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
+    """Compute the value of a CALL, CHUNKING or AGGREGATE. Raises what the client's function raises."""
     if p.call == "concat":
         return [item for part in inputs.values() for item in part]
     function = run.calls_of(p.id).get(p.call)
     return inputs if function is None else function(**inputs)
 
 
-def client_value(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
-    """`computed`, and of a VERIFY what it lets through."""
-    return inputs["actual"] if p.kind is PrimitiveKind.VERIFY else computed(run, p, inputs)
-
-
 def expansion(run: QueryRun, order: Expand, now: float) -> Expanded:
-    """The answer to `order`. Raises what reading the value or its items raises."""
+    """Return the event that says how a fragment is instantiated. Raises what reading the value or its items raises."""
     p = order.primitive
     value = run.store.read(order.reads)
     if p.kind in (PrimitiveKind.BRANCH, PrimitiveKind.LOOP):
@@ -436,33 +448,33 @@ def expansion(run: QueryRun, order: Expand, now: float) -> Expanded:
 
 
 def _matches(run: QueryRun, items: list[Any], predicted: tuple[Ref, ...]) -> tuple[int | None, ...]:
-    """Which prediction equals each item; its own place first. A prediction serves one item."""
-    guesses = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
-    types = {type(guess) for guess in guesses.values()}
-    alike: dict[Hashable, dict[int, Any]] = {}
-    for place, guess in guesses.items():
-        alike.setdefault(_kind(guess), {})[place] = guess
+    """Return the number of the prediction that equals each item, its own number first. A prediction serves one item."""
+    predictions = {i: run.store.read(ref) for i, ref in enumerate(predicted) if ref.producer in run.store}
+    types = {type(prediction) for prediction in predictions.values()}
+    groups: dict[Hashable, dict[int, Any]] = {}
+    for number, prediction in predictions.items():
+        groups.setdefault(_group_key(prediction), {})[number] = prediction
     matches: list[int | None] = []
     for index, item in enumerate(items):
-        mine = alike.get(_kind(item), {}) if type(item) in types else {}
-        order = (index, *mine) if index in mine else mine
-        hit = next((i for i in order if type(mine[i]) is type(item) and mine[i] == item), None)
-        matches.append(hit)
-        if hit is not None:
-            del mine[hit]
+        candidates = groups.get(_group_key(item), {}) if type(item) in types else {}
+        order = (index, *candidates) if index in candidates else candidates
+        match = next((i for i in order if type(candidates[i]) is type(item) and candidates[i] == item), None)
+        matches.append(match)
+        if match is not None:
+            del candidates[match]
     return tuple(matches)
 
 
-def _kind(value: Any) -> Hashable:
-    """The same for values of one type that are equal, and rarely for others: there may be thousands of them."""
+def _group_key(value: Any) -> Hashable:
+    """Return a key that is the same for equal values of one type, and rarely for others: there may be thousands."""
     try:
         return type(value), hash(_frozen(value))
-    except Exception:  # not even hashable: compared with all of its type
+    except Exception:  # not even hashable: compared with all others of its type
         return type(value), None
 
 
 def _frozen(value: Any) -> Hashable:
-    """Lists and dictionaries, which is what lists of items hold, by what is in them."""
+    """Return a hashable form of a list or dictionary; another value as it is."""
     if type(value) is dict:
         return frozenset([(key, _frozen(inner)) for key, inner in value.items()])
     return tuple([_frozen(inner) for inner in value]) if type(value) is list else value

@@ -1,10 +1,11 @@
-"""Prefills a prompt as far as it is known while the list that it is made of still grows (see `graph.growth`).
+"""Prefilling of a prompt as far as it is known while the list of which it is made still grows (see `graph.growth`).
 
-What the calls between the list and the prompt make of its first outputs is a guess at how the prompt will begin: right
-where contexts are joined in order, wrong where everything is sorted once more. What stands at its end with one output
-less, too (the original question's own passages), moves on with each output and is no part of the guess. So a plan is
-trusted only after one of its queries has shown that the text grows so, and until one shows that it does not; what the
-queries of one tenant show is never used for another's. A wrong guess costs the engine's time, never an answer.
+The calls between the list and the prompt are made for the first outputs of the list. Their text predicts the beginning
+of the prompt: rightly if contexts are joined in order, wrongly if everything is sorted once more. A text at the end
+that is there with one output less, too (the original question's own passages), moves on with each output and is no part
+of the prediction. So a plan is trusted only after one of its queries has shown that its text grows so, and until one
+shows that it does not. Queries of one tenant teach nothing about another's. A wrong prediction costs the engine's time,
+never an answer.
 """
 
 from __future__ import annotations
@@ -14,176 +15,238 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from teola_plugin.graph import Growth, InstancePath, Primitive, PrimitiveKind, Ref, read_path, runs_on_loop
+from teola_plugin.graph import (
+    INPUT,
+    Graph,
+    Growth,
+    InstancePath,
+    Primitive,
+    PrimitiveKind,
+    Ref,
+    growths,
+    read_path,
+    runs_on_loop,
+)
 from teola_plugin.requests.payloads import UNKNOWN
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.query_run import GrowingPrompt, QueryRun
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.live_query import LivePrimitive, Status
 
-RIGHT = 0.75
-"""Share of a guess that must be right."""
-STEP = 8
-"""A list is looked at again when it has become longer by this part of itself: its whole text is made anew each time."""
+MIN_RIGHT_SHARE = 0.75
+"""Share of a predicted text that must be right for the prediction to count as right."""
+GROWTH_STEP = 8
+"""A prompt's text is made again when the list has grown by one part in this many, since it is made as a whole."""
+MAX_TRUSTED = 256
+"""Prompts, each of one tenant, of which it is remembered whether they grow at their end."""
 
-TRUSTED = 256
-"""Prompts, each of one tenant, of which it is remembered whether they grow."""
+
+@dataclass(slots=True, eq=False)
+class GrowingPrompt:
+    """A prompt of a live query that may grow with a list, and how far it is known."""
+
+    growth: Growth
+    plan_growth: Growth
+    """The same growth as the plan has it: what one query shows of it holds for others."""
+    outputs: list[Ref] = field(default_factory=list)
+    """Outputs of the list, as far as the graph knows them."""
+    ready: int = 0
+    """Number of these outputs, from the first on, whose values were there at the last look."""
+    used: int = 0
+    """Number of outputs of which the latest text is made."""
+    latest_text: str | None = None
+    """The prompt's growing variable, made of the first `used` outputs; None before the first look."""
+    prefix: str = ""
+    """Predicted beginning of that variable."""
+    is_over: bool = False
+    is_computing: bool = False
+    """True while the client's code makes the next text."""
+    warmup: str = ""
+    """Primitive that prefills the latest prefix now; empty if there is none."""
+    warmups: int = 0
+    """Number of prefixes that were prefilled so far."""
+
+
+_growths: WeakKeyDictionary[Graph, tuple[Growth, ...]] = WeakKeyDictionary()
+
+
+def growing_prompts(graph: Graph, subplan: str = "", input_name: str = INPUT) -> list[GrowingPrompt]:
+    """Return the prompts that may grow in a query with this e-graph, or in a subplan with this name and input."""
+    plan_growths = _growths.get(graph)
+    if plan_growths is None:
+        plan_growths = _growths[graph] = growths(graph)
+    if not subplan or not plan_growths:
+        return [GrowingPrompt(growth, growth) for growth in plan_growths]
+    names = {p.id: InstancePath(subplan).child(p.id) for p in graph}
+    return [GrowingPrompt(growth.renamed(names, {INPUT: Ref(input_name)}), growth) for growth in plan_growths]
 
 
 @dataclass(slots=True)
 class IncrementalPrefilling:
-    """Looks at every value that is made, and at every warm-up that ends. One for all queries of a driver."""
+    """The prefilling of the growing prompts of all queries of a driver. It hears of each value."""
 
     holder: Callable[[QueryRun, str], LivePrimitive | None]
-    """The live MAP of that id."""
+    """Returns the live MAP with an id."""
     compute: Callable[[QueryRun, Primitive, dict[str, Any]], Any]
-    """The value of a CALL."""
+    """Computes the value of a CALL."""
     start: Callable[[QueryRun, Primitive], None]
     """Sends a primitive that is not in the graph to its engine."""
     stop: Callable[[QueryRun, str], None]
-    """Takes it back if it has not begun."""
+    """Cancels such a primitive if it has not begun."""
     code: ClientCode
-    """Runs what makes the texts."""
-    _kind: PrimitiveKind = field(default=PrimitiveKind.PARTIAL_PREFILLING)
+    """Runs the functions that make the texts."""
     _trusted: OrderedDict[tuple[str, Growth], bool] = field(default_factory=OrderedDict)
-    """By tenant and prompt of a plan: whether the prompt was last seen to grow at its end."""
+    """(tenant, growth of a plan) -> True if the prompt was last seen to grow at its end."""
 
     def reset(self) -> None:
-        """Forget what was learned of prompts."""
+        """Forget everything that was learned about prompts."""
         self._trusted.clear()
 
-    def _learn(self, run: QueryRun, one: GrowingPrompt, grows: bool) -> None:
-        key = run.query.tenant, one.plan
+    def note_end(self, run: QueryRun, name: str) -> None:
+        """Note that a primitive has its value, or has ended."""
+        for prompt in run.growing:
+            if prompt.is_over:
+                continue
+            if name == prompt.warmup:
+                prompt.warmup = ""
+            elif not InstancePath(name).in_instance_of(prompt.growth.holder):
+                continue
+            self._follow(run, prompt)
+
+    def note_dispatch(self, run: QueryRun, p: Primitive) -> None:
+        """Learn from a prompt that is complete whether its predictions were right."""
+        for prompt in run.growing:
+            if prompt.growth.prefilling.id != p.id or prompt.is_over:
+                continue
+            prompt.is_over = True
+            if prompt.warmup:
+                self.stop(run, prompt.warmup)
+            ref = p.input(prompt.growth.variable)
+            if prompt.prefix and ref is not None and ref.producer in run.store:
+                text = run.store.read(ref)
+                self._learn(run, prompt, grows=isinstance(text, str) and _is_right(prompt.prefix, text))
+
+    def _learn(self, run: QueryRun, prompt: GrowingPrompt, *, grows: bool) -> None:
+        key = run.query.tenant, prompt.plan_growth
         self._trusted[key] = grows
         self._trusted.move_to_end(key)
-        while len(self._trusted) > TRUSTED:
+        while len(self._trusted) > MAX_TRUSTED:
             self._trusted.popitem(last=False)
 
-    def made(self, run: QueryRun, name: str) -> None:
-        """A primitive has its value, or has ended."""
-        for one in run.growing:
-            if not one.over and (name == one.warmup or InstancePath(name).in_instance_of(one.growth.holder)):
-                one.warmup = "" if name == one.warmup else one.warmup
-                self._look(run, one)
-
-    def dispatched(self, run: QueryRun, p: Primitive) -> None:
-        """The whole prompt is there: it tells whether the guesses were right."""
-        for one in run.growing:
-            if one.growth.prefilling.id != p.id or one.over:
-                continue
-            one.over = True
-            if one.warmup:
-                self.stop(run, one.warmup)
-            ref = p.input(one.growth.variable)
-            if one.text and ref is not None and ref.producer in run.store:
-                whole = run.store.read(ref)
-                self._learn(run, one, isinstance(whole, str) and _begins(whole, one.text))
-
-    def _look(self, run: QueryRun, one: GrowingPrompt) -> None:
-        live = self.holder(run, one.growth.holder)
-        if live is None or live.status.has_ended or one.looking or one.over:
+    def _follow(self, run: QueryRun, prompt: GrowingPrompt) -> None:
+        """Make the prompt's text again if the list has grown enough since the last time."""
+        holder = self.holder(run, prompt.growth.holder)
+        if holder is None or holder.status.has_ended or prompt.is_computing or prompt.is_over:
             return
-        outputs = live.outputs or live.early_outputs
-        ready = _ready(run, one, outputs)
-        complete = live.status is Status.EXPANDING and ready == len(outputs)
-        if ready < one.seen + max(1, one.seen // STEP) or complete or one.warmup:
+        outputs = holder.outputs or holder.early_outputs
+        if outputs is not prompt.outputs:
+            prompt.outputs, prompt.ready = outputs, 0
+        while prompt.ready < len(outputs) and outputs[prompt.ready].producer in run.store:
+            prompt.ready += 1
+        ready = prompt.ready
+        is_complete = holder.status is Status.EXPANDING and ready == len(outputs)
+        if ready < prompt.used + max(1, prompt.used // GROWTH_STEP) or is_complete or prompt.warmup:
             return
-        one.looking = True
-        known = {ref.producer: run.store.read(Ref(ref.producer)) for ref in _reads(one) if ref.producer in run.store}
-        whole = [run.store.read(ref) for ref in outputs[:ready]]
-        first = one.whole is None
+        prompt.is_computing = True
+        growth = prompt.growth
+        refs = [ref for call in (*growth.calls, growth.prefilling) for _, ref in call.inputs]
+        other_values = {
+            ref.producer: run.store.read(Ref(ref.producer))
+            for ref in refs
+            if ref.producer != growth.holder and ref.producer in run.store
+        }
+        list_values = [run.store.read(ref) for ref in outputs[:ready]]
+        needs_empty_text = prompt.latest_text is None
 
-        def texts() -> tuple[dict[str, Any], dict[str, Any]]:
-            return self._computed(run, one, known, []) if first else {}, self._computed(run, one, known, whole)
+        def compute_variables() -> tuple[dict[str, Any], dict[str, Any]]:
+            without_outputs = self._variables(run, prompt, other_values, []) if needs_empty_text else {}
+            return without_outputs, self._variables(run, prompt, other_values, list_values)
 
+        functions = (run.calls_of(call.id).get(call.call) for call in growth.calls)
+        inputs = [list_values, other_values]
         self.code.run(
             run.id,
-            texts,
-            lambda made, error: self._looked(run, one, ready, made),
-            short=self._short(run, one, known, whole),
+            compute_variables,
+            lambda variables, error: self._take_variables(run, prompt, ready, variables),
+            is_short=all(function is None or runs_on_loop(function, inputs) for function in functions),
         )
 
-    def _short(self, run: QueryRun, one: GrowingPrompt, known: dict[str, Any], outputs: list[Any]) -> bool:
-        calls = (run.calls_of(call.id).get(call.call) for call in one.growth.calls)
-        given = [outputs, known]
-        return all(call is None or runs_on_loop(call, given) for call in calls)
-
-    def _looked(
-        self, run: QueryRun, one: GrowingPrompt, ready: int, made: tuple[dict[str, Any], dict[str, Any]] | None
+    def _take_variables(
+        self,
+        run: QueryRun,
+        prompt: GrowingPrompt,
+        used: int,
+        variables: tuple[dict[str, Any], dict[str, Any]] | None,
     ) -> None:
-        """What the prompt would be with the outputs that were there."""
-        one.looking = False
-        if one.over or made is None:
+        """Take the prompt's variables for no outputs and for the first `used` ones, and prefill a longer prefix."""
+        prompt.is_computing = False
+        if prompt.is_over or variables is None:
             return
-        variable = one.growth.variable
-        if one.whole is None:
-            nothing = made[0].get(variable)
-            one.whole = nothing if isinstance(nothing, str) else ""
-        whole = made[1].get(variable)
-        if not isinstance(whole, str):
-            one.over = True
+        without_outputs, with_outputs = variables
+        name = prompt.growth.variable
+        if prompt.latest_text is None:
+            empty_text = without_outputs.get(name)
+            prompt.latest_text = empty_text if isinstance(empty_text, str) else ""
+        text = with_outputs.get(name)
+        if not isinstance(text, str):
+            prompt.is_over = True
             return
-        if whole == one.whole:  # the latest outputs are of no use: a document that was refused
-            one.seen = ready
-            self._look(run, one)
+        if text == prompt.latest_text:  # the latest outputs are not used: a document that was refused
+            prompt.used = used
+            self._follow(run, prompt)
             return
-        text = whole[: len(whole) - alike(one.whole[::-1], whole[::-1])]
-        if not _begins(text, one.text):
-            one.over = True
-            self._learn(run, one, False)
+        prefix = text[: len(text) - common_prefix_length(prompt.latest_text[::-1], text[::-1])]
+        if not _is_right(prompt.prefix, prefix):
+            prompt.is_over = True
+            self._learn(run, prompt, grows=False)
             return
-        grown = len(text) > len(one.text)
-        one.seen, one.whole, one.text = ready, whole, text
-        if grown and self._trusted.get((run.query.tenant, one.plan)):
-            self._warm(run, one, {**made[1], variable: text + UNKNOWN})
-        self._look(run, one)
+        is_longer = len(prefix) > len(prompt.prefix)
+        prompt.used, prompt.latest_text, prompt.prefix = used, text, prefix
+        if is_longer and self._trusted.get((run.query.tenant, prompt.plan_growth)):
+            self._warm_up(run, prompt, {**with_outputs, name: prefix + UNKNOWN})
+        self._follow(run, prompt)
 
-    def _computed(self, run: QueryRun, one: GrowingPrompt, known: dict[str, Any], outputs: list[Any]) -> dict[str, Any]:
-        """The variables of the prompt up to the one that grows, as of now; none of them where that cannot be said."""
-        values = {**known, one.growth.holder: outputs}
+    def _variables(
+        self, run: QueryRun, prompt: GrowingPrompt, other_values: dict[str, Any], list_values: list[Any]
+    ) -> dict[str, Any]:
+        """Return the prompt's variables up to the growing one, for these outputs; {} if they cannot be computed."""
+        growth = prompt.growth
+        values = {**other_values, growth.holder: list_values}
         try:
-            for call in one.growth.calls:
+            for call in growth.calls:
                 if call.id not in values:
-                    given = {key: read_path(values[ref.producer], ref.path) for key, ref in call.inputs}
-                    values[call.id] = self.compute(run, call, given)
-            wanted = {part.variable for part in one.growth.prefilling.prompt[: one.growth.end]}
-            inputs = [(key, ref) for key, ref in one.growth.prefilling.inputs if key in wanted]
-            return {key: read_path(values[ref.producer], ref.path) for key, ref in inputs}
+                    inputs = {key: read_path(values[ref.producer], ref.path) for key, ref in call.inputs}
+                    values[call.id] = self.compute(run, call, inputs)
+            names = {part.variable for part in growth.prefilling.prompt[: growth.end]}
+            refs = [(key, ref) for key, ref in growth.prefilling.inputs if key in names]
+            return {key: read_path(values[ref.producer], ref.path) for key, ref in refs}
         except Exception:  # a value that is not there yet, or the user's function on less than it will get
             return {}
 
-    def _warm(self, run: QueryRun, one: GrowingPrompt, made: dict[str, Any]) -> None:
-        p = one.growth.prefilling
-        one.warmups += 1
-        one.warmup = InstancePath(p.id).grown(one.warmups - 1)
-        for key, value in made.items():
-            run.store.put(f"{one.warmup}.{key}", value)
-        inputs = tuple((key, Ref(f"{one.warmup}.{key}")) for key in made)
-        prompt = p.prompt[: one.growth.end]
-        self.start(run, p.with_(id=one.warmup, kind=self._kind, inputs=inputs, after=(), effects=(), prompt=prompt))
+    def _warm_up(self, run: QueryRun, prompt: GrowingPrompt, variables: dict[str, Any]) -> None:
+        p = prompt.growth.prefilling
+        prompt.warmups += 1
+        name = prompt.warmup = InstancePath(p.id).grown(prompt.warmups - 1)
+        for key, value in variables.items():
+            run.store.put(f"{name}.{key}", value)
+        warmup = p.with_(
+            id=name,
+            kind=PrimitiveKind.PARTIAL_PREFILLING,
+            inputs=tuple((key, Ref(f"{name}.{key}")) for key in variables),
+            after=(),
+            effects=(),
+            prompt=p.prompt[: prompt.growth.end],
+        )
+        self.start(run, warmup)
 
 
-def _ready(run: QueryRun, one: GrowingPrompt, outputs: list[Ref]) -> int:
-    """How many outputs are there, in their order."""
-    if outputs is not one.outputs:
-        one.outputs, one.ready = outputs, 0
-    while one.ready < len(outputs) and outputs[one.ready].producer in run.store:
-        one.ready += 1
-    return one.ready
+def _is_right(prediction: str, text: str) -> bool:
+    """Return True if a text begins with most of a prediction, so that its prefilling was worth it."""
+    return common_prefix_length(text, prediction) >= MIN_RIGHT_SHARE * len(prediction)
 
 
-def _reads(one: GrowingPrompt) -> list[Ref]:
-    """What the text is made of, beside the list."""
-    inputs = [ref for call in (*one.growth.calls, one.growth.prefilling) for _, ref in call.inputs]
-    return [ref for ref in inputs if ref.producer != one.growth.holder]
-
-
-def _begins(whole: str, guess: str) -> bool:
-    """Whether the guess was right for most of its length: what is left of it was worth its prefilling."""
-    return alike(whole, guess) >= RIGHT * len(guess)
-
-
-def alike(one: str, other: str) -> int:
-    """How many characters the two have in common at their beginnings."""
-    most = min(len(one), len(other))
-    return bisect_left(range(most), True, key=lambda n: one[: n + 1] != other[: n + 1])
+def common_prefix_length(one: str, other: str) -> int:
+    """Return the number of characters that two texts have in common at their beginnings."""
+    shorter = min(len(one), len(other))
+    return bisect_left(range(shorter), True, key=lambda n: one[: n + 1] != other[: n + 1])

@@ -1,8 +1,8 @@
-"""Pre-scheduling: what follows a primitive and needs no code of the client is sent along with it.
+"""Pre-scheduling: followers of a primitive that need no code of the client are sent along with it.
 
-Its engine begins when the value before it is there; the graph scheduler dispatches it later, as ever, and the requests
-that run by then are adopted. Values that only engines read may stay where they are made. Only `ForwardingPort`s take
-part: in one process there is no way to be saved.
+A follower's engine begins when the value before it is there. The graph scheduler dispatches it later, as ever, and the
+requests that run by then are adopted. Values that only engines read may stay where they are made. Only
+`ForwardingPort`s take part, since it saves messages between processes.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 _K = PrimitiveKind
 FOLLOWING = frozenset({_K.EMBEDDING, _K.INGESTION, _K.SEARCHING, _K.RERANKING})
 """Kinds whose payloads are made of values alone."""
-LONGEST = 32
+MAX_CHAIN = 32
 """Primitives of one chain that are sent together."""
 _numbers = itertools.count(1)
 
 
 class PreScheduling:
-    """Chooses what follows. `enqueue_event` makes the event with which a primitive is queued."""
+    """The choice of followers. `enqueue_event` makes the event with which a primitive is queued."""
 
     def __init__(
         self, ports: Callable[[], Mapping[str, Port]], enqueue_event: Callable[[QueryRun, Primitive, int], Enqueue]
     ) -> None:
         self._ports, self._enqueue_event = ports, enqueue_event
 
-    def withdraw(self, run: QueryRun, part: str = "") -> None:
-        """Followers that the graph, or a part of it, has not come to are not wanted any more."""
-        ahead = [p for p in run.sent_ahead if not part or InstancePath(p).inside(part) is not None]
-        names = [run.sent_ahead.pop(p) for p in ahead]
+    def withdraw(self, run: QueryRun, subplan: str = "") -> None:
+        """Give up the followers that the query, or a subplan of it, has not dispatched."""
+        primitives = [p for p in run.sent_followers if not subplan or InstancePath(p).inside(subplan) is not None]
+        names = [run.sent_followers.pop(p) for p in primitives]
         for port in self._ports().values() if names else ():
             if isinstance(port, ForwardingPort):
                 for name in names:
                     port.disown(name)
 
-    def unneeded(self, run: QueryRun, p: Primitive, requests: int) -> None:
-        """The graph has come to it, and all that it asks for was asked for by others."""
-        name, port = run.sent_ahead.pop(p.id, None), self._ports()[p.engine]
+    def drop_follower(self, run: QueryRun, p: Primitive, requests: int) -> None:
+        """Give up the follower for a primitive that is dispatched now, since others have made all of its requests."""
+        name, port = run.sent_followers.pop(p.id, None), self._ports()[p.engine]
         if name is not None and isinstance(port, ForwardingPort):
             port.disown(name, requests)
 
-    def leave(self, query: LiveQuery, p: Primitive, entries: Iterable[EngineRequest]) -> None:
-        """Mark the requests of a primitive whose value nobody but engines reads."""
-        if self._stays(query, p):
+    def keep_remote(self, query: LiveQuery, p: Primitive, entries: Iterable[EngineRequest]) -> None:
+        """Mark the requests of a primitive if only engines read its value."""
+        if self._is_kept_remote(query, p):
             for entry in entries:
                 entry.request = replace(entry.request, keep_remote=True)
 
-    def _stays(self, query: LiveQuery, p: Primitive) -> bool:
-        """Vectors that are ingested: an ingestion is told from others without them, so nothing here looks at them."""
+    def _is_kept_remote(self, query: LiveQuery, p: Primitive) -> bool:
+        """Return True for vectors that are only ingested: nothing here looks at them, not even a request key."""
         if not p.batchable or query.output.producer == p.id or not self._forwards(p):
             return False
         reads = [(r.primitive, key, ref) for r in query.readers(p.id) for key, ref in _reads(r.primitive, p)]
@@ -68,43 +68,46 @@ class PreScheduling:
     def _forwards(self, p: Primitive) -> bool:
         return isinstance(self._ports().get(p.engine), ForwardingPort)
 
-    def followers(self, run: QueryRun, query: LiveQuery, before: Primitive, room: int = LONGEST) -> tuple[Follow, ...]:
-        """What waits for `before` alone; each with what waits for it alone."""
-        if before.prefills or before.decodes or room < 1:
+    def followers(
+        self, run: QueryRun, query: LiveQuery, before: Primitive, max_length: int = MAX_CHAIN
+    ) -> tuple[Follow, ...]:
+        """Return the followers of `before`: primitives that wait for it alone, each with its own followers."""
+        if before.prefills or before.decodes or max_length < 1:
             return ()
-        fitting = (live for live in query.children(before.id) if self._fits(run, live, before))
-        made = (self._follow(run, query, live, before, room) for live in fitting)
-        return tuple(follow for follow in made if follow is not None)
+        fitting = (live for live in query.children(before.id) if self._can_follow(run, live, before))
+        followers = (self._follow(run, query, live, before, max_length) for live in fitting)
+        return tuple(follow for follow in followers if follow is not None)
 
     @staticmethod
-    def _fits(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
+    def _can_follow(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
         p = live.primitive
         if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.tentative:
             return False
-        if p.kind is _K.INGESTION and run.ahead:  # rows wait for the plain object
+        if p.kind is _K.INGESTION and run.has_original:  # only the original starts writes
             return False
-        if live.status is not Status.WAITING or live.waits != {before.id} or live.id in run.sent_ahead:
+        if live.status is not Status.WAITING or live.waits != {before.id} or live.id in run.sent_followers:
             return False
         return all(ref.producer == before.id or ref.producer in run.store for _, ref in p.inputs)
 
     def _follow(
-        self, run: QueryRun, query: LiveQuery, live: LivePrimitive, before: Primitive, room: int
+        self, run: QueryRun, query: LiveQuery, live: LivePrimitive, before: Primitive, max_length: int
     ) -> Follow | None:
         p = live.primitive
         port = self._ports().get(p.engine)
         if not isinstance(port, ForwardingPort):
             return None
         name = f"{run.id}-ahead{next(_numbers)}"
-        run.sent_ahead[p.id] = name
-        known = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
+        run.sent_followers[p.id] = name
+        inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer != before.id}
         pending = tuple((key, ref.path) for key, ref in p.inputs if ref.producer == before.id)
         event = self._enqueue_event(run, p, live.depth)
         port.expect(name, event)
-        then = self.followers(run, query, p, room - 1)
-        return Follow(p, name, known, pending, event, run.query.tenant, then, self._stays(query, p))
+        followers = self.followers(run, query, p, max_length - 1)
+        is_kept_remote = self._is_kept_remote(query, p)
+        return Follow(p, name, inputs, pending, event, run.query.tenant, followers, is_kept_remote)
 
 
 def _reads(reader: Primitive, p: Primitive) -> list[tuple[str, Ref]]:
-    """What `reader` reads of the value of `p`, by input name; the name is empty for what it reads early."""
-    found = [*reader.inputs, *(("", ref) for ref in reader.early)]
-    return [(key, ref) for key, ref in found if ref.producer == p.id]
+    """Return the references of `reader` to the value of `p`, by input name; the name of an early one is empty."""
+    refs = [*reader.inputs, *(("", ref) for ref in reader.early)]
+    return [(key, ref) for key, ref in refs if ref.producer == p.id]

@@ -1,4 +1,4 @@
-"""The trace of a query's primitives: when they were queued, what they took, whether it was of use."""
+"""The trace of a query's primitives: when they were queued and ran, what they took, whether their values were used."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from teola_plugin.graph import Graph, Primitive
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GENERATION, QueryTrace
-from teola_plugin.observe.waits import OpenWait, OwnCall, Wait
+from teola_plugin.observe.waits import OpenWait, TracedCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.runtime.warmups import note_use, warmed
 
-SHOWN_REQUESTS = 8
-"""Requests of a primitive whose contents a trace shows, where prompts and documents were asked for."""
+MAX_SHOWN_REQUESTS = 8
+"""Requests of a primitive whose contents a trace shows, if the user wants prompts and documents in it."""
 
 
 class RunTrace:
-    """Writes down, with the time, what happens to the primitives of live queries."""
+    """The writer of the traces of live queries: it adds the time, and passes events to the recorder."""
 
     def __init__(self, recorder: TraceRecorder, now: Callable[[], float]) -> None:
         self.recorder, self._now = recorder, now
@@ -29,7 +29,7 @@ class RunTrace:
         self, run: QueryRun, p: Primitive, depth: int = 0, payloads: Sequence[Any] | None = None, step: int = 0
     ) -> None:
         """Note that a primitive waits, with a request per payload; without payloads it counts as one."""
-        details = payloads[:SHOWN_REQUESTS] if self.recorder.details and payloads is not None else ()
+        details = payloads[:MAX_SHOWN_REQUESTS] if self.recorder.details and payloads is not None else ()
         self.recorder.queued(
             run.id,
             p.id,
@@ -49,7 +49,7 @@ class RunTrace:
     def requested(self, run: QueryRun, live: LivePrimitiveRun, payloads: Sequence[Any]) -> None:
         """Note that a primitive has its requests.
 
-        If another part, or the original, has made all of them before, it is shown as the primitive that made them.
+        If another subplan, or the original, has made all of them before, it is shown as the primitive that made them.
         """
         p, graph = live.primitive, run.graph_of(live.primitive.id)
         makers = [
@@ -71,7 +71,7 @@ class RunTrace:
         )
 
     def at_step(self, run: QueryRun, entry: EngineRequest, step: int) -> None:
-        """Note the step of the original that has claimed a request: it is the one that its primitives are for."""
+        """Note the step of the original that has claimed a request: the primitives of the request belong to it."""
         for name in {entry.primitive, *run.waiters.get(entry.request.id, ())}:
             self.recorder.at_step(run.id, name, step)
             live = run.primitives.get(name)
@@ -107,7 +107,7 @@ class RunTrace:
         self.queued(run, p, live.depth, step=live.step)
         self.started(run, p.id)
 
-    def ended(
+    def requests_ended(
         self, run: QueryRun, name: str, values: Sequence[Any], *, decoding: bool = False, failed: bool = False
     ) -> None:
         """Note that requests have ended. A generation's prompt belongs to the prefilling, its text to the decoding."""
@@ -132,20 +132,20 @@ class RunTrace:
             self.recorder.verified(run.id, name, drafted, accepted)
 
     def generated(self, run: QueryRun, live: LivePrimitiveRun, values: Sequence[Any]) -> None:
-        """Note that generations have ended. If nobody has heard when their texts began, each is one span."""
-        if live.group is not None and all(map(_began_unheard, live.entries, values)):
+        """Note that generations have ended. If it is not known when their texts began, each is one span."""
+        if live.group is not None and all(map(_has_unknown_begin, live.entries, values)):
             names = [member.id for member in live.group.members]
             component = live.primitive.id.removesuffix(".prefilling")
             self.recorder.merge(run.id, live.primitive.id, names, kind=GENERATION, name=component)
 
     def called_ended(self, run: QueryRun, entry: EngineRequest, value: Any, *, failed: bool) -> None:
         """Note the end of a request that no primitive of the graph waits for: a call of the original."""
-        self.ended(run, entry.primitive, [value], failed=failed)
+        self.requests_ended(run, entry.primitive, [value], failed=failed)
         self.recorder.goes_on(run.id, entry.primitive, self._now())
         if isinstance(value, Generation):
             self.recorder.wrote(run.id, entry.primitive, value.completion_tokens)
             self._verified(run, entry.primitive, [value])
-            if _began_unheard(entry, value):
+            if _has_unknown_begin(entry, value):
                 self.recorder.merge(run.id, entry.primitive, (), kind=GENERATION)
 
     def request_ended(self, run: QueryRun, entry: EngineRequest, value: Any, tells: bool | None) -> None:
@@ -168,68 +168,74 @@ class RunTrace:
 
     def finish(self, run: QueryRun, outcome: str) -> QueryTrace | None:
         """End the trace of a query and return it."""
-        for one in run.warmups:
-            self.recorder.settle(run.id, one.primitive, "done" if one.used else "wasted")
-        own = {id(call): self._own(run, call, number, outcome) for number, call in enumerate(run.waits.own, start=1)}
-        now = self._now() if run.ended is None else run.ended
-        waits = tuple(_told(wait, own, now) for wait in run.waits.told())
-        for wait, told in zip(run.waits.told(), waits, strict=False):
-            if wait.within is not None and told.within:
-                self._served(run, told, used=wait.within.used)
-        return self.recorder.finish(run.id, now, outcome=outcome, steps=run.steps, waits=waits if run.ahead else None)
+        for warmup in run.warmups:
+            self.recorder.settle(run.id, warmup.primitive, "done" if warmup.used else "wasted")
+        provider_spans = {
+            id(call): self._provider_span(run, call, number, outcome)
+            for number, call in enumerate(run.waits.provider_calls, start=1)
+        }
+        now = self._now() if run.ended_at is None else run.ended_at
+        open_waits = run.waits.waits()
+        waits = tuple(_closed_wait(wait, provider_spans, now) for wait in open_waits)
+        for open_wait, wait in zip(open_waits, waits, strict=False):
+            if open_wait.within is None or not wait.within:
+                continue
+            # An engine has served the call: the user's own object is the code around it.
+            self.recorder.merge(run.id, wait.within, (), kind="CALL", engine="")
+            for name in wait.spans if not open_wait.within.used else ():
+                self.recorder.settle(run.id, name, "wasted")
+        return self.recorder.finish(
+            run.id, now, outcome=outcome, steps=run.steps, waits=waits if run.has_original else None
+        )
 
-    def _served(self, run: QueryRun, wait: Wait, *, used: bool) -> None:
-        """Show the user's own object as the code around the engine that has served its call."""
-        self.recorder.merge(run.id, wait.within, (), kind="CALL", engine="")
-        for name in wait.spans if not used else ():
-            self.recorder.settle(run.id, name, "wasted")
-
-    def _own(self, run: QueryRun, call: OwnCall, number: int, outcome: str) -> str:
+    def _provider_span(self, run: QueryRun, call: TracedCall, number: int, outcome: str) -> str:
         """Return the name of the span of a provider call: that of the plan, if the plan has requested it."""
-        names = [name for request in call.requests if (name := run.requests.get(request))] or _asked_for(run, call)
+        names = [name for request in call.requests if (name := run.requests.get(request))]
+        names = names or _primitives_behind(run, call)
         if not names:
             if call.began is None or not call.used:
                 return ""
             names = [f"{call.name}.call#{number}"]
             self.recorder.queued(run.id, names[0], call.began, kind=call.kind, engine=call.engine)
-            self.recorder.done(run.id, names[0], self._now() if call.ended is None else call.ended)
-        whole = names[0].removesuffix(".prefilling")  # the query may have ended before the pool heard that it has
-        self.recorder.merge(run.id, names[0], names[1:], kind=call.kind, name=whole if whole != names[0] else "")
-        self.recorder.lasted(run.id, names[0], call.began, call.ended)
+            self.recorder.done(run.id, names[0], self._now() if call.ended_at is None else call.ended_at)
+        component = names[0].removesuffix(".prefilling")  # in case the query ended before its decoding was recorded
+        name = component if component != names[0] else ""
+        self.recorder.merge(run.id, names[0], names[1:], kind=call.kind, name=name)
+        self.recorder.lasted(run.id, names[0], call.began, call.ended_at)
         if call.used:
             self.recorder.settle(run.id, names[0], "done")
-        elif outcome == "closed" and call.ended is not None and run.ended is not None and call.ended <= run.ended:
+        elif (
+            outcome == "closed"
+            and call.ended_at is not None
+            and run.ended_at is not None
+            and call.ended_at <= run.ended_at
+        ):
             self.recorder.settle(run.id, names[0], "wasted")
         return names[0]
 
     def settled(self, run: QueryRun, entry: EngineRequest) -> None:
-        """Note what came of a request that nobody claimed: other primitives, or the original, may have used it."""
-        self.recorder.settle(run.id, entry.primitive, _fate(run, entry))
+        """Note an unclaimed request as wasted, unless the original has claimed another one of its primitive."""
+        live = run.primitives.get(entry.primitive)
+        is_used = live is not None and any(other.claims.open_by_original for other in live.entries)
+        self.recorder.settle(run.id, entry.primitive, "done" if is_used else "wasted")
 
     def used(self, run: QueryRun, name: str) -> None:
-        """Note that others use what was made for a part that is over."""
+        """Note that others use a value that was made for a subplan that is over."""
         self.recorder.settle(run.id, name, "done")
 
 
-def _fate(run: QueryRun, entry: EngineRequest) -> str:
-    live = run.primitives.get(entry.primitive)
-    if live is None:
-        return "wasted"
-    return "done" if any(w.claims.open_by_original for w in live.entries) else "wasted"
-
-
-def _asked_for(run: QueryRun, call: OwnCall) -> list[str]:
-    """Return the primitives that were to request a call of the original, and had not come to it by the end."""
-    if call.asked_by is None or not call.used:
+def _primitives_behind(run: QueryRun, call: TracedCall) -> list[str]:
+    """Return the primitive that would have requested this call, and had not come to it by the end; [] if none."""
+    if call.is_requested_by is None or not call.used:
         return []
     entries = (entry for live in run.primitives.values() for entry in live.entries if entry.engine == call.engine)
-    asking = [entry for entry in entries if call.asked_by(entry.request.payload)]
-    known = {request for own in run.waits.own for request in own.requests} if asking else set()
-    return [entry.primitive for entry in asking if entry.request.id not in known][:1]
+    requesting = [entry for entry in entries if call.is_requested_by(entry.request.payload)]
+    traced = {request for other in run.waits.provider_calls for request in other.requests} if requesting else set()
+    return [entry.primitive for entry in requesting if entry.request.id not in traced][:1]
 
 
-def _began_unheard(entry: EngineRequest, value: Any) -> bool:
-    """Return True if a text of several tokens came in one piece, or in none."""
+def _has_unknown_begin(entry: EngineRequest, value: Any) -> bool:
+    """Return True if a text of several tokens came in one piece, or in none, so that nobody knows when it began."""
     if not entry.stream.piece_count or not isinstance(value, Generation):
         return not entry.stream.piece_count
     stream = entry.stream
@@ -237,7 +243,8 @@ def _began_unheard(entry: EngineRequest, value: Any) -> bool:
     return stream.piece_count == 1 and value.completion_tokens > 1 and is_whole
 
 
-def _told(wait: OpenWait, own: Mapping[int, str], now: float) -> Wait:
-    spans = wait.spans if wait.own is None else (own.get(id(wait.own), ""),)
-    within = "" if wait.within is None else own.get(id(wait.within), "")
-    return Wait(wait.asked, now if wait.answered is None else min(now, wait.answered), spans, wait.step, within)
+def _closed_wait(wait: OpenWait, provider_spans: Mapping[int, str], now: float) -> Wait:
+    """Return a wait as it was at the end of its query. `provider_spans`: by identity of the call."""
+    spans = wait.spans if wait.provider_call is None else (provider_spans.get(id(wait.provider_call), ""),)
+    within = "" if wait.within is None else provider_spans.get(id(wait.within), "")
+    return Wait(wait.began, now if wait.answered is None else min(now, wait.answered), spans, wait.step, within)

@@ -1,7 +1,7 @@
-"""What queries request of engines, and what engines report: dispatched primitives, their requests, their outcomes.
+"""The driver of requests to engines, from the dispatch of a primitive to the outcome of its requests.
 
-Lives on the pool's loop. The graph scheduler decides which primitive is ready, the engine scheduler which request runs
-next. Here they meet.
+The graph scheduler decides which primitive is ready, the engine scheduler which request runs next. Here they meet.
+Lives on the pool's loop.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.graph import LLM_KINDS, LeftToOriginal, Primitive, PrimitiveKind, Terms
+from teola_plugin.graph import LLM_KINDS, InstancePath, LeftToOriginal, Primitive, PrimitiveKind, Terms
 from teola_plugin.requests.payloads import AnswerForm, Generate, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime import primitive_requests
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
-from teola_plugin.runtime.driver.enqueue_events import Remaining, enqueue_event, gang_changed
+from teola_plugin.runtime.driver.enqueue_events import RemainingTimes, enqueue_event, gang_changed
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
 from teola_plugin.runtime.driver.prescheduling import PreScheduling
-from teola_plugin.runtime.driver.primitive_news import Driver, PrimitiveNews
+from teola_plugin.runtime.driver.primitive_reporter import Driver, PrimitiveReporter
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, placed, request_id
 from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, RequestKey, fingerprint, request_key, rule_of
 from teola_plugin.runtime.engine_requests.table import RequestTable, Writes
@@ -37,16 +37,16 @@ _K = PrimitiveKind
 
 
 class RequestDriver:
-    """Makes and ends the requests to engines of all live queries of one runtime."""
+    """The driver of the requests of all live queries of one runtime: it makes, sends and ends them."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.table = RequestTable()
         self.writes = Writes()
         self.prescheduling = PreScheduling(lambda: driver.ports, self._enqueue_event)
-        self._news = PrimitiveNews(driver)
+        self._reporter = PrimitiveReporter(driver)
         self._fingerprints: dict[str, EngineFingerprint] = {}
-        self.remaining = Remaining(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
+        self.remaining = RemainingTimes(lambda: {name: port.engine.profile for name, port in driver.ports.items()})
 
     # ------------------------------------------------------------ dispatched primitives
 
@@ -54,7 +54,7 @@ class RequestDriver:
         """Make the payloads of a primitive, off the loop if user code makes them, and then its requests."""
         p = order.primitive
         if p.attributes.form and p.prefills and self._forms_matter(p) and not _is_certain(p, run.form_of(p.id)):
-            self._leave_to_original(run, p)  # known before the request is written, which takes its time
+            self._leave_to_original(run, p)  # before the request is written, which takes time
             return
         try:
             inputs = {key: run.store.read(ref) for key, ref in p.inputs if ref.producer in run.store}
@@ -62,8 +62,10 @@ class RequestDriver:
             self._driver.fail(run, p.id, error)
             return
         run.preparing.add(p.id)
-        delay_s = run.first_call_by(p.id) - self._driver.now() if p.kind is _K.PARTIAL_PREFILLING and run.parts else 0.0
-        if delay_s > 0:  # a prompt that somebody waits for goes first
+        delay_s = 0.0
+        if p.kind is _K.PARTIAL_PREFILLING and run.subplans:
+            delay_s = run.first_call_by(p.id) - self._driver.now()
+        if delay_s > 0:  # prompts that somebody waits for go first
             asyncio.get_running_loop().call_later(delay_s, self._make_payloads, run, order, inputs)
         else:
             self._make_payloads(run, order, inputs)
@@ -77,7 +79,7 @@ class RequestDriver:
             run.id,
             lambda: primitive_requests.payloads(p, inputs, calls),
             lambda payloads, error: self._take_payloads(run, order, payloads, error, drafts),
-            short=not primitive_requests.needs_client(p, inputs, calls),
+            is_short=not primitive_requests.needs_client(p, inputs, calls),
         )
 
     def _take_payloads(
@@ -93,7 +95,7 @@ class RequestDriver:
             return
         run.preparing.discard(p.id)
         if payloads is None:  # a prefetch on values of an unexpected kind: the original will tell
-            self._driver.died(run, p, error or TypeError("no payloads"))
+            self._driver.fail_in_client_code(run, p, error or TypeError("no payloads"))
             return
         if not _can_be_prefetched(p, payloads, run.form_of(p.id)):
             self._leave_to_original(run, p)
@@ -101,11 +103,11 @@ class RequestDriver:
         try:
             self._make_requests(run, order, payloads, drafts)
         except Exception as bug:
-            self._driver.broken(run.id, p.id, bug)
+            self._driver.fail_by_bug(run.id, p.id, bug)
 
     def _make_requests(self, run: QueryRun, order: Dispatch, payloads: list[Any], drafts: tuple[str, ...]) -> None:
         p = order.primitive
-        self._driver.dispatched(run, p)
+        self._driver.note_dispatch(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
         if p.prefills:
             live.group = GenerationGroup(p, order.group)
@@ -116,7 +118,7 @@ class RequestDriver:
         if new:
             self._send(run, live, new)
         else:
-            self.prescheduling.unneeded(run, p, len(live.entries))
+            self.prescheduling.drop_follower(run, p, len(live.entries))
 
     def _forms_matter(self, p: Primitive) -> bool:
         """Return True if the primitive's engine takes an answer in one form for none in the other."""
@@ -125,7 +127,9 @@ class RequestDriver:
 
     def _leave_to_original(self, run: QueryRun, p: Primitive) -> None:
         run.left_to_original.add(p.id)
-        self._driver.died(run, p, LeftToOriginal("the original may send another request for this answer, or none"))
+        self._driver.fail_in_client_code(
+            run, p, LeftToOriginal("the original may send another request for this answer, or none")
+        )
 
     def stream_output(self, run: QueryRun) -> None:
         """Stream the query's output from the request that writes it, if that is known by now."""
@@ -139,7 +143,7 @@ class RequestDriver:
     ) -> list[EngineRequest]:
         """Claim or make a request for each payload of a primitive. Return those that have yet to be sent."""
         p, new = live.primitive, []
-        port, follower = self._driver.ports[p.engine], run.sent_ahead.get(p.id)
+        port, follower = self._driver.ports[p.engine], run.sent_followers.get(p.id)
         graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
         lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
@@ -151,8 +155,8 @@ class RequestDriver:
             if live.reads_items:
                 self.listen(entry)
             run.waiters.setdefault(entry.request.id, []).append(p.id)
-            if entry.is_expected and not (run.ahead and entry.claims.rule is ClaimRule.WRITE):
-                entry.sent()
+            if entry.is_expected and not (run.has_original and entry.claims.rule is ClaimRule.WRITE):
+                entry.note_sent()
                 entry.queued_depth = live.depth
                 new.append(entry)
         return new
@@ -178,7 +182,7 @@ class RequestDriver:
         """
 
         def make() -> EngineRequest:
-            is_text, is_awaited = kind in LLM_KINDS, run.ahead or run.streamed_into is not None
+            is_text, is_awaited = kind in LLM_KINDS, run.has_original or run.streamed_into is not None
             request = Request(
                 name or request_id(run.id),
                 kind,
@@ -242,10 +246,10 @@ class RequestDriver:
     def _search_key(self, run: QueryRun, port: Port, payload: Any, key: RequestKey | None) -> RequestKey | None:
         """Return the key under which the planner requests a search.
 
-        Without an original nobody checks whether a search is still true. So two searches of the graph are equal only if
-        nothing was written, and no user code has ended, between them.
+        Without an original nobody checks whether a search is still up to date. So two searches of the graph are equal
+        only if nothing was written, and no user code has ended, between them.
         """
-        if run.ahead or key is None or not isinstance(payload, SearchVector):
+        if run.has_original or key is None or not isinstance(payload, SearchVector):
             return key
         return key._replace(payload=(key.payload, self.writes.version(port.name, payload), run.code_ended))
 
@@ -258,8 +262,8 @@ class RequestDriver:
         for entry in new:
             entry.queued_gang = event.gang
         if query is not None:
-            self.prescheduling.leave(query, p, new)
-        follower = run.sent_ahead.pop(p.id, None)
+            self.prescheduling.keep_remote(query, p, new)
+        follower = run.sent_followers.pop(p.id, None)
         are_all_new = len(new) == len(live.entries)
         if not isinstance(port, ForwardingPort):
             port.enqueue(new, event)
@@ -288,27 +292,27 @@ class RequestDriver:
         for entry in claimed:
             entry.stream.is_passed_on |= bool(entry.stream.pieces) and live.reads_items
             for piece in list(entry.stream.pieces):
-                self._news.piece(run, live, piece)
+                self._reporter.read_piece(run, live, piece)
         running = [entry for entry in claimed if not entry.has_ended]
         event = gang_changed(self._driver.now(), run, self._live(run, live.primitive.id), running)
         if event is not None:
             self._driver.ports[live.primitive.engine].depths(event)
         if any(entry.has_begun for entry in claimed):
-            self._news.began(run, live)
+            self._reporter.note_start(run, live)
         if live.left == 0:
-            self._news.all_ended(run, live)
+            self._reporter.finish(run, live)
 
-    # ------------------------------------------------------------ requests that are not wanted any more
+    # ------------------------------------------------------------ requests that are given up
 
     def cancel(self, run: QueryRun, name: str) -> None:
-        """Cancel a primitive that the graph does not want any more."""
+        """Cancel a primitive that the graph does not need any more."""
         run.preparing.discard(name)
         live = run.primitives.get(name)
-        entries = self.leave(run, live) if live is not None else []
+        entries = self._stop_waiting(run, live) if live is not None else []
         if not entries or not all(entry.claims.is_wanted for entry in entries):
             self._driver.trace.done(run, name, "cancelled")
 
-    def leave(self, run: QueryRun, live: LivePrimitiveRun) -> list[EngineRequest]:
+    def _stop_waiting(self, run: QueryRun, live: LivePrimitiveRun) -> list[EngineRequest]:
         """Let a primitive wait no more for its requests. Return those for which it did."""
         name = live.primitive.id
         entries = [entry for entry in live.entries if name in run.waiters.get(entry.request.id, ())]
@@ -320,16 +324,8 @@ class RequestDriver:
                 self.give_up(entry, Caller.PLANNER)
         return entries
 
-    def used(self, run: QueryRun, name: str) -> None:
-        """Note for the trace that others use what was made for a part that is over."""
-        self._driver.trace.used(run, name)
-
-    def settled(self, run: QueryRun, entry: EngineRequest) -> None:
-        """Note for the trace what came of a request that the original did not claim."""
-        self._driver.trace.settled(run, entry)
-
-    def release(self, run: QueryRun, entries: Iterable[EngineRequest]) -> None:
-        """Forget ended requests of parts that are over. The others are forgotten when they end."""
+    def _release(self, run: QueryRun, entries: Iterable[EngineRequest]) -> None:
+        """Forget ended requests of subplans that are over. The others are forgotten when they end."""
         for entry in entries:
             live = run.primitives.get(entry.primitive)
             if live is not None and all(other.has_ended and not other.claims.graphs for other in live.entries):
@@ -342,7 +338,44 @@ class RequestDriver:
         if entry.claims.give_up(caller) and not entry.is_cancelled and port.holds(entry):
             port.cancel([entry])
 
-    # ------------------------------------------------------------ what ports report
+    def end_query(self, run: QueryRun, outcome: str, error: BaseException | None) -> None:
+        """Give up the requests of a query, but for those that the original has claimed; with an error, those too."""
+        entries = list(self.table.of(run.id))
+        for entry in entries if error is not None else ():
+            entry.resolve(None, error)
+        for entry in entries:
+            is_unclaimed = not entry.claims.open_by_original
+            entry.claims.open_by_planner = 0
+            if error is not None:
+                entry.claims.open_by_original = 0
+            self.give_up(entry, Caller.PLANNER)
+            if is_unclaimed and run.has_original and outcome == "closed" and not entry.is_cancelled:
+                self._driver.trace.settled(run, entry)
+        self.prescheduling.withdraw(run)
+
+    def end_subplan(self, run: QueryRun, name: str) -> None:
+        """Forget the requests of a subplan that is over, if they have ended and no other subplan has them."""
+        for primitive in [key for key in run.errors if InstancePath(key).inside(name) is not None]:
+            del run.errors[primitive]
+        primitives = [key for key in run.primitives if InstancePath(key).inside(name) is not None]
+        self.prescheduling.withdraw(run, name)
+        for primitive in primitives:
+            live = run.primitives[primitive]
+            entries = self._stop_waiting(run, live)
+            if entries and live.group is not None and all(entry.claims.is_wanted for entry in entries):
+                for member in live.group.members:  # the prefilling may be done, and these cancelled just now
+                    self._driver.trace.used(run, member.id)
+        distinct = {id(entry): entry for primitive in primitives for entry in run.primitives[primitive].entries}
+        released = [entry for entry in distinct.values() if entry.claims.remove_graph(name)]
+        for entry in released:
+            if not entry.claims.open_by_original:
+                self._driver.trace.settled(run, entry)
+        for primitive in primitives:  # an adopted request runs, and is traced, as the primitive that made it
+            if all(entry.primitive != primitive for entry in run.primitives[primitive].entries):
+                del run.primitives[primitive]
+        self._release(run, released)
+
+    # ------------------------------------------------------------ reports of ports
 
     def request_started(self, entry: EngineRequest, instance: str, batch: int) -> None:
         """Report that a request has left the queue of its engine."""
@@ -353,7 +386,7 @@ class RequestDriver:
         run.requests[entry.request.id] = entry.primitive
         self._driver.trace.started(run, entry.primitive, instance, batch)
         for name in tuple(run.waiters.get(entry.request.id, ())):
-            self._news.began(run, run.primitives[name], traced=name == entry.primitive)
+            self._reporter.note_start(run, run.primitives[name], is_traced=name == entry.primitive)
 
     def request_piece(self, entry: EngineRequest, piece: Piece) -> None:
         """Deliver a piece of a result."""
@@ -364,7 +397,7 @@ class RequestDriver:
         self._driver.trace.first(run, entry.primitive)
         for name in tuple(run.waiters.get(entry.request.id, ())):
             entry.stream.is_passed_on |= run.primitives[name].reads_items
-            self._news.piece(run, run.primitives[name], piece)
+            self._reporter.read_piece(run, run.primitives[name], piece)
 
     def administered(self, engine: str, method: str, args: Sequence[Any]) -> None:
         """Note that a method of an engine was called, which may have deleted something."""
@@ -387,15 +420,15 @@ class RequestDriver:
             self._driver.trace.called_ended(run, entry, value, failed=located_error is not None)
         for name in names:
             live = run.primitives.get(name)
-            if live is None:  # the one before has ended the query
+            if live is None:  # the primitive before it has ended the query
                 continue
             live.take(entry, value)
             if located_error is not None:
                 self._driver.fail(run, name, located_error)
             elif live.left == 0:
-                self._news.all_ended(run, live)
+                self._reporter.finish(run, live)
         if entry.claims.is_left_by_planner:
-            self.release(run, [entry])
+            self._release(run, [entry])
 
 
 def _can_be_prefetched(p: Primitive, payloads: Sequence[Any], form: AnswerForm) -> bool:
@@ -410,6 +443,6 @@ def _can_be_prefetched(p: Primitive, payloads: Sequence[Any], form: AnswerForm) 
 def _is_certain(p: Primitive, form: AnswerForm) -> bool:
     """Return False if the original may ask for an answer in another form than this one, or not at all.
 
-    Where forms matter, the former would be sent twice, the latter for nothing.
+    Where forms matter, the request would be sent twice, or for nothing.
     """
     return not (form is AnswerForm.UNKNOWN or p.attributes.form == "unknown")

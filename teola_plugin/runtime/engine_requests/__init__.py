@@ -1,1 +1,1 @@
-"""What is asked of engines, for whom, and who may claim it."""
+"""Requests to engines: their keys, their results, the callers that wait for them."""

@@ -99,7 +99,7 @@ class EngineRequest:
         """True once it has a value or an error."""
         return self.state is RequestState.ENDED
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """Note that it is sent to its engine."""
         if self.state is RequestState.EXPECTED:
             self.state = RequestState.QUEUED
@@ -236,7 +236,7 @@ def request_id(query: str) -> str:
 
 
 Deliver = Callable[[Future[list[Any]], list[Any]], None]
-"""(future, values): what happens with the values of a call."""
+"""(future, values): hands the values of a call over."""
 
 
 class PendingCall:
@@ -248,12 +248,12 @@ class PendingCall:
         future: Future[list[Any]],
         deliver: Deliver = Future.set_result,
         *,
-        again: Callable[[EngineRequest], EngineRequest | None] = lambda _: None,
+        replace_failed: Callable[[EngineRequest], EngineRequest | None] = lambda _: None,
     ) -> None:
-        """`again`: returns another request for one that has failed, or None if the call has to fail, too."""
-        self._requests, self._deliver, self._again = list(requests), deliver, again
+        """`replace_failed`: returns another request for one that has failed, or None if the call has to fail, too."""
+        self._requests, self._deliver, self._replace_failed = list(requests), deliver, replace_failed
         self._values: dict[int, Any] = {}
-        """Taken at once: a request that nobody else can claim forgets its value."""
+        """Values by identity of the request, taken when it ends: one that nobody else can claim forgets its value."""
         self.future = future
         distinct = {id(request): request for request in requests}.values()
         self._remaining = len(distinct)
@@ -273,7 +273,7 @@ class PendingCall:
         if self.future.done():
             return
         if request.error is not None:
-            other = self._again(request)
+            other = self._replace_failed(request)
             if other is None:
                 self.future.set_exception(request.error)
             else:

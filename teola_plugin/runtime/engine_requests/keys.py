@@ -51,13 +51,13 @@ def rule_of(payload: Any) -> ClaimRule:
 
 
 class EngineFingerprint(NamedTuple):
-    """What decides the results of an engine."""
+    """The properties of an engine that decide its results."""
 
     engine: str
     model: str = ""
     revision: str = ""
     prompts: str = ""
-    """What the engine puts before texts, by role."""
+    """Prefixes that the engine puts before texts, by role."""
     normalisation: str = ""
 
 

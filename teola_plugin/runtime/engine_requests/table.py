@@ -1,4 +1,4 @@
-"""The requests to the engines of a pool, by query."""
+"""The requests to the engines of a pool, by query, and how often collections have been written to."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class _QueryRequests:
         self.prefetched: dict[str, EngineRequest] = {}
         """Those that the planner made, by id, until their graphs are over."""
 
-    def add(self, work: EngineRequest) -> EngineRequest:
-        self.open[work.request.id] = work
-        if work.claims.made_by is Caller.PLANNER:
-            self.prefetched[work.request.id] = work
-        return work
+    def add(self, request: EngineRequest) -> EngineRequest:
+        self.open[request.request.id] = request
+        if request.claims.made_by is Caller.PLANNER:
+            self.prefetched[request.request.id] = request
+        return request
 
 
 class RequestTable:
-    """All requests of a pool to its engines. Queries share nothing: each has claims of its own."""
+    """The table of all requests of a pool to its engines. Queries share nothing: each has claims of its own."""
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
         self._queries: dict[str, _QueryRequests] = {}
@@ -52,34 +52,34 @@ class RequestTable:
         `graph`: the graph that asks, if the caller is the planner.
         """
         requests = self._of(query)
-        work = requests.claims.claim_or_add(key, caller, lambda: requests.add(make()), graph)
-        work.take_terms(terms)
-        return work
+        request = requests.claims.claim_or_add(key, caller, lambda: requests.add(make()), graph)
+        request.take_terms(terms)
+        return request
 
-    def end(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
+    def end(self, request: EngineRequest, value: Any, error: BaseException | None) -> None:
         """End a request for everybody who waits for it. Forget it if nobody can claim it any more."""
-        requests = self._queries.get(work.request.query)
-        work.resolve(value, error)
-        if requests is not None and requests.open.pop(work.request.id, None) is not None:
-            requests.claims.end(work)
+        requests = self._queries.get(request.request.query)
+        request.resolve(value, error)
+        if requests is not None and requests.open.pop(request.request.id, None) is not None:
+            requests.claims.end(request)
 
     def drop_writes(self, engine: str, collection: str) -> None:
         """Forget the rows that the original has written to a collection: it writes or deletes there again."""
 
-        def is_there(work: EngineRequest) -> bool:
-            return work.engine == engine and work.request.payload.collection == collection
+        def is_there(request: EngineRequest) -> bool:
+            return request.engine == engine and request.request.payload.collection == collection
 
         for requests in self._queries.values():
             requests.claims.drop_writes(is_there)
 
-    def release(self, query: str, works: Iterable[EngineRequest]) -> None:
-        """Let ended requests of parts that are over go, some of them later."""
+    def release(self, query: str, ended_requests: Iterable[EngineRequest]) -> None:
+        """Forget ended requests of subplans that are over, unless a later subplan may claim them."""
         requests = self._queries.get(query)
         if requests is None:
             return
-        for work in works:
-            if work.has_ended and requests.prefetched.pop(work.request.id, None) is not None:
-                requests.claims.release(work)
+        for request in ended_requests:
+            if request.has_ended and requests.prefetched.pop(request.request.id, None) is not None:
+                requests.claims.release(request)
 
     def of(self, query: str) -> Iterator[EngineRequest]:
         """Iterate over the requests of a query that are under way, and over those that the planner made."""
@@ -102,7 +102,10 @@ class RequestTable:
 
 
 class Writes:
-    """The numbers of writes of this process, ingestions and deletions, by engine and collection."""
+    """The numbers of writes of this process, ingestions and deletions, by engine and collection.
+
+    A search made before a write is not used after it.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()

@@ -1,1 +1,1 @@
-"""The way from the runtime to an engine: requests that wait, batches that run, instances that fail."""
+"""Ports, the way from the runtime to an engine: queued requests, running batches, instances that fail."""

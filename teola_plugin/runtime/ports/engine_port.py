@@ -20,7 +20,7 @@ from teola_plugin.runtime.ports.batches import Batches, BatchReports, Patience
 from teola_plugin.runtime.ports.instances import Instances
 from teola_plugin.runtime.ports.outstanding_requests import Callers, OutstandingRequests
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.timeouts import ended
+from teola_plugin.runtime.timeouts import cancel_tasks
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.engine_events import (
     CacheCleared,
@@ -184,7 +184,7 @@ class EnginePort:
             self._outstanding.remove(outstanding)
             self._callers.end(outstanding, None, self._refusal(0))
         self._batches.stop_watching()
-        left = await ended(self._patience.closing, self._tasks)
+        left = await cancel_tasks(self._patience.closing, self._tasks)
         if left:
             log.warning("engine %s: %d tasks did not end when the pool was closed: it hangs", self.name, len(left))
 

@@ -134,7 +134,7 @@ def test_mistakes_of_the_caller_are_still_told(fakes: EnginePool) -> None:
         accelerate(two_steps(ChatTeola(pool=fakes)), passes=["no-such-pass"])
 
 
-@pytest.mark.parametrize("method", ["admit", "engines.join", "post", "observe", "begin_part"])
+@pytest.mark.parametrize("method", ["admit", "engines.join", "post", "observe", "begin_subplan"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_bug_on_the_pools_own_thread_hangs_nobody(
     way: str, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

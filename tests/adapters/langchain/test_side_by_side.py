@@ -304,16 +304,16 @@ def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.
 def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     made = DaemonThreads(3)
     monkeypatch.setattr("teola_plugin.runtime.daemon_threads._threads", made)
-    monkeypatch.setattr("teola_plugin.runtime.daemon_threads.KEPT", 0.05)
+    monkeypatch.setattr("teola_plugin.runtime.daemon_threads.IDLE_TIMEOUT_S", 0.05)
     fast = accelerate(ensemble(Ledger()), concurrent=OWN)
     for _ in range(50):
         fast.invoke("q")
-        assert made.made <= 3
+        assert made.count <= 3
     for _ in range(500):
-        if made.made == 0:
+        if made.count == 0:
             break
         threading.Event().wait(0.01)
-    assert (made.made, made.idle) == (0, 0)
+    assert (made.count, made.idle) == (0, 0)
     assert fast.invoke("q") == ensemble(Ledger()).invoke("q")
 
 
@@ -323,7 +323,7 @@ def test_work_that_has_to_start_gets_a_thread_beyond_the_limit() -> None:
     threads.start(both.wait)
     both.wait(5)
     threads.run(both.wait, 1)
-    assert threads.made == 2
+    assert threads.count == 2
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:

@@ -86,6 +86,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ClientCode.run
 
     def short(self: ClientCode, query: str, function: Any, then: Any, **_: bool) -> None:
-        run(self, query, function, then, short=True)
+        run(self, query, function, then, is_short=True)
 
     monkeypatch.setattr(ClientCode, "run", short)

@@ -57,7 +57,7 @@ def test_what_no_part_wants_any_more_is_stopped_with_the_last_of_them() -> None:
             part.close()
             await asyncio.sleep(0.001)
             left.append(scene.pool.engine("llm").load().requests)
-        assert scene.count() == 1 and not scene.run.primitives and not scene.pool.runtime.asked(scene.run.id)
+        assert scene.count() == 1 and not scene.run.primitives and not scene.pool.runtime.request_count(scene.run.id)
         assert scene.trace().wasted()[0] > 0
         return left
 

@@ -32,9 +32,9 @@ from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece
 from teola_plugin.runtime import original_calls
 from teola_plugin.runtime.context import current_terms
-from teola_plugin.runtime.dead_parts import Once
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.prefetch_failures import OncePerCause
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.graph_events import Collect
 
@@ -81,7 +81,7 @@ class Seen:
     def ahead(self, *primitives: Primitive, **inputs: Any) -> QueryRun:
         given = {"input": NEEDLE, **inputs}
         graph = Graph(primitives, Ref(primitives[-1].id))
-        return self.pool.runtime.submit(Query(given), graph, {}, ahead=True)
+        return self.pool.runtime.submit(Query(given), graph, {}, has_original=True)
 
     def put(self, text: str) -> None:
         """As another process would."""
@@ -161,7 +161,7 @@ def test_a_search_that_was_claimed_is_kept_until_it_is_taken() -> None:
     with EnginePool.local([store]) as pool:
         pool.call(K.INGESTION, "store", [IngestRow("c", Chunk("a", "text"), NEEDLE)]).result(5)
         run = pool.runtime.watch(Query({"input": None}), joins=True)
-        part = run.part(Graph([SEARCH], Ref("found")), {}, NEEDLE)
+        part = run.begin_subplan(Graph([SEARCH], Ref("found")), {}, NEEDLE)
         handle = run.call(K.SEARCHING, "store", [SearchVector("c", NEEDLE, 4)])
         assert store.asked.wait(5)
         part.close()
@@ -217,7 +217,7 @@ def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None
 def test_what_failed_ahead_and_was_asked_for_again_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(original_calls, "_warned", Once())
+    monkeypatch.setattr(original_calls, "_warn_once", OncePerCause())
     tries: list[str] = []
 
     def first_of_each(request: Request) -> bool:
@@ -230,7 +230,7 @@ def test_what_failed_ahead_and_was_asked_for_again_is_said_once(
     ) as pool:
         for _ in range(2):
             graph = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text")))], Ref("e"))
-            run = pool.runtime.submit(Query({"text": "a"}), graph, {}, ahead=True)
+            run = pool.runtime.submit(Query({"text": "a"}), graph, {}, has_original=True)
             assert run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
             run.close()
     [said] = [one for one in caplog.records if "asked for again in its place" in one.getMessage()]
@@ -329,7 +329,10 @@ def test_a_function_that_does_not_end_holds_up_its_own_query_only(seen: Seen) ->
     prompt = (PromptPart.var("value"),)
     behind = Primitive("lead", K.PREFILLING, "llm", named(value=Ref("stuck")), call="lead", prompt=prompt)
     run = seen.pool.runtime.submit(
-        Query({"input": "a"}), Graph([stuck, behind], Ref("lead")), {"stuck": lambda value: over.wait()}, ahead=True
+        Query({"input": "a"}),
+        Graph([stuck, behind], Ref("lead")),
+        {"stuck": lambda value: over.wait()},
+        has_original=True,
     )
     for number in range(5):
         seen.pool.call(K.EMBEDDING, "embedder", [EmbedText(str(number))]).result(5)
@@ -367,7 +370,9 @@ def test_a_listener_changes_nothing_of_how_a_request_is_done_again(early: bool) 
             text = Primitive("text", K.DECODING, "llm", named(lead=Ref("lead")))
             ahead = Graph([lead, text], Ref("text"))
             if early:
-                run = pool.runtime.submit(Query({"input": ""}), ahead, {"lead": lambda given: payload}, ahead=True)
+                run = pool.runtime.submit(
+                    Query({"input": ""}), ahead, {"lead": lambda given: payload}, has_original=True
+                )
             else:
                 run = pool.runtime.watch(Query({"input": None}), joins=True)
             handle = pool.call(K.PREFILLING, "llm", [payload], stream=True, tentative=tentative, run=run)

@@ -11,12 +11,12 @@ from teola_plugin.runtime.driver.client_code import ClientCode
 
 class Scene:
     def __init__(self) -> None:
-        self.code = ClientCode(here=False)
+        self.code = ClientCode(runs_inline=False)
         self.loop = asyncio.get_running_loop()
 
     def run(self, query: str, function: Any, *, short: bool = False) -> asyncio.Future[tuple[Any, Any]]:
         found: asyncio.Future[tuple[Any, Any]] = self.loop.create_future()
-        self.code.run(query, function, lambda value, error: found.set_result((value, error)), short=short)
+        self.code.run(query, function, lambda value, error: found.set_result((value, error)), is_short=short)
         return found
 
 

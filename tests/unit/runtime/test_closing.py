@@ -19,6 +19,7 @@ from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, name
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, Prompt, SearchVector
+from teola_plugin.runtime.query_run import Claiming
 
 K = PrimitiveKind
 EMBED = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")))], Ref("e"))
@@ -103,7 +104,7 @@ def test_administering_and_searches_in_doubt_are_told() -> None:
     with EnginePool.local([Slow("store")]) as pool:
         searched = SearchVector("docs", (1.0, 0.0), k=1)
         run = pool.runtime.watch(Query({"input": "x"}), joins=True)
-        run.claims = True
+        run.claiming = Claiming.ALLOWED
         assert run.call(K.SEARCHING, "store", [searched]).result(5) == [()]
         waiting = [run.call(K.SEARCHING, "store", [searched]), pool.admin("store", "version", "docs")]
         assert asked.wait(5)
@@ -116,7 +117,7 @@ def test_administering_and_searches_in_doubt_are_told() -> None:
 def test_queries_that_wait_for_the_users_code_are_told(hangs: EnginePool) -> None:
     go = threading.Event()
     run = hangs.runtime.submit(Query({"input": "x"}), CODE, {"c": lambda value: go.wait(20)})
-    ahead = hangs.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    ahead = hangs.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
     time.sleep(0.05)
     hangs.close()
     with pytest.raises(EngineUnavailable, match="closed"):
@@ -155,7 +156,7 @@ def test_what_was_stored_is_there_after_the_second_start() -> None:
 
 def test_what_an_earlier_life_left_behind_harms_nobody() -> None:
     with EnginePool.local(fake_engines(embedder=HANGS)) as pool:
-        run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+        run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
         handle = run.call(K.EMBEDDING, "embedder", [EmbedText("x")])
     with pool:
         handle.cancel()

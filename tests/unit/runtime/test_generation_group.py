@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from teola_plugin.graph import Attributes, Primitive, PrimitiveKind
-from teola_plugin.runtime.driver.generation_group import Began, Decoded, GenerationGroup, Grown, NotNeeded, Prefilled
+from teola_plugin.runtime.driver.generation_group import (
+    DecodingBegan,
+    DecodingEnded,
+    GenerationGroup,
+    ItemNotNeeded,
+    ListGrew,
+    PrefillingEnded,
+)
 
 K = PrimitiveKind
 LEAD = Primitive("lead", K.PREFILLING, "llm")
@@ -17,47 +24,51 @@ PARTS = [
 
 
 def told(group: GenerationGroup, *pieces: str) -> list[list[object]]:
-    return [list(group.piece(piece)) for piece in pieces]
+    return [list(group.read_piece(piece)) for piece in pieces]
 
 
 def test_a_prefilling_alone_ends_with_the_first_piece() -> None:
     group = GenerationGroup(LEAD, ())
-    assert told(group, "a", "b") == [[Prefilled("lead", False)], []]
-    assert list(group.ended("ab")) == [] and not group.lists
+    assert told(group, "a", "b") == [[PrefillingEnded("lead", False)], []]
+    assert list(group.finish("ab")) == [] and not group.reads_items
 
 
 def test_without_pieces_the_end_tells_everything() -> None:
     group = GenerationGroup(LEAD, [WHOLE])
-    assert list(group.ended("ab")) == [Began(WHOLE), Prefilled("lead", True), Decoded("text", "ab", whole=True)]
+    assert list(group.finish("ab")) == [
+        DecodingBegan(WHOLE),
+        PrefillingEnded("lead", True),
+        DecodingEnded("text", "ab", is_whole_text=True),
+    ]
 
 
 def test_each_item_that_closes_is_the_value_of_its_partial_decoding() -> None:
     group = GenerationGroup(LEAD, [*PARTS, WHOLE])
     assert told(group, "one", "\ntwo\nth") == [
-        [Began(PARTS[0]), Prefilled("lead", True)],
-        [Began(PARTS[1]), Decoded("text#0", "one"), Began(WHOLE), Decoded("text#1", "two")],
+        [DecodingBegan(PARTS[0]), PrefillingEnded("lead", True)],
+        [DecodingBegan(PARTS[1]), DecodingEnded("text#0", "one"), DecodingBegan(WHOLE), DecodingEnded("text#1", "two")],
     ]
-    assert list(group.ended("one\ntwo\nth")) == [Decoded("text", "one\ntwo\nth", whole=True)]
-    assert group.lists
+    assert list(group.finish("one\ntwo\nth")) == [DecodingEnded("text", "one\ntwo\nth", is_whole_text=True)]
+    assert group.reads_items
 
 
 def test_planned_items_that_do_not_come_are_not_needed() -> None:
     group = GenerationGroup(LEAD, [*PARTS, WHOLE])
     told(group, "one")
-    assert list(group.ended("one")) == [
-        Began(PARTS[1]),
-        Decoded("text#0", "one"),
-        NotNeeded("text#1"),
-        Decoded("text", "one", whole=True),
+    assert list(group.finish("one")) == [
+        DecodingBegan(PARTS[1]),
+        DecodingEnded("text#0", "one"),
+        ItemNotNeeded("text#1"),
+        DecodingEnded("text", "one", is_whole_text=True),
     ]
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
 def test_a_list_without_planned_items_grows_however_it_is_cut(cut: int) -> None:
     text, group = "one\ntwo\n", GenerationGroup(LEAD, [GROWS])
-    news = [one for piece in (text[:cut], text[cut:]) for one in group.piece(piece)] + list(group.ended(text))
-    assert [one for one in news if isinstance(one, Grown)] == [
-        Grown("text", 0, "text#0", "one"),
-        Grown("text", 1, "text#1", "two"),
+    news = [one for piece in (text[:cut], text[cut:]) for one in group.read_piece(piece)] + list(group.finish(text))
+    assert [one for one in news if isinstance(one, ListGrew)] == [
+        ListGrew("text", 0, "text#0", "one"),
+        ListGrew("text", 1, "text#1", "two"),
     ]
-    assert news[-1] == Decoded("text", text, whole=True)
+    assert news[-1] == DecodingEnded("text", text, is_whole_text=True)

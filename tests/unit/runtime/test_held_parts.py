@@ -27,11 +27,11 @@ from teola_plugin.runtime.context import CallPlace, current_place, during
 
 def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
-        with during(current_place, CallPlace(held=part.held)):
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
+        with during(current_place, CallPlace(deferred=part.deferred)):
             await scene.plain()
         await asyncio.sleep(5)
-        assert part.begun
+        assert part.has_begun
         [call, warm] = [one for one in scene.asked["llm"] if one.kind is not K.FULL_PREFILLING]
         assert call.kind is K.PREFILLING and warm.kind is K.PARTIAL_PREFILLING, "the call goes first"
 
@@ -40,12 +40,12 @@ def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
 
 def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, held=True)
+        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
         await asyncio.sleep(1)
-        assert not part.begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
-        scene.run.turn(part.held)
+        assert not part.has_begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
+        scene.run.schedule_subplans(part.deferred)
         await asyncio.sleep(1)
-        assert part.begun and scene.count(K.PARTIAL_PREFILLING) == 1
+        assert part.has_begun and scene.count(K.PARTIAL_PREFILLING) == 1
 
     in_scene(body)
 
@@ -53,16 +53,16 @@ def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
 def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() -> None:
     async def body(scene: Scene) -> None:
         first = scene.ahead()
-        part = scene.ahead(TWO, held=True, covered=True)
-        scene.run.turn(part.held)
+        part = scene.ahead(TWO, is_deferred=True, is_covered=True)
+        scene.run.schedule_subplans(part.deferred)
         await asyncio.sleep(1)
-        with during(current_place, CallPlace(held=part.held)):
+        with during(current_place, CallPlace(deferred=part.deferred)):
             await scene.plain()
             await asyncio.sleep(0.01)
-            assert not part.begun and scene.count() == 1, "the first part had asked for it"
+            assert not part.has_begun and scene.count() == 1, "the first part had asked for it"
             await scene.plain(Generate(Prompt(text="something else"), Sampling(max_tokens=4)))
         await asyncio.sleep(0.01)
-        assert part.begun
+        assert part.has_begun
         first.close(), part.close()
 
     in_scene(body)
@@ -70,11 +70,11 @@ def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() ->
 
 def test_a_held_part_that_is_over_never_begins() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.ahead(held=True)
-        scene.run.turn(part.held)
-        scene.run.turn(over=[part])
+        part = scene.ahead(is_deferred=True)
+        scene.run.schedule_subplans(part.deferred)
+        scene.run.schedule_subplans(finished=[part])
         await asyncio.sleep(1)
-        assert not part.begun and scene.count() == 0
+        assert not part.has_begun and scene.count() == 0
 
     in_scene(body)
 
@@ -114,7 +114,9 @@ def test_a_part_may_be_closed_at_any_time_and_again() -> None:
             part.close()
         await asyncio.sleep(0.01)
         assert scene.pool.engine("llm").load().requests == 0
-        assert not scene.run.parts and not scene.run.primitives and not scene.pool.runtime.asked(scene.run.id)
+        assert (
+            not scene.run.subplans and not scene.run.primitives and not scene.pool.runtime.request_count(scene.run.id)
+        )
         assert scene.trace().outcome == "closed"
 
     in_scene(body)

@@ -17,8 +17,8 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.incremental_prefilling import TRUSTED, IncrementalPrefilling
-from teola_plugin.runtime.query_run import GrowingPrompt, QueryRun, QueryStore
+from teola_plugin.runtime.driver.incremental_prefilling import MAX_TRUSTED, GrowingPrompt, IncrementalPrefilling
+from teola_plugin.runtime.query_run import QueryRun, QueryStore
 from teola_plugin.scheduling.live_query import LivePrimitive
 from tests.support.steps import growth
 
@@ -52,7 +52,7 @@ class Followed:
             self._compute,
             lambda run, p: self.started.append(p.id),
             lambda run, name: None,
-            ClientCode(here=True),
+            ClientCode(runs_inline=True),
         )
 
     def _compute(self, run: Any, p: Primitive, given: dict[str, Any]) -> str:
@@ -68,12 +68,12 @@ class Followed:
             name = f"m[{i}]/d"
             self.holder.early_outputs.append(Ref(name))
             run.store.put(name, "" if i in refused else f"passage {i}, a few words long")
-            self.prefixes.made(asked, name)
+            self.prefixes.note_end(asked, name)
             if run.growing[0].warmup:
-                self.prefixes.made(asked, run.growing[0].warmup)
+                self.prefixes.note_end(asked, run.growing[0].warmup)
         whole = [f"passage {i}, a few words long" for i in range(items) if i not in refused]
         run.store.put("join", "\n".join(whole if right else reversed(whole)))
-        self.prefixes.dispatched(asked, ASK)
+        self.prefixes.note_dispatch(asked, ASK)
         return len(self.started) - before
 
 
@@ -108,12 +108,12 @@ def test_what_queries_of_one_tenant_show_is_not_used_for_another() -> None:
 
 def test_what_is_learned_is_bounded_and_can_be_forgotten() -> None:
     one = Followed()
-    for i in range(TRUSTED + 50):
+    for i in range(MAX_TRUSTED + 50):
         one.query(3, f"tenant {i}")
-    assert len(one.prefixes._trusted) == TRUSTED
-    assert one.query(6, f"tenant {TRUSTED + 49}") > 0
+    assert len(one.prefixes._trusted) == MAX_TRUSTED
+    assert one.query(6, f"tenant {MAX_TRUSTED + 49}") > 0
     one.prefixes.reset()
-    assert one.query(6, f"tenant {TRUSTED + 49}") == 0
+    assert one.query(6, f"tenant {MAX_TRUSTED + 49}") == 0
 
 
 def test_nothing_is_learned_for_another_pool() -> None:

@@ -61,7 +61,9 @@ class World:
     def ahead(self, decoding: Primitive | None = None) -> QueryRun:
         last = decoding or Primitive("text", K.DECODING, "llm", named(prefilling=Ref("lead")))
         graph = Graph([LEAD, last], Ref(last.id))
-        return self.pool.runtime.submit(Query({"input": "a question"}), graph, {"ask": lambda given: ASKED}, ahead=True)
+        return self.pool.runtime.submit(
+            Query({"input": "a question"}), graph, {"ask": lambda given: ASKED}, has_original=True
+        )
 
 
 async def read(run: QueryRun) -> list[str]:

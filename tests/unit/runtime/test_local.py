@@ -78,7 +78,7 @@ def test_a_graph_gives_its_output(pool: EnginePool) -> None:
 
 def test_the_plain_object_claims_what_the_graph_has_asked_for(pool: EnginePool) -> None:
     seen = record(pool.engine("embedder"))
-    run = pool.runtime.submit(Query({"input": "what?"}), EMBED, {}, ahead=True)
+    run = pool.runtime.submit(Query({"input": "what?"}), EMBED, {}, has_original=True)
     first = run.call(K.EMBEDDING, "embedder", [EmbedText("what?")]).result(5)
     again = run.call(K.EMBEDDING, "embedder", [EmbedText("what?"), EmbedText("what?", "document")]).result(5)
     run.close()
@@ -95,7 +95,7 @@ def test_calls_outside_of_a_query_are_not_merged(pool: EnginePool) -> None:
 
 def test_two_generations_of_one_query_stay_two(pool: EnginePool) -> None:
     seen = record(pool.engine("llm"))
-    run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
     ask = Generate(Prompt((Message("user", "hello"),)), Sampling(max_tokens=5))
     answers = [run.call(K.PREFILLING, "llm", [ask]).result(5)[0].text for _ in range(2)]
     run.close()
@@ -127,7 +127,7 @@ def test_an_engine_streams_only_where_somebody_may_read(pool: EnginePool) -> Non
     pool.call(K.PREFILLING, "llm", asked, stream=True).result(5)
     with pool.watching() as watched:
         watched.call(K.PREFILLING, "llm", asked).result(5)
-    live = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    live = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
     live.call(K.PREFILLING, "llm", asked).result(5)
     live.close()
     assert [(request.stream, request.late) for request in seen] == [

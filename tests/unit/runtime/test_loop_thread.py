@@ -36,7 +36,7 @@ def thread() -> Iterator[LoopThread]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PATIENCE", Patience(cancel=0.2, closing=0.2))
-    monkeypatch.setattr(loop_thread, "_ENDING", 0.2)
+    monkeypatch.setattr(loop_thread, "_STOP_TIMEOUT_S", 0.2)
 
 
 async def one() -> int:
@@ -78,7 +78,7 @@ def test_what_is_posted_before_the_end_is_run_and_nothing_after() -> None:
         thread.stop()
         poster.join()
         assert done == taken
-        assert not thread.tell(done.append, -1)
+        assert not thread.try_post(done.append, -1)
 
 
 def test_work_that_the_end_cuts_off_says_so(thread: LoopThread) -> None:
@@ -188,7 +188,7 @@ def test_calls_and_cancels_while_a_pool_closes_end_as_unavailable() -> None:
 def test_news_of_a_query_after_its_pool_was_closed_are_nobodys() -> None:
     pool = EnginePool.local(fake_engines())
     pool.start()
-    run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, ahead=True)
+    run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
     handle = run.call(K.EMBEDDING, "embedder", [EmbedText("x")])
     assert handle.result(5)
     pool.close()
@@ -219,7 +219,7 @@ class _Ended:
         self._thread, self._heard = thread, heard
 
     def __del__(self) -> None:
-        self._thread.tell(self._heard.set)
+        self._thread.try_post(self._heard.set)
 
 
 def test_what_is_collected_while_the_loop_is_told_something_may_tell_it_too(
@@ -230,6 +230,6 @@ def test_what_is_collected_while_the_loop_is_told_something_may_tell_it_too(
     kept.append(_Ended(thread, also))
     make = loop_thread.copy_context
     monkeypatch.setattr(loop_thread, "copy_context", lambda: (kept.clear(), make())[1])
-    teller = threading.Thread(target=thread.tell, args=(heard.set,), daemon=True)
+    teller = threading.Thread(target=thread.try_post, args=(heard.set,), daemon=True)
     teller.start()
     assert heard.wait(10) and also.wait(10)

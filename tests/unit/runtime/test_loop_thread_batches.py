@@ -109,7 +109,7 @@ def test_what_has_time_wakes_nobody_and_goes_before_what_is_told_next(loop: Loop
     woken, seen = [], []
     plain = loop.loop.call_soon_threadsafe
     monkeypatch.setattr(loop.loop, "call_soon_threadsafe", lambda *a, **k: (woken.append(a), plain(*a, **k))[1])
-    assert loop.leave(seen.append, "first") and loop.leave(seen.append, "second")
+    assert loop.post_lazily(seen.append, "first") and loop.post_lazily(seen.append, "second")
     assert not woken and not seen
     loop.post(seen.append, "third")
     settled(loop)
@@ -119,7 +119,7 @@ def test_what_has_time_wakes_nobody_and_goes_before_what_is_told_next(loop: Loop
 def test_what_had_time_is_done_before_the_loop_ends() -> None:
     made, seen = LoopThread("test-loop"), []
     made.start()
-    assert made.leave(seen.append, "left")
+    assert made.post_lazily(seen.append, "left")
     made.stop()
     assert seen == ["left"]
-    assert not made.leave(seen.append, "too late")
+    assert not made.post_lazily(seen.append, "too late")

@@ -22,7 +22,7 @@ from support.query_parts import (
 from teola_plugin.graph import Fragment, Graph, Primitive, Query, Ref, named
 from teola_plugin.requests.payloads import Generate
 from teola_plugin.runtime.context import CallPlace, current_place
-from teola_plugin.runtime.query_run import PartRun
+from teola_plugin.runtime.query_run import SubplanRun
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import in_gang
@@ -115,7 +115,7 @@ def test_what_is_adopted_from_further_away_goes_by_the_greater_depth(who: str, m
         current_place.reset(token)
         assert seen["part3/g.p"] == (8 if who == "the plain object" else 9)
         await asyncio.sleep(10)
-        assert isinstance(answer, PartRun) or await answer
+        assert isinstance(answer, SubplanRun) or await answer
         order = [request.payload.prompt.text for request in scene.asked["llm"] if isinstance(request.payload, Generate)]
         return order[2:]
 

@@ -49,7 +49,7 @@ class Table:
         if party is EARLY:
             work.claims.add_graph(graph, lookahead=graph.lookahead, is_new=work.is_expected)
         if not (work.claims.rule is ClaimRule.WRITE and party is EARLY):
-            work.sent()
+            work.note_sent()
         return work
 
     def end(self, work: EngineRequest, value: Any = "value", error: BaseException | None = None) -> None:

@@ -23,13 +23,13 @@ from teola_plugin.scheduling.graph_events import (
     Expanded,
     Finished,
     ItemClosed,
-    PartBegun,
-    PartEnded,
     PrimitiveFailed,
     Release,
     Reprioritise,
     RunCall,
     Started,
+    SubplanBegun,
+    SubplanEnded,
     Unused,
 )
 
@@ -219,12 +219,12 @@ PART = Graph([embed("a", "$input"), call("b", "a"), embed("c", "b", "$input")], 
 
 def test_a_part_that_begins_later_joins_the_query() -> None:
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
-    assert d.say(PartBegun(1.0, "q", "part1", PART, "$part1")) == ["dispatch part1/a@2"]
-    assert d.say(PartBegun(1.0, "q", "part2", PART, "$part2")) == ["dispatch part2/a@2"]
+    assert d.say(SubplanBegun(1.0, "q", "part1", PART, "$part1")) == ["dispatch part1/a@2"]
+    assert d.say(SubplanBegun(1.0, "q", "part2", PART, "$part2")) == ["dispatch part2/a@2"]
     assert d.done("part1/a") == ["runcall part1/b"]
     assert d.done("part1/b") == ["release part1/a", "dispatch part1/c@0"]
     assert d.done("part1/c") == ["release $part1", "release part1/b"]
-    ended = d.say(PartEnded(2.0, "q", "part2"))
+    ended = d.say(SubplanEnded(2.0, "q", "part2"))
     assert sorted(ended) == ["cancel part2/a", "release $part2", "release part2/a", "release part2/b"]
     assert d.say(Close(3.0, "q")) == ["cancel user", "end closed"]
 
@@ -237,7 +237,7 @@ def test_a_part_is_deeper_by_where_it_ends() -> None:
         embed("aside", "$input"),
     ]
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
-    assert d.say(PartBegun(1.0, "q", "part1", Graph(each, Ref("e")), "$part1", depth=4)) == [
+    assert d.say(SubplanBegun(1.0, "q", "part1", Graph(each, Ref("e")), "$part1", depth=4)) == [
         "runcall part1/list",
         "dispatch part1/aside@4",
     ]
@@ -257,7 +257,7 @@ def test_what_is_wanted_of_parts_of_a_gang() -> None:
     )
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     for name, gang in (("part1", "step1"), ("part2", "")):
-        d.say(PartBegun(1.0, "q", name, whole, f"${name}", gang=gang))
+        d.say(SubplanBegun(1.0, "q", name, whole, f"${name}", gang=gang))
         d.done(f"{name}/e")
         d.say(Expanded(1.0, "q", f"{name}/m", 2))
     query = d.scheduler.queries["q"]
@@ -280,7 +280,7 @@ def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
     aside = Fragment(Graph([embed("e", "$item"), embed("aside", "$item"), call("s", "e")], Ref("s")), Ref("s"))
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     holder = Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=aside)
-    d.say(PartBegun(1.0, "q", "part1", Graph([holder], Ref("m")), "$part1", depth=4))
+    d.say(SubplanBegun(1.0, "q", "part1", Graph([holder], Ref("m")), "$part1", depth=4))
     assert d.say(Expanded(1.0, "q", "part1/m", 1)) == ["dispatch part1/m[0]/e@6", "dispatch part1/m[0]/aside@4"]
 
 
@@ -289,7 +289,7 @@ def test_depths_that_a_part_announces_anew_are_those_in_the_whole_query() -> Non
     fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=once)
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     graph = Graph([call("list"), embed("first", "$input"), fold], Ref("f"))
-    assert "dispatch part1/first@11" in d.say(PartBegun(1.0, "q", "part1", graph, "$part1", depth=10))
+    assert "dispatch part1/first@11" in d.say(SubplanBegun(1.0, "q", "part1", graph, "$part1", depth=10))
     d.done("part1/list")
     out = d.scheduler.handle(Expanded(1.0, "q", "part1/f", 3))
     assert [i.depths for i in out if isinstance(i, Reprioritise)] == [{"part1/first": 14}]
@@ -303,7 +303,7 @@ def test_a_list_grows_inside_a_part() -> None:
         Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
     ]
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
-    d.say(PartBegun(1.0, "q", "part1", Graph(primitives, Ref("m")), "$part1"))
+    d.say(SubplanBegun(1.0, "q", "part1", Graph(primitives, Ref("m")), "$part1"))
     d.done("part1/p")
     assert d.say(ItemClosed(1.0, "q", "part1/d", 0, "part1/d#0")) == ["dispatch part1/m[0]/e@2"]
 

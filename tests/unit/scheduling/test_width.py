@@ -20,10 +20,10 @@ from teola_plugin.scheduling.graph_events import (
     Expanded,
     Finished,
     ItemClosed,
-    PartBegun,
-    PartEnded,
     PrimitiveFailed,
     RunCall,
+    SubplanBegun,
+    SubplanEnded,
     Unused,
 )
 from tests.support.steps import growth
@@ -144,10 +144,10 @@ PART = Graph([Primitive("a", K.EMBEDDING, "embedder", named(x=Ref("$input"))),
 
 def one_part(scheduler: GraphScheduler, number: int, graph: Graph = PART) -> list[Any]:
     name = f"part{number}"
-    out = scheduler.handle(PartBegun(0.0, "q", name, graph, f"${name}"))
+    out = scheduler.handle(SubplanBegun(0.0, "q", name, graph, f"${name}"))
     for p in graph:
         out += scheduler.handle(Finished(0.0, "q", f"{name}/{p.id}"))
-    return out + scheduler.handle(PartEnded(0.0, "q", name))
+    return out + scheduler.handle(SubplanEnded(0.0, "q", name))
 
 
 def opened(*deadline: float) -> GraphScheduler:

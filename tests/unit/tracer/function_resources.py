@@ -148,7 +148,7 @@ def call_prefetched(
     resources.take_requests()
     plan = resources.pool.plan(traced.template, traced.sizes(inputs), speculate=speculate)
     run = resources.pool.runtime.watch(Query({"input": inputs}), joins=True)
-    part = run.part(plan.graph, traced.calls, inputs)
+    part = run.begin_subplan(plan.graph, traced.calls, inputs)
     prefetched_count = _wait_for_requests(resources, prefetched, patience_s)
     token = current_run.set(run)
     try:

@@ -21,7 +21,7 @@ from langchain_core.tools import tool
 from pool_leaves import PoolChat, PoolRetriever
 
 from teola_plugin.graph import INPUT, Ref, Role
-from teola_plugin.runtime.dead_parts import Once
+from teola_plugin.runtime.prefetch_failures import OncePerCause
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import FunctionSummary, summarize_function, trace_function
 from teola_plugin.tracer.functions import trace as trace_of_functions
@@ -169,7 +169,7 @@ def test_an_error_of_the_reader_is_logged_once(
     def breaks(*_: Any) -> None:
         raise ArithmeticError("in the reader")
 
-    monkeypatch.setattr(trace_of_functions, "_warned", Once())
+    monkeypatch.setattr(trace_of_functions, "_warned", OncePerCause())
     monkeypatch.setattr(FunctionInterpreter, "run_function", breaks)
     for _ in range(3):
         assert not summarize_function(touches, STATE, Draft()).reached_end

@@ -1,0 +1,97 @@
+"""Prefetches that fail: a function that makes a prompt, or a value, raises where the original has no trouble.
+
+The answer is the original's, so nothing is wrong with it. But its call is not prefetched, query after query. So a
+warning is logged, once for each cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from teola_plugin.graph import ClientCalls, LeftToOriginal, Primitive
+
+_log = logging.getLogger("teola_plugin")
+_MAX_CAUSES = 1000
+"""Number of causes that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPrefetch:
+    """A prefetch that failed in a query, kept until it is known whether the original succeeds."""
+
+    component: str
+    """Name of the component."""
+    object: str
+    """Description of the object to which it belongs; empty if that is not known."""
+    error: Exception
+
+    @property
+    def cause(self) -> tuple[str, ...]:
+        """A key of the failure, equal in all queries in which it happens."""
+        return self.component, self.object, *cause_of(self.error)
+
+    def __str__(self) -> str:
+        owner = f" of the {self.object}" if self.object else ""
+        return f"{self.component!r}{owner} raised {type(self.error).__name__}: {self.error}"
+
+
+def failed_prefetch(
+    p: Primitive, calls: Mapping[str, Callable[..., Any]], error: BaseException
+) -> FailedPrefetch | None:
+    """Return the failure to log for a client's function that has raised for this primitive, if any.
+
+    None for functions that may end the original's run as well (parsers, the user's own), and for calls that are left to
+    the original on purpose.
+    """
+    function = calls.get(p.call)
+    if function is None or getattr(function, "teola_may_raise", False):
+        return None
+    if not isinstance(error, Exception) or isinstance(error, LeftToOriginal):
+        return None
+    return FailedPrefetch(p.call, calls.object_of(p.call) if isinstance(calls, ClientCalls) else "", error)
+
+
+def cause_of(error: BaseException) -> tuple[str, ...]:
+    """Return a key that is equal for errors of one type from one place in the code."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in last)
+
+
+class OncePerCause:
+    """A guard of messages that are logged once for each cause. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._causes: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, cause: Hashable, log: Callable[[], None], owner: object = None) -> None:
+        """Call `log` unless it was called for this cause before.
+
+        `owner`: an object for which causes count separately; they are forgotten with it.
+        """
+        cause = (cause, id(owner))
+        with self._lock:
+            if cause in self._causes or len(self._causes) >= _MAX_CAUSES:
+                return
+            self._causes.add(cause)
+        if owner is not None:
+            with contextlib.suppress(TypeError):  # an object without weak references
+                weakref.finalize(owner, self._causes.discard, cause).atexit = False
+        log()
+
+
+def log_failed_prefetch(failure: FailedPrefetch) -> None:
+    """Log a warning with the traceback."""
+    _log.warning(
+        "a planned part died, and runs in its place instead: %s. Answers are unaffected, only later than they could "
+        "be; this is said once. Next: report it with this traceback",
+        failure,
+        exc_info=failure.error,
+    )
