@@ -28,7 +28,7 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.observe.progress import progress
 from teola_plugin.scheduling import POLICIES
-from teola_plugin.simulation import Arrival, Cluster, alone, arriving, figures, poisson, simulate
+from teola_plugin.simulation import Arrival, Cluster, arriving, figures, poisson, run_alone, simulate
 
 CHUNKS, TOKENS, SLO = 32, 60, 5.0
 RATES = (0.2, 0.35, 0.5)
@@ -87,14 +87,14 @@ def job(idle: dict[str, float], queries: int, case: tuple[str, float, int]) -> d
     goals = {name: SLO * seconds for name, seconds in idle.items()}
     makes = {name: maker(name) for name in APPS}
     run = simulate(cluster().under(policy), makes, arrivals(rate, queries, seed), seed=seed, goals=goals)
-    if any(one.error for one in run.served):
-        raise SystemExit(next(one.error for one in run.served if one.error))
+    if any(one.error for one in run.queries):
+        raise SystemExit(next(one.error for one in run.queries if one.error))
     return figures(run, idle, slo=SLO)
 
 
 def main(options: argparse.Namespace) -> dict[str, Any]:
     first = {name: Arrival(0.0, name, arrivals(1.0, 1, 0)[0].value) for name in APPS}
-    idle = {name: alone(cluster(), {name: maker(name)}, [one])[0].seconds for name, one in first.items()}
+    idle = {name: run_alone(cluster(), {name: maker(name)}, [one])[0].seconds for name, one in first.items()}
     cases = [(policy, rate, seed) for policy in POLICIES for rate in RATES for seed in range(options.seeds)]
     context = multiprocessing.get_context("spawn")
     with progress(len(cases), "runs") as bar, ProcessPoolExecutor(options.workers, context) as processes:

@@ -190,12 +190,12 @@ def case(workload: Workload, progressed: Callable[[], object], seed: int = 0) ->
 
 
 def latencies(run: Run) -> dict[str, Any]:
-    took = sorted(one.seconds for one in run.served)
+    took = sorted(one.seconds for one in run.queries)
     return {
         "mean_s": round(fmean(took), 3),
         "p50_s": round(took[len(took) // 2], 3),
         "p99_s": round(took[int(0.99 * len(took))], 3),
-        "first_token_mean_s": round(fmean((one.first_token or one.ended) - one.at for one in run.served), 3),
+        "first_token_mean_s": round(fmean((one.first_token or one.ended_at) - one.at for one in run.queries), 3),
         "cached": round(run.cached["llm"], 3),
     }
 

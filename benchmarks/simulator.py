@@ -72,8 +72,8 @@ def compare(name: str, rate: float, queries: int, seed: int, *, fast: bool) -> d
 
 
 def told(run: Run) -> dict[str, float]:
-    if any(one.error for one in run.served):
-        raise SystemExit(next(one.error for one in run.served if one.error))
+    if any(one.error for one in run.queries):
+        raise SystemExit(next(one.error for one in run.queries if one.error))
     found: dict[str, float] = figures(run, dict.fromkeys(APPS, 1.0))["latency"]
     return found
 

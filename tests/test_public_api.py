@@ -73,7 +73,7 @@ PUBLIC = {
         *("PER_QUERY", "Prompt", "QueryExpansion", "Reranking", "Result", "Running", "Searching", "Stream"),
         *("Synthesis", "Tool", "Value", "WebSearch", "Workflow", "on_engine", "reads", "setting"),
     ],
-    "teola_plugin.simulation": ["Cluster", "alone", "arriving", "figures", "poisson", "simulate"],
+    "teola_plugin.simulation": ["Cluster", "arriving", "figures", "poisson", "run_alone", "simulate"],
 }
 """What the documentation has ever told anyone to import: it stays where it is, whatever moves."""
 

@@ -116,8 +116,8 @@ def measured(run: Run, queries: int) -> dict[str, Any]:
     """Latencies in seconds, by query; what it took per query; how full batches were and what caches held."""
     busy = sum(sum(each) for each in run.busy.values())
     return {
-        "latencies": [round(one.seconds, 5) for one in run.served],
-        "wasted_tokens": sum(one.wasted_tokens for one in run.served) / queries,
+        "latencies": [round(one.seconds, 5) for one in run.queries],
+        "wasted_tokens": sum(one.wasted_tokens for one in run.queries) / queries,
         "engine_seconds": busy / queries,
         "batch_sizes": {name: round(size, 3) for name, size in run.batch_sizes.items()},
         "cached": {name: round(share, 4) for name, share in run.cached.items()},

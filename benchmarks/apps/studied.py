@@ -174,7 +174,7 @@ def ran(case: Case) -> dict[str, Any]:
         return make
 
     run = simulate(_Made({}, case.ground), {app: made(app) for app in case.apps}, arrivals(case), seed=case.seed)
-    if failed := [one.error for one in run.served if one.error]:
+    if failed := [one.error for one in run.queries if one.error]:
         raise SystemExit(f"{case}: {failed[0]}")
     return told(run) | {"spent": spent(pools[0])}
 
@@ -186,12 +186,12 @@ def virtual_seconds(app: str, queries: int, scale: float = 1.0) -> list[float]:
         return workflows.WORKFLOWS[app]("proxy").deploy(pool).arun
 
     run = simulate(_Made({}, Ground(scale=scale)), {app: make}, arrivals(Case((app,), queries=queries)))
-    return [one.seconds for one in run.served]
+    return [one.seconds for one in run.queries]
 
 
 def told(run: Run) -> dict[str, Any]:
     """Seconds and tokens of a query, on average."""
-    found = figures(run, dict.fromkeys({one.app for one in run.served}, 1.0))
+    found = figures(run, dict.fromkeys({one.app for one in run.queries}, 1.0))
     by_app = {name: one["latency"]["mean"] for name, one in found.get("apps", {}).items()}
     kept = ("queued", "work", "wasted", "wasted_tokens")
     busiest = max((max(each), name) for name, each in found["utilisation"].items())

@@ -4,16 +4,14 @@ Apps are real objects (LangChain, LangGraph, LlamaIndex, workflows, any async fu
 shipped fakes with the profile of some machine. A run is repeated exactly from its seed. See docs/simulation.md.
 """
 
-from teola_plugin.simulation.arrivals import Arrival, arriving, bursty, poisson, zipf
+from teola_plugin.simulation.arrivals import Arrival, arriving, bursty, poisson, read_trace, zipf
 from teola_plugin.simulation.cluster import Cluster, SimulatedEngine, machine_named, mark
-from teola_plugin.simulation.figures import figures, quantile
 from teola_plugin.simulation.flows import Flow, FlowRequest, FlowWork, shared_blocks
 from teola_plugin.simulation.live_flows import FlowArrival
-from teola_plugin.simulation.meter import Served
+from teola_plugin.simulation.meter import QueryOutcome
 from teola_plugin.simulation.recording import record
 from teola_plugin.simulation.replay import replay, replayed
-from teola_plugin.simulation.run import Ask, Make, Run, alone, on_the_clock, simulate
-from teola_plugin.simulation.traces import read_trace
+from teola_plugin.simulation.run import Ask, Make, Run, figures, on_the_clock, quantile, run_alone, simulate
 
 __all__ = [
     "Arrival",
@@ -24,10 +22,9 @@ __all__ = [
     "FlowRequest",
     "FlowWork",
     "Make",
+    "QueryOutcome",
     "Run",
-    "Served",
     "SimulatedEngine",
-    "alone",
     "arriving",
     "bursty",
     "figures",
@@ -40,6 +37,7 @@ __all__ = [
     "record",
     "replay",
     "replayed",
+    "run_alone",
     "shared_blocks",
     "simulate",
     "zipf",

@@ -117,7 +117,7 @@ class Cluster:
         """Batch policies by engine."""
         return {name: one.policy for name, one in self.engines.items()}
 
-    def made(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
+    def make_engines(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
         """Return fresh instances. `lengths` are the tokens of an LLM's answers in queries with such a mark in their
         prompts."""
         return {name: _instances(name, one, lengths or {}) for name, one in self.engines.items()}

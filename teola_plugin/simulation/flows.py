@@ -52,8 +52,8 @@ class FlowWork:
     asks: tuple[FlowRequest, ...]
     after: tuple[After, ...] = ()
     """It is requested when all of these have happened; if there are none, with the query."""
-    early: bool = True
-    """True if a graph requests it, as soon as it may; the original comes to it a moment later."""
+    is_planned: bool = True
+    """True if a graph requests it, as soon as it may; False for a call of the original, which comes a moment later."""
     depth: int = 0
     objective: Objective = Objective.LATENCY
     gang: str = ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from teola_plugin.engines.fake.timeline import Job
 from teola_plugin.simulation.event_clock import EventClock
 from teola_plugin.simulation.flows import After, Flow, FlowChange, FlowWork
-from teola_plugin.simulation.meter import Served
+from teola_plugin.simulation.meter import QueryOutcome
 
 if TYPE_CHECKING:
-    from teola_plugin.simulation.replay_ports import ReplayPort
+    from teola_plugin.simulation.replay import ReplayPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class LiveFlow:
         self,
         name: str,
         arrival: FlowArrival,
-        result: Served,
+        result: QueryOutcome,
         ports: Mapping[str, ReplayPort],
         clock: EventClock,
         progressed: Callable[[], object],
     ) -> None:
-        self.name, self.arrival, self.served = name, arrival, result
+        self.name, self.arrival, self.outcome = name, arrival, result
         self._ports, self._clock, self._progressed = ports, clock, progressed
         self._works: list[LiveWork] = []
         self._actions: list[_Action] = []
@@ -111,7 +111,7 @@ class LiveFlow:
     def _begin(self, live: LiveWork) -> None:
         live.asked_at = self._clock.time()
         port = self._ports[live.work.engine]
-        if live.work.early:
+        if live.work.is_planned:
             port.enqueue(live)
         else:
             self._clock.call_soon(partial(port.enqueue, live))
@@ -129,7 +129,7 @@ class LiveFlow:
         if self._has_ended:
             return
         self._has_ended = True
-        self.served.ended = self._clock.time()
+        self.outcome.ended_at = self._clock.time()
         for live in self._works:
             if live.ended_at >= 0:
                 self.count(live)
@@ -163,11 +163,11 @@ class LiveFlow:
         live.has_ended = True
         now = self._clock.time() if live.ended_at < 0 else live.ended_at
         if live.started >= 0:
-            self.served.queued += live.started - live.asked_at
-            self.served.work += now - live.started
+            self.outcome.queued += live.started - live.asked_at
+            self.outcome.work += now - live.started
             if live.number not in self._used and not live.is_used:
-                self.served.wasted += now - live.started
-                self.served.wasted_tokens += sum(one.prompt for one in live.work.asks) - live.cached
+                self.outcome.wasted += now - live.started
+                self.outcome.wasted_tokens += sum(one.prompt for one in live.work.asks) - live.cached
 
 
 def _changed(work: FlowWork, change: FlowChange) -> FlowWork:

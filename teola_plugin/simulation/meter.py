@@ -20,12 +20,12 @@ number: ContextVar[int] = ContextVar("teola_simulated_query", default=-1)
 
 
 @dataclass(slots=True)
-class Served:
+class QueryOutcome:
     """The outcome of one query. Times in seconds after the start."""
 
     app: str
     at: float
-    ended: float = float("nan")
+    ended_at: float = float("nan")
     first_token: float | None = None
     """When the first token of the last generation came; None if nothing was generated."""
     error: str = ""
@@ -40,7 +40,7 @@ class Served:
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.at
+        return self.ended_at - self.at
 
     def note(self, trace: QueryTrace) -> None:
         """Add what was observed of the query, or of a part of it."""
@@ -55,7 +55,7 @@ class Served:
 class Meter(TraceSink):
     """The meter of one run with these queries."""
 
-    def __init__(self, queries: Sequence[Served]) -> None:
+    def __init__(self, queries: Sequence[QueryOutcome]) -> None:
         self._queries = queries
         self._numbers: dict[str, int] = {}
         """Numbers of queries by the runtime's name of the query, or of a part of it."""
@@ -85,7 +85,7 @@ class Meter(TraceSink):
     def close(self) -> None:
         pass
 
-    def _query(self, query: str) -> Served | None:
+    def _query(self, query: str) -> QueryOutcome | None:
         index = self._numbers.get(query, -1)
         return self._queries[index] if index >= 0 else None
 
@@ -118,7 +118,7 @@ class Meter(TraceSink):
 
     def _generated(self, query: str, first: float, end: float) -> None:
         measured_query = self._query(query)
-        if measured_query is not None and not end > measured_query.ended:  # not a number while it goes on
+        if measured_query is not None and not end > measured_query.ended_at:  # not a number while it goes on
             measured_query.first_token = first
 
 

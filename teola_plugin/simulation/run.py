@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from teola_plugin.engines.base import Engine
@@ -16,7 +17,7 @@ from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.simulation import meter
 from teola_plugin.simulation.arrivals import Arrival
 from teola_plugin.simulation.cluster import Cluster
-from teola_plugin.simulation.meter import Meter, Served
+from teola_plugin.simulation.meter import Meter, QueryOutcome
 
 Ask = Callable[[Any], Awaitable[Any]]
 """Calls an app with one input."""
@@ -29,7 +30,7 @@ happens before the run's time begins."""
 class Run:
     """The result of one run: its queries in the order of `arrivals`, and how busy each instance was."""
 
-    served: tuple[Served, ...]
+    queries: tuple[QueryOutcome, ...]
     busy: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By engine: the seconds in which each instance had something to do."""
     seconds: float = 0.0
@@ -80,11 +81,13 @@ def on_the_clock(
     return asyncio.run(_run_queries(cluster, apps, arrivals, make_pool, goals or {}, progressed))
 
 
-def alone(cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival], *, seed: int = 0) -> list[Served]:
+def run_alone(
+    cluster: Cluster, apps: Mapping[str, Make], arrivals: Sequence[Arrival], *, seed: int = 0
+) -> list[QueryOutcome]:
     """Run each query on a cluster of its own, which has nothing else to do, and return the results."""
-    results: list[Served] = []
+    results: list[QueryOutcome] = []
     for arrival in arrivals:
-        results += simulate(cluster, {arrival.app: apps[arrival.app]}, [replace(arrival, at=0.0)], seed=seed).served
+        results += simulate(cluster, {arrival.app: apps[arrival.app]}, [replace(arrival, at=0.0)], seed=seed).queries
     return results
 
 
@@ -96,8 +99,8 @@ async def _run_queries(
     goals: Mapping[str, float],
     progressed: Callable[[], object],
 ) -> Run:
-    results = tuple(Served(arrival.app, arrival.at) for arrival in arrivals)
-    engines = cluster.made(
+    results = tuple(QueryOutcome(arrival.app, arrival.at) for arrival in arrivals)
+    engines = cluster.make_engines(
         {arrival.mark: arrival.output_tokens for arrival in arrivals if arrival.mark and arrival.output_tokens}
     )
     measured = Meter(results)
@@ -126,9 +129,76 @@ async def _build_app(make: Make, pool: EnginePool) -> Ask:
     return app
 
 
-async def _run_query(ask: Ask, value: Any, result: Served, measured: Meter) -> None:
+async def _run_query(ask: Ask, value: Any, result: QueryOutcome, measured: Meter) -> None:
     try:
         await ask(value)
     except Exception as error:  # of the user's app
         result.error = f"{type(error).__name__}: {error}"
-    result.ended = measured.now()
+    result.ended_at = measured.now()
+
+
+# ------------------------------------------------------------ figures of a run
+
+SLO = 5.0
+"""A query is served well within this many times the latency that it has alone."""
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the `share` quantile, linear between the two nearest values (like NumPy). Raises `ValueError` for none."""
+    if not values:
+        raise ValueError("there is no quantile of nothing")
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def figures(run: Run, idle: Mapping[str, float], *, slo: float = SLO) -> dict[str, Any]:
+    """Return figures that are JSON-ready, all times in seconds. `idle` has the latency of an app's query alone on the
+    cluster.
+
+    `goodput` is the number of queries a second that were served within `slo` times that; failed ones do not count.
+    """
+    apps = sorted({query.app for query in run.queries})
+    results = _query_figures(run.queries, idle, slo, run.seconds)
+    if len(apps) > 1:
+        by_app = {name: [query for query in run.queries if query.app == name] for name in apps}
+        results["apps"] = {name: _query_figures(queries, idle, slo, run.seconds) for name, queries in by_app.items()}
+    results["utilisation"] = {
+        name: [round(busy / run.seconds, 4) if run.seconds else 0.0 for busy in seconds]
+        for name, seconds in run.busy.items()
+    }
+    return results
+
+
+def _query_figures(
+    queries: Sequence[QueryOutcome], idle: Mapping[str, float], slo: float, seconds: float
+) -> dict[str, Any]:
+    succeeded = [query for query in queries if not query.error]
+    within_slo = sum(query.seconds <= slo * idle[query.app] for query in succeeded)
+    firsts = [query.first_token - query.at for query in succeeded if query.first_token is not None]
+    span = max((query.ended_at for query in queries), default=0.0) - min((query.at for query in queries), default=0.0)
+    return {
+        "queries": len(queries),
+        "failed": len(queries) - len(succeeded),
+        "latency": _spread([query.seconds for query in succeeded]),
+        "first_token": _spread(firsts),
+        "within_slo": round(within_slo / len(queries), 4) if queries else 0.0,
+        "goodput": round(within_slo / span, 4) if span else 0.0,
+        "queued": round(_mean([query.queued for query in succeeded]), 4),
+        "work": round(_mean([query.work for query in succeeded]), 4),
+        "wasted": round(_mean([query.wasted for query in succeeded]), 4),
+        "wasted_tokens": round(_mean([query.wasted_tokens for query in succeeded]), 2),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    quantiles = {f"p{round(100 * share)}": round(quantile(values, share), 4) for share in (0.5, 0.95, 0.99)}
+    return {"mean": round(fmean(values), 4), **quantiles}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -24,8 +24,8 @@ def off(app: str, name: str, rate: float, queries: int) -> tuple[float, float]:
     quick = replay(cluster_of(scheme), flow_arrivals(app, flows, times))
     asked = [Arrival(at, app, number) for number, at in enumerate(times)]
     real = simulate(cluster_of(scheme), {app: maker(app, scheme)}, asked)
-    assert not any(one.error for one in real.served)
-    one, other = ([served.seconds for served in run.served] for run in (quick, real))
+    assert not any(one.error for one in real.queries)
+    one, other = ([served.seconds for served in run.queries] for run in (quick, real))
     return sum(one) / sum(other) - 1, quantile(one, 0.95) / quantile(other, 0.95) - 1
 
 

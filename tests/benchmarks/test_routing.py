@@ -34,14 +34,14 @@ def test_a_prompt_alone_takes_what_its_chunks_take() -> None:
     chunks = [step_seconds(CHUNK, CHUNK, [(CHUNK, CHUNK)]), step_seconds(CHUNK, 2 * CHUNK, [(CHUNK, 2 * CHUNK)])]
     assert prefill_seconds(1200) == pytest.approx(sum(chunks) + step_seconds(176, 1200, [(176, 1200)]))
     for tokens in (512, 4096, 8192):  # sizes that the profile has; between them it is a straight line
-        (done,) = run(job(0.5, tokens)).served
+        (done,) = run(job(0.5, tokens)).queries
         assert done.first_token == pytest.approx(0.5 + prefill_seconds(tokens))
         assert done.seconds == pytest.approx(prefill_seconds(tokens) + DECODED)
 
 
 def test_a_cached_prompt_computes_its_last_block_and_the_next_in_line_does_not_wait_for_it() -> None:
     found = run(job(0.0, 1024), job(5.0, 1024), job(5.0, 1024, prompt=2))
-    first, again, behind = found.served
+    first, again, behind = found.queries
     assert found.cached["llm"] == pytest.approx(1008 / (3 * 1024))
     of_a_block = NO_LIMIT.seconds(PrimitiveKind.PREFILLING, 16)
     assert first.seconds == pytest.approx(prefill_seconds(1024) + DECODED)
@@ -51,16 +51,16 @@ def test_a_cached_prompt_computes_its_last_block_and_the_next_in_line_does_not_w
 
 
 def test_decodings_go_on_beside_prefillings() -> None:
-    long, late = run(job(0.0, 512, output=20), job(0.1, 512, prompt=2)).served
-    (alone,) = run(job(0.0, 512, output=20)).served
-    assert late.ended < long.ended
+    long, late = run(job(0.0, 512, output=20), job(0.1, 512, prompt=2)).queries
+    (alone,) = run(job(0.0, 512, output=20)).queries
+    assert late.ended_at < long.ended_at
     assert long.seconds == pytest.approx(alone.seconds)
 
 
 def test_a_cache_forgets_what_was_used_least_recently() -> None:
     way = replace(ROUND, profile=replace(profile(10**9, 10**9), cache_tokens=2048))
     prompts = [job(10.0 * at, 1024, prompt=prompt) for at, prompt in enumerate((1, 2, 1, 3, 1, 2))]
-    firsts = [one.first_token - one.at for one in run(*prompts, way=way).served if one.first_token is not None]
+    firsts = [one.first_token - one.at for one in run(*prompts, way=way).queries if one.first_token is not None]
     assert [first < 0.1 for first in firsts] == [False, False, True, False, True, False]
 
 
@@ -69,7 +69,7 @@ def test_every_request_ends_and_runs_are_repeatable(way: Way) -> None:
     workload = Workload("short", 3, 10, 60, 4.0, alone=0.2, examples=2)
 
     def once() -> list[float]:
-        return [done.ended for done in run(*workload.arrivals(), way=way, instances=3).served]
+        return [done.ended_at for done in run(*workload.arrivals(), way=way, instances=3).queries]
 
     times = once()
     assert len(times) == 60

@@ -26,7 +26,6 @@ from teola_plugin.simulation import (
     Arrival,
     Ask,
     Cluster,
-    alone,
     arriving,
     bursty,
     figures,
@@ -34,9 +33,10 @@ from teola_plugin.simulation import (
     mark,
     poisson,
     read_trace,
+    run_alone,
     simulate,
 )
-from teola_plugin.simulation.traces import made_up
+from teola_plugin.simulation.arrivals import made_up
 
 if TYPE_CHECKING:
     from teola_plugin.observe.progress import Bar
@@ -202,7 +202,7 @@ class SimulationPlan:
         async def read_values() -> dict[str, list[Any]]:
             from teola_plugin.pool import EnginePool
 
-            async with EnginePool.on_this_loop(self.cluster().made()) as pool:
+            async with EnginePool.on_this_loop(self.cluster().make_engines()) as pool:
                 return {app.name: await app.values(pool, self.queries, seed) for app in self.apps}
 
         return run_virtual(read_values(), inline=True)
@@ -214,7 +214,7 @@ class SimulationPlan:
         makes = {app.name: partial(app.make, variant) for app in self.apps}
         on_progress = (lambda: None) if bar is None else bar.advance
         run = simulate(self.cluster(), makes, self.arrivals_at(rate, seed), seed=seed, progressed=on_progress)
-        errors = sorted({query.error for query in run.served if query.error})
+        errors = sorted({query.error for query in run.queries if query.error})
         run_figures = figures(run, idle, slo=self.slo)
         return {"rate": rate or None, "way": variant, "seed": seed, **run_figures, "errors": errors[:3]}
 
@@ -224,7 +224,7 @@ class SimulationPlan:
         latencies = {}
         for app in self.apps:
             app_arrivals = [arrival for arrival in arrivals if arrival.app == app.name][:IDLE_QUERIES]
-            queries = alone(self.cluster(), {app.name: partial(app.make, variant)}, app_arrivals)
+            queries = run_alone(self.cluster(), {app.name: partial(app.make, variant)}, app_arrivals)
             times = sorted(query.seconds for query in queries)
             latencies[app.name] = times[len(times) // 2] if times else float("nan")
         return latencies

@@ -13,7 +13,7 @@ import pytest
 
 from teola_plugin.errors import ConfigError
 from teola_plugin.simulation import arriving, bursty, poisson, read_trace, zipf
-from teola_plugin.simulation.traces import filled
+from teola_plugin.simulation.arrivals import filled
 
 
 def gaps(times: Any, count: int = 20_000) -> list[float]:

@@ -75,9 +75,9 @@ def test_a_replay_takes_as_long_as_the_app(fast: bool) -> None:
     times = list(itertools.islice(poisson(rate, 1), queries))
     quick = replayed(CLUSTER, {"app": flows}, [(at, "app") for at in times])
     exact = simulate(CLUSTER, {"app": make}, arriving(poisson(rate, 1), {"app": questions(queries)}, queries))
-    mean, real = (sum(one.seconds for one in run.served) / queries for run in (quick, exact))
+    mean, real = (sum(one.seconds for one in run.queries) / queries for run in (quick, exact))
     assert mean == pytest.approx(real, rel=0.02)
-    slowest, really = (sorted(one.seconds for one in run.served)[-2] for run in (quick, exact))
+    slowest, really = (sorted(one.seconds for one in run.queries)[-2] for run in (quick, exact))
     assert slowest == pytest.approx(really, rel=0.04)
 
 
@@ -146,7 +146,7 @@ def generates(prompt: int, output: int, after: tuple[tuple[int, int], ...] = (),
 
 
 def seconds(*works: FlowWork, end: tuple[tuple[int, int], ...]) -> float:
-    return replay(CLUSTER, [FlowArrival(0.0, "app", Flow(works, end))]).served[0].seconds
+    return replay(CLUSTER, [FlowArrival(0.0, "app", Flow(works, end))]).queries[0].seconds
 
 
 def test_one_after_the_other_and_side_by_side() -> None:
@@ -163,7 +163,7 @@ def test_after_a_token() -> None:
 def test_what_nobody_waits_for_ends_with_the_query_and_is_wasted() -> None:
     flow = Flow((embeds(), generates(100, 1000)), ((0, END),))
     run = replay(CLUSTER, [FlowArrival(0.0, "app", flow)])
-    (served,) = run.served
+    (served,) = run.queries
     assert served.seconds == pytest.approx(EMBEDDING) == served.wasted == run.seconds
     assert served.wasted_tokens == 100
     assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING)
@@ -173,7 +173,7 @@ def test_what_is_given_up_ends_and_what_becomes_known_is_told() -> None:
     guess = replace(generates(100, 1000), given_up=((0, END),))
     flow = Flow((embeds(), guess, embeds(after=((0, END),))), ((2, END),))
     run = replay(CLUSTER, [FlowArrival(0.0, "app", flow)])
-    assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING) == run.served[0].wasted
+    assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING) == run.queries[0].wasted
     first, busy, waits = replace(embeds(), depth=20), replace(embeds(200), depth=5), embeds()
     deeper = replace(waits, changes=(FlowChange(((0, END),), 10),))
     assert seconds(first, busy, deeper, end=((2, END),)) < seconds(first, busy, waits, end=((2, END),))
@@ -183,14 +183,14 @@ def test_a_warm_up_that_a_prompt_finds_is_not_wasted() -> None:
     warm = generates(32, 0, kind=K.PARTIAL_PREFILLING, keys=(1, 2))
     for keys, wasted in (((1, 2, 3), 0), ((4, 5, 6), 32)):
         flow = Flow((warm, embeds(), generates(48, 5, after=((1, END),), keys=keys)), ((2, END),))
-        [served] = replay(Cluster.of(rtx3090()), [FlowArrival(0.0, "app", flow)]).served
+        [served] = replay(Cluster.of(rtx3090()), [FlowArrival(0.0, "app", flow)]).queries
         assert served.wasted_tokens == wasted
 
 
 def test_a_static_engine_fuses_what_waits() -> None:
     flow = Flow((embeds(),), ((0, END),))
     run = replay(CLUSTER, [FlowArrival(at, "app", flow) for at in (0.0, 0.001, 0.002)])
-    assert [one.ended for one in run.served] == pytest.approx([EMBEDDING, *[EMBEDDING + 0.022 + 2 * 0.00115] * 2])
+    assert [one.ended_at for one in run.queries] == pytest.approx([EMBEDDING, *[EMBEDDING + 0.022 + 2 * 0.00115] * 2])
 
 
 def test_prefixes_are_shared_where_queries_have_them_in_common() -> None:
@@ -202,7 +202,7 @@ def test_prefixes_are_shared_where_queries_have_them_in_common() -> None:
     assert shared_blocks(flows) == frozenset(range(10))
     cluster = Cluster.of(rtx3090())
     run = replayed(cluster, {"app": flows}, [(10.0 * n, "app") for n in range(4)])
-    first, *others = (one.seconds for one in run.served)
+    first, *others = (one.seconds for one in run.queries)
     assert first == pytest.approx(176 * 0.00035 + 0.0285)
     assert others == pytest.approx([16 * 0.00035 + 0.0285] * 3)
 

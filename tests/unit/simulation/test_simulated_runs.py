@@ -27,14 +27,14 @@ from teola_plugin.runtime.context import current_run
 from teola_plugin.simulation import (
     Arrival,
     Cluster,
+    QueryOutcome,
     Run,
-    Served,
-    alone,
     arriving,
     figures,
     machine_named,
     poisson,
     quantile,
+    run_alone,
     simulate,
 )
 
@@ -77,13 +77,13 @@ def test_its_reranker_has_a_mind_of_its_own() -> None:
 
         return ask
 
-    assert not simulate(CLUSTER, {"rank": asks}, [Arrival(0.0, "rank", "x")]).served[0].error
+    assert not simulate(CLUSTER, {"rank": asks}, [Arrival(0.0, "rank", "x")]).queries[0].error
     assert scores == [own_score(pair.query, pair.text) for pair in pairs]
 
 
 def test_a_static_engine_serves_one_batch_at_a_time() -> None:
     run = simulate(CLUSTER, {"app": embeds}, [Arrival(at, "app", str(at)) for at in (0.0, 0.01, 5.0)])
-    first, second, third = run.served
+    first, second, third = run.queries
     assert first.seconds == pytest.approx(EMBEDDING)
     assert second.seconds == pytest.approx(2 * EMBEDDING - 0.01)
     assert second.queued == pytest.approx(EMBEDDING - 0.01)
@@ -95,7 +95,7 @@ def test_a_static_engine_serves_one_batch_at_a_time() -> None:
 def test_instances_share_the_work() -> None:
     cluster = Cluster.of(rtx3090(), instances={"embedder": 2})
     run = simulate(cluster, {"app": embeds}, [Arrival(0.0, "app", str(n)) for n in range(2)])
-    assert [one.seconds for one in run.served] == pytest.approx([EMBEDDING, EMBEDDING])
+    assert [one.seconds for one in run.queries] == pytest.approx([EMBEDDING, EMBEDDING])
     assert run.busy["embedder"] == pytest.approx((EMBEDDING, EMBEDDING))
 
 
@@ -106,18 +106,18 @@ def test_what_is_filled_before_does_not_count() -> None:
         return ask
 
     run = simulate(CLUSTER, {"app": make}, [Arrival(0.0, "app", "x")])
-    assert run.served[0].seconds == pytest.approx(EMBEDDING) == run.seconds
+    assert run.queries[0].seconds == pytest.approx(EMBEDDING) == run.seconds
     assert run.busy["embedder"] == (pytest.approx(EMBEDDING),)
 
 
 def test_plain_and_accelerated_objects_and_the_gain() -> None:
     fast = simulate(CLUSTER, {"app": lambda pool: two_steps(pool, fast=True)}, questions(20, 0.3))
     plain = simulate(CLUSTER, {"app": two_steps}, questions(20, 0.3))
-    assert not any(one.error for one in (*fast.served, *plain.served))
-    ratios = [slow.seconds / quick.seconds for slow, quick in zip(plain.served, fast.served, strict=True)]
+    assert not any(one.error for one in (*fast.queries, *plain.queries))
+    ratios = [slow.seconds / quick.seconds for slow, quick in zip(plain.queries, fast.queries, strict=True)]
     assert 1.2 < sum(ratios) / 20 < 1.6
-    for one in (*fast.served, *plain.served):
-        assert one.first_token is not None and one.at < one.first_token < one.ended
+    for one in (*fast.queries, *plain.queries):
+        assert one.first_token is not None and one.at < one.first_token < one.ended_at
         assert one.work > 0
 
 
@@ -133,8 +133,8 @@ def test_a_failing_query_disturbs_nobody() -> None:
         return sometimes
 
     run = simulate(CLUSTER, {"app": make}, [Arrival(0.0, "app", "bad"), Arrival(0.0, "app", "good")])
-    assert run.served[0].error == "KeyError: 'mine'"
-    assert run.served[1].seconds == pytest.approx(EMBEDDING)
+    assert run.queries[0].error == "KeyError: 'mine'"
+    assert run.queries[1].seconds == pytest.approx(EMBEDDING)
     found = figures(run, {"app": 1.0})
     assert (found["failed"], found["within_slo"]) == (1, 0.5)
 
@@ -147,7 +147,7 @@ def test_a_blocking_call_is_an_error_and_no_hang() -> None:
         return lambda value: asyncio.to_thread(blocking)
 
     run = simulate(CLUSTER, {"app": make}, [Arrival(0.0, "app", "x")])
-    assert "use the async form" in run.served[0].error
+    assert "use the async form" in run.queries[0].error
 
 
 def test_waiting_for_nothing_ends_with_an_error() -> None:
@@ -161,7 +161,7 @@ def test_waiting_for_nothing_ends_with_an_error() -> None:
 PROGRAM = """
 from test_simulated_runs import CLUSTER, questions, simulate, two_steps
 run = simulate(CLUSTER, {"app": lambda pool: two_steps(pool, fast=True)}, questions(12))
-print([repr(one.seconds) for one in run.served], run.busy)
+print([repr(one.seconds) for one in run.queries], run.busy)
 """
 
 
@@ -183,7 +183,7 @@ def test_lengths_of_answers() -> None:
         return ChatTeola(pool=pool, max_tokens=100).ainvoke
 
     def seconds(cluster: Cluster, arrival: Arrival) -> float:
-        return simulate(cluster, {"app": make}, [arrival]).served[0].seconds
+        return simulate(cluster, {"app": make}, [arrival]).queries[0].seconds
 
     long = Cluster.of(rtx3090(), output_tokens=80)
     plain = Arrival(0.0, "app", "q0000001 why?")
@@ -192,7 +192,9 @@ def test_lengths_of_answers() -> None:
 
 
 def test_figures() -> None:
-    served = tuple(Served("app", at, at + took, at + took / 2) for at, took in ((0.0, 1.0), (1.0, 2.0), (2.0, 12.0)))
+    served = tuple(
+        QueryOutcome("app", at, at + took, at + took / 2) for at, took in ((0.0, 1.0), (1.0, 2.0), (2.0, 12.0))
+    )
     found = figures(Run(served, {"llm": (7.0, 0.0)}, 14.0), {"app": 1.0}, slo=5)
     assert found["latency"] == {"mean": 5.0, "p50": 2.0, "p95": 11.0, "p99": 11.8}
     assert found["first_token"]["mean"] == 2.5
@@ -211,7 +213,7 @@ def test_apps_side_by_side_are_told_apart() -> None:
 
 def test_alone_is_each_on_a_cluster_of_its_own() -> None:
     arrivals = [Arrival(float(at), "app", "x") for at in (3, 3)]
-    assert [one.seconds for one in alone(CLUSTER, {"app": embeds}, arrivals)] == pytest.approx([EMBEDDING] * 2)
+    assert [one.seconds for one in run_alone(CLUSTER, {"app": embeds}, arrivals)] == pytest.approx([EMBEDDING] * 2)
 
 
 # ------------------------------------------------------------ clusters
@@ -233,7 +235,7 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
     )
     cluster = Cluster.read(path, machine_named("a100-8b"))
     assert cluster.policies == {"main": "throughput-oriented", "store": "topology-aware", "web": "topology-aware"}
-    assert {name: len(found) for name, found in cluster.made().items()} == {"main": 3, "store": 2, "web": 1}
+    assert {name: len(found) for name, found in cluster.make_engines().items()} == {"main": 3, "store": 2, "web": 1}
     assert cluster.engines["main"].profile.cache_tokens > 100_000
 
 
@@ -304,4 +306,4 @@ def test_work_in_threads_runs_at_once_and_without_a_loop() -> None:
         return ask
 
     run = simulate(CLUSTER, {"app": make}, [Arrival(1.0, "app", "x")])
-    assert seen == [(0, "ran"), (1, "ran"), (2, "ran")] and run.served[0].seconds == 0
+    assert seen == [(0, "ran"), (1, "ran"), (2, "ran")] and run.queries[0].seconds == 0
