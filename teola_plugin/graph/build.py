@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from teola_plugin.errors import GraphError
-from teola_plugin.graph.attributes import Attributes
-from teola_plugin.graph.fragment import Fragment
-from teola_plugin.graph.graph import Graph
-from teola_plugin.graph.kinds import IMPURE_KINDS, PrimitiveKind
-from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.graph import Fragment, Graph
+from teola_plugin.graph.primitive import IMPURE_KINDS, Attributes, Primitive, PrimitiveKind
 from teola_plugin.graph.refs import UNKNOWN_EFFECT, Effect, Inputs, Ref, named
 from teola_plugin.graph.template import Component, Role, WorkflowTemplate
 

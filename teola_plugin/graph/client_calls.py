@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 
 class LeftToOriginal(Exception):
@@ -43,3 +43,53 @@ class ClientCalls(Mapping[str, Callable[..., Any]]):
                 return self._objects[name]
             name = name.rpartition(".")[0]
         return ""
+
+
+# ------------------------------------------------------------ functions on the pool's loop
+#
+# Functions run in threads, so that they never hold up other queries (the user's functions, parsers, packing, splitting,
+# anything on long texts), unless they are marked: small ones of our own, and simple ones on short values.
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+Measure = Callable[[Any, int], int]
+"""`(value, limit)` -> number of characters and items of plain data; more than `limit` for anything else."""
+SHORT = 16_384
+"""Number of characters and items that a simple callable processes in well under a millisecond."""
+
+
+def on_loop(call: _Call) -> _Call:
+    """Mark a function that is quick for any argument and runs no code but ours."""
+    call.teola_on_loop = True  # type: ignore[attr-defined]
+    return call
+
+
+def simple(measure: Measure) -> Callable[[_Call], _Call]:
+    """Mark a function whose time is proportional to the size of its argument, such as filling in a prompt.
+
+    For short arguments a thread would cost more than the call itself.
+    """
+
+    def mark(call: _Call) -> _Call:
+        call.teola_measure = measure  # type: ignore[attr-defined]
+        return call
+
+    return mark
+
+
+def own_thread(call: _Call) -> _Call:
+    """Mark a function of the user's that may take long, and that no other code of its query waits for."""
+    call.teola_own_thread = True  # type: ignore[attr-defined]
+    return call
+
+
+def has_own_thread(call: object) -> bool:
+    """Return True if the function was marked by `own_thread`."""
+    return bool(getattr(call, "teola_own_thread", False))
+
+
+def runs_on_loop(call: object, argument: object = None) -> bool:
+    """Return True if the function may run on the loop with this argument; without one, with any argument."""
+    if getattr(call, "teola_on_loop", False):
+        return True
+    measure: Measure | None = getattr(call, "teola_measure", None)
+    return measure is not None and argument is not None and measure(argument, SHORT) <= SHORT

@@ -1,17 +1,17 @@
-"""The primitive graph: immutable, validated on construction, in topological order."""
+"""The primitive graph (immutable, validated on construction, in topological order), its builder and its text form."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
 from teola_plugin.errors import GraphError
-from teola_plugin.graph.attributes import ATTRIBUTES
-from teola_plugin.graph.kinds import FRAGMENT_KINDS, IMPURE_KINDS, LLM_DECODES, PrimitiveKind
-from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.instance_path import InstancePath
+from teola_plugin.graph.primitive import ATTRIBUTES, FRAGMENT_KINDS, IMPURE_KINDS, LLM_DECODES, Primitive, PrimitiveKind
 from teola_plugin.graph.refs import Ref
 
 _CHECKED_KINDS = FRAGMENT_KINDS | LLM_DECODES
@@ -85,8 +85,6 @@ class Graph:
         return f"comes after {name!r}, which is not in the graph"
 
     def _error(self, p: Primitive, problem: str, hint: str = "check the edit that made it") -> GraphError:
-        from teola_plugin.graph.text import format_primitive
-
         return GraphError(f"primitive {p.id!r} {problem}.\n  {format_primitive(p)}\n", hint=hint)
 
     def _sorted(self) -> tuple[Primitive, ...]:
@@ -107,8 +105,8 @@ class Graph:
     def edges_into(p: Primitive) -> tuple[str, ...]:
         """Return the ids of the primitives that must end before `p` starts: data edges, then order edges, each once."""
         parents = [ref.producer for _, ref in p.inputs if ref.producer[:1] != "$"]
-        if p.early:
-            parents += [ref.producer for ref in p.early if ref.producer[:1] != "$"]
+        if p.early_refs:
+            parents += [ref.producer for ref in p.early_refs if ref.producer[:1] != "$"]
         if p.after:
             parents += p.after
         return tuple(dict.fromkeys(parents)) if len(parents) > 1 else tuple(parents)
@@ -250,16 +248,12 @@ class Graph:
         return Graph, (self._order, self.output)
 
     def __str__(self) -> str:
-        from teola_plugin.graph.text import format_graph
-
         return format_graph(self)
 
     def __repr__(self) -> str:
         return f"<Graph of {len(self._by_id)} primitives, output {self.output}>"
 
     def mermaid(self) -> str:
-        from teola_plugin.graph.text import format_mermaid
-
         return format_mermaid(self)
 
 
@@ -283,3 +277,149 @@ class _AncestorSets(Mapping[str, frozenset[str]]):
 
     def __len__(self) -> int:
         return len(self._masks)
+
+
+# ------------------------------------------------------------ the builder
+
+
+class GraphEdit:
+    """A set of changes to a graph, to be frozen into a new graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._before: dict[str, Primitive] = {p.id: p for p in graph}
+        self._by_id = dict(self._before)
+        self._output = graph.output
+
+    def __getitem__(self, name: str) -> Primitive:
+        return self._by_id[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_id
+
+    def add(self, *primitives: Primitive) -> None:
+        for p in primitives:
+            if p.id in self._by_id:
+                raise GraphError(f"primitive {p.id!r} is in the graph already.", hint="choose another id")
+            self._by_id[p.id] = p
+
+    def replace(self, primitive: Primitive) -> None:
+        """Replace the primitive that has the same id. Raise KeyError if there is none."""
+        if primitive.id not in self._by_id:
+            raise KeyError(primitive.id)
+        self._by_id[primitive.id] = primitive
+
+    def remove(self, name: str) -> None:
+        del self._by_id[name]
+
+    def reread(self, old: Ref, new: Ref, only: Iterable[str] | None = None) -> None:
+        """Redirect readers of `old`, or of a value inside it, to `new`: all of them, or those in `only`."""
+
+        def redirected(ref: Ref) -> Ref:
+            is_inside = ref.producer == old.producer and ref.path[: len(old.path)] == old.path
+            return Ref(new.producer, new.path + ref.path[len(old.path) :]) if is_inside else ref
+
+        for name in list(self._by_id) if only is None else list(only):
+            p = self._by_id[name]
+            inputs = tuple((key, redirected(ref)) for key, ref in p.inputs)
+            self.replace(p.with_(inputs=inputs, early_refs=tuple(redirected(ref) for ref in p.early_refs)))
+        if only is None:
+            self._output = redirected(self._output)
+
+    def freeze(self) -> Graph:
+        """Return the new graph: the original object if nothing was changed."""
+        if self._output == self._graph.output and self._by_id == self._before:
+            return self._graph
+        return Graph(self._by_id.values(), self._output, base=self._graph)
+
+
+# ------------------------------------------------------------ fragments
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A graph whose external references (`$item`, `$carry`, `$name` for a capture) are bound per instance."""
+
+    graph: Graph
+    output: Ref
+
+    def instantiate(
+        self, name: str, bind: dict[str, Ref], *, tentative: bool = False, without: Collection[str] = ()
+    ) -> tuple[list[Primitive], Ref]:
+        """Create the primitives of one instance.
+
+        Args:
+            name: Name of the instance; ids of its primitives are prefixed with `name/`.
+            bind: The reference for every external producer that the fragment reads.
+            tentative: Mark the primitives as working on a predicted value.
+            without: Ids of primitives to leave out.
+
+        Returns:
+            The primitives, and the reference of the instance's output.
+        """
+        child = InstancePath(name).child
+        names = {primitive.id: child(primitive.id) for primitive in self.graph}
+        changes = {"tentative": True} if tentative else {}
+        primitives = [p.rename(names, bind, **changes) for p in self.graph if p.id not in without]
+        if self.output.producer in bind:
+            base = bind[self.output.producer]
+            return primitives, Ref(base.producer, base.path + self.output.path)
+        return primitives, Ref(names.get(self.output.producer, self.output.producer), self.output.path)
+
+    @property
+    def externals(self) -> frozenset[str]:
+        """The external producers that an instance must bind."""
+        refs = self.graph.external_reads
+        return refs | {self.output.producer} if self.output.external else refs
+
+
+# ------------------------------------------------------------ the text form
+
+
+def format_primitive(p: Primitive, depth: int | None = None) -> str:
+    """Return one line, e.g. `%search = SEARCHING@store(vector=%embed) after(%ingest) {k=16} reads collection:docs`."""
+    args = ", ".join(f"{key}=%{ref}" for key, ref in p.inputs)
+    text = f"%{p.id} = {p.kind.name}" + (f"@{p.engine}" if p.engine else "") + f"({args})"
+    if p.after:
+        text += f" after({', '.join('%' + a for a in p.after)})"
+    if p.early_refs:
+        text += f" early({', '.join('%' + str(r) for r in p.early_refs)})"
+    notes = [f"{key}={value}" for key, value in (*p.attributes.non_default_items(), *p.options)]
+    if p.item is not None:
+        notes.append(f"item={p.item}")
+    if p.size is not None:
+        notes.append(f"size={p.size}")
+    if p.prompt:
+        notes.append("prompt=" + "".join(map(str, p.prompt)))
+    notes += [name for name in ("batchable", "splittable", "tentative") if getattr(p, name)]
+    if notes:
+        text += " {" + ", ".join(notes) + "}"
+    text += "".join(f" {effect}" for effect in p.effects)
+    return text if depth is None else f"{text}  # depth {depth}"
+
+
+def format_graph(graph: Graph, *, depths: bool = True) -> str:
+    """Return one line per primitive, in order, with fragments indented below their primitive."""
+    lines: list[str] = []
+    for p in graph:
+        lines.append(format_primitive(p, graph.depths[p.id] if depths else None))
+        for label, fragment in (("each", p.fragment), ("else", p.otherwise)):
+            if fragment is not None:
+                inner = format_graph(fragment.graph, depths=False)
+                lines += [f"    {label} | {line}" for line in inner.split("\n")]
+    lines.append(f"return %{graph.output}")
+    return "\n".join(lines)
+
+
+def format_mermaid(graph: Graph) -> str:
+    """Return a Mermaid flow chart: data edges are solid, order edges dotted."""
+    names = {p.id: f"n{i}" for i, p in enumerate(graph)}
+    lines = ["flowchart TD"]
+    for p in graph:
+        engine = f"<br/>{p.engine}" if p.engine else ""
+        lines.append(f'  {names[p.id]}["{p.kind.name}<br/>{p.id}{engine}"]')
+    for p in graph:
+        for producer in dict.fromkeys(r.producer for r in p.refs if not r.external):
+            lines.append(f"  {names[producer]} --> {names[p.id]}")
+        lines += [f"  {names[a]} -.-> {names[p.id]}" for a in p.after]
+    return "\n".join(lines)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from teola_plugin.graph.graph import Graph
-from teola_plugin.graph.kinds import PrimitiveKind
-from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.primitive import Primitive, PrimitiveKind
 from teola_plugin.graph.refs import Ref
 
 

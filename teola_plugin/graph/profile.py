@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from teola_plugin.graph.device import normalize
-from teola_plugin.graph.kinds import PrimitiveKind
+from teola_plugin.graph.primitive import PrimitiveKind
 
 
 class Batching(Enum):

@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Any
 
 from teola_plugin.errors import GraphError
-from teola_plugin.graph.attributes import NOTHING_SAID, Attributes
-from teola_plugin.graph.primitive import Primitive
+from teola_plugin.graph.primitive import NOTHING_SAID, Attributes, Primitive
 from teola_plugin.graph.refs import Effect, Inputs, PromptPart, Ref
 
 

@@ -233,4 +233,6 @@ def _add_verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], outpu
     name = InstancePath(p.id).verify()
     predicted = tuple((f"predicted{i}", item) for i, item in enumerate(items))
     edit.add(Primitive(name, _K.VERIFY, inputs=(("actual", actual), *predicted), scope=p.scope))
-    edit.replace(p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early=p.early + outputs))
+    edit.replace(
+        p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early_refs=p.early_refs + outputs)
+    )

@@ -74,7 +74,7 @@ def optional_edge(reader: Primitive, producer: Primitive) -> bool:
             return False
     if producer.tentative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
         return True
-    return any(ref.producer == producer.id for ref in reader.early)
+    return any(ref.producer == producer.id for ref in reader.early_refs)
 
 
 class Depths:
@@ -177,8 +177,8 @@ class LiveQuery:
                 p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], gang_objective=objectives[p.id]
             )
             self._put(live)
-            if p.early:
-                live.instances += map(InstancePath(p.id).instance, range(len(p.early)))
+            if p.early_refs:
+                live.instances += map(InstancePath(p.id).instance, range(len(p.early_refs)))
                 self._keep_predictions(live)
 
     def __getitem__(self, name: str) -> LivePrimitive:
@@ -213,8 +213,8 @@ class LiveQuery:
     def _put(self, live: LivePrimitive) -> None:
         p = live.primitive
         self._live[p.id] = live
-        if p.early:
-            live.early_outputs = list(p.early)
+        if p.early_refs:
+            live.early_outputs = list(p.early_refs)
         for outer in InstancePath(p.id).enclosing():
             self._within.setdefault(outer, []).append(p.id)
 
@@ -264,7 +264,7 @@ class LiveQuery:
             live.waits |= new_ids.intersection(
                 parents
             )  # later primitives of the instance did not exist when it was inserted
-            if p.early:
+            if p.early_refs:
                 self._keep_predictions(live)
         return new_primitives
 

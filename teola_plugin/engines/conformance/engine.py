@@ -24,7 +24,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance.results import children, collect, ends, same, survives
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.graph.kinds import SERVED_KINDS
+from teola_plugin.graph.primitive import SERVED_KINDS
 from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result

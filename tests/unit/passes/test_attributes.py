@@ -9,8 +9,8 @@ import pytest
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import Attributes, Component, Graph, Primitive, PrimitiveKind, Ref, Role, build_pgraph, named
 from teola_plugin.graph import WorkflowTemplate as Template
-from teola_plugin.graph.attributes import ATTRIBUTES, NOTHING_SAID
-from teola_plugin.graph.text import format_primitive
+from teola_plugin.graph.graph import format_primitive
+from teola_plugin.graph.primitive import ATTRIBUTES, NOTHING_SAID
 
 K = PrimitiveKind
 

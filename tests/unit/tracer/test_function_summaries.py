@@ -13,7 +13,7 @@ from pool_leaves import PoolChat, PoolRetriever
 
 from teola_plugin.engines import profiles
 from teola_plugin.graph import INPUT, Ref, Role, build_pgraph
-from teola_plugin.graph.text import format_graph
+from teola_plugin.graph.graph import format_graph
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,

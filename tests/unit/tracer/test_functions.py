@@ -10,7 +10,7 @@ from function_cases import Case, all_cases
 from function_resources import Resources, call, call_prefetched, comparable, make_resources
 
 from teola_plugin.graph import build_pgraph
-from teola_plugin.graph.text import format_graph
+from teola_plugin.graph.graph import format_graph
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function, trace_node
 

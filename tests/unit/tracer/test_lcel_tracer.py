@@ -34,7 +34,7 @@ from support.own_code import own
 
 from teola_plugin.errors import TraceError
 from teola_plugin.graph import Ref, Role, build_pgraph
-from teola_plugin.graph.text import format_graph
+from teola_plugin.graph.graph import format_graph
 from teola_plugin.passes import PassContext, default_pipeline
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.langchain.trace import trace

@@ -20,7 +20,7 @@ from support.llamaindex_engines import ENGINES, Library, library, own_loop, sett
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.graph import Role, build_pgraph
-from teola_plugin.graph.text import format_graph
+from teola_plugin.graph.graph import format_graph
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generation
 from teola_plugin.shims.llamaindex.copies import copy_template
