@@ -24,7 +24,7 @@ from teola_plugin.engines.fake import FakeTools, FakeWebSearch
 from teola_plugin.engines.fulltext import FullTextSearch, read_documents
 from teola_plugin.engines.profiles import tools, web_search
 from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearch
-from teola_plugin.engines.websearch.refusals import wait_of
+from teola_plugin.engines.websearch.engine import wait_of
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import CallTool, Chunk, SearchText

@@ -1,18 +1,18 @@
-"""What is asked of the vector store beside its requests: counting, looking up, deleting."""
+"""Administrative methods of the vector store, beside its requests: counting, looking up, deleting."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from teola_plugin.engines.pgvector import sql, versions
 from teola_plugin.engines.pgvector.rows import SqlCondition, to_conditions
-from teola_plugin.engines.pgvector.tables import Tables
-from teola_plugin.engines.postgres.faults import Faults
+from teola_plugin.engines.postgres.faults import PostgresErrors
 from teola_plugin.requests.payloads import Chunk, Version
 
 _T = TypeVar("_T")
@@ -21,18 +21,18 @@ _T = TypeVar("_T")
 class Administration(ABC):
     """Administrative methods of the engine. All of them raise EngineError."""
 
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
+    def __init__(self, errors: PostgresErrors) -> None:
+        self._errors = errors
         self._tables = Tables()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._write_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @abstractmethod
     def _connection(self) -> Any:
-        """One of the pool's, as a context."""
+        """Return a context with a connection of the pool."""
 
-    def _turn(self, collection: str) -> asyncio.Lock:
-        """Held by whoever writes to a collection: of two rows with one id, the one that came later must stay."""
-        return self._turns.setdefault(collection, asyncio.Lock())
+    def _write_lock(self, collection: str) -> asyncio.Lock:
+        """Return the lock of all writes to a collection: of two rows with one id, the later one must stay."""
+        return self._write_locks.setdefault(collection, asyncio.Lock())
 
     async def version(self, collection: str) -> Version | None:
         """Return the version of a collection, which is equal while its rows are, whoever writes them.
@@ -45,19 +45,19 @@ class Administration(ABC):
         return await self._with(_count, collection)
 
     async def collections(self) -> list[str]:
-        """Names of the collections that have rows."""
+        """Return the names of the collections that have rows."""
         return await self._with(_collections)
 
     async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
-        """The chunks with these ids, in their order; unknown ids are left out."""
+        """Return the chunks with these ids, in their order. Unknown ids are left out."""
         return await self._with(_get, collection, ids)
 
     async def find(self, collection: str, filter: Sequence[tuple[str, Any]]) -> list[Chunk]:
-        """The chunks whose metadata meets the conditions of a filter, in the order of insertion."""
+        """Return the chunks whose metadata meets a filter, in the order of insertion."""
         return await self._with(lambda conn: _find_chunks(conn, collection, to_conditions(filter)))
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
-        """Deletes rows; says how many there were. What is being written comes before."""
+        """Delete rows after all earlier writes. Return their number."""
         return await self._change(_delete, collection, tuple(ids))
 
     async def delete_collection(self, collection: str) -> None:
@@ -68,7 +68,7 @@ class Administration(ABC):
         await self._change(_forget, collection)
 
     async def _change(self, do: Callable[..., Awaitable[_T]], collection: str, *args: Any) -> _T:
-        async with self._turn(collection):
+        async with self._write_lock(collection):
             return await self._with(do, collection, *args)
 
     async def _with(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
@@ -76,12 +76,12 @@ class Administration(ABC):
             async with self._connection() as conn:
                 return await do(conn, *args)
         except Exception as error:
-            raise self._faults.of(error) from error
+            raise self._errors.of(error) from error
 
 
 async def _count(conn: sql.Connection, collection: str) -> int:
-    found = await sql.first(conn, "SELECT rows FROM teola.collections WHERE name = %s", collection)
-    return int(found[0]) if found is not None else 0
+    row = await sql.first(conn, "SELECT rows FROM teola.collections WHERE name = %s", collection)
+    return int(row[0]) if row is not None else 0
 
 
 async def _collections(conn: sql.Connection) -> list[str]:
@@ -93,16 +93,16 @@ async def _get(conn: sql.Connection, collection: str, ids: Sequence[str]) -> lis
     table = await sql.find(conn, collection)
     if table is None:
         return []
-    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE id = ANY(%s)"
-    found = {row[0]: Chunk(*row) async for row in await conn.execute(statement, (list(ids),))}
-    return [found[i] for i in ids if i in found]
+    statement = f"SELECT id, body, metadata FROM teola.{table.name} WHERE id = ANY(%s)"
+    chunks = {row[0]: Chunk(*row) async for row in await conn.execute(statement, (list(ids),))}
+    return [chunks[i] for i in ids if i in chunks]
 
 
 async def _find_chunks(conn: sql.Connection, collection: str, conditions: Sequence[SqlCondition]) -> list[Chunk]:
     table = await sql.find(conn, collection)
     if table is None:
         return []
-    statement = f"SELECT id, body, metadata FROM teola.{table.place} WHERE {sql.where_clause(conditions)} ORDER BY seq"
+    statement = f"SELECT id, body, metadata FROM teola.{table.name} WHERE {sql.where_clause(conditions)} ORDER BY seq"
     return [Chunk(*row) async for row in await conn.execute(cast(Any, statement), sql.where_parameters(conditions))]
 
 
@@ -110,21 +110,21 @@ async def _delete(conn: sql.Connection, collection: str, ids: Sequence[str]) -> 
     async with _locked(conn, collection) as table:
         if table is None:
             return 0
-        there = f"SELECT FROM teola.{table.place} WHERE id = ANY(%s) LIMIT 1"
-        if await sql.first(conn, there, list(ids)) is None:
+        statement = f"SELECT FROM teola.{table.name} WHERE id = ANY(%s) LIMIT 1"
+        if await sql.first(conn, statement, list(ids)) is None:
             return 0  # a statement that changes nothing counts as a change, too
-        cursor = await conn.execute(f"DELETE FROM teola.{table.place} WHERE id = ANY(%s)", (list(ids),))
-        gone = cursor.rowcount
-        if gone:
+        cursor = await conn.execute(f"DELETE FROM teola.{table.name} WHERE id = ANY(%s)", (list(ids),))
+        deleted = cursor.rowcount
+        if deleted:
             change = "UPDATE teola.collections SET version = version + 1, rows = rows - %s WHERE name = %s"
-            await conn.execute(change, (gone, collection))
-        return gone
+            await conn.execute(change, (deleted, collection))
+        return deleted
 
 
 async def _delete_collection(conn: sql.Connection, collection: str) -> None:
     async with _locked(conn, collection) as table:
         if table is not None:
-            await conn.execute(f"DROP TABLE teola.{table.place}")
+            await conn.execute(f"DROP TABLE teola.{table.name}")
             await conn.execute(
                 "UPDATE teola.collections SET version = version + 1, rows = 0, place = NULL,"
                 " dimension = NULL WHERE name = %s",
@@ -144,3 +144,42 @@ async def _locked(conn: sql.Connection, collection: str) -> AsyncIterator[sql.Ta
     async with conn.transaction():
         await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
         yield await sql.find(conn, collection)
+
+
+class Tables:
+    """The tables of collections that an engine remembers, until a statement shows that others have changed them."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, sql.Table] = {}
+
+    def clear(self) -> None:
+        self._tables.clear()
+
+    def forget(self, collection: str) -> None:
+        self._tables.pop(collection, None)
+
+    async def locate(self, conn: sql.Connection, collection: str, dimensions: Set[int]) -> sql.Table | Version:
+        """Return the table for vectors of these dimensions; the collection's version if there is no table."""
+        table = self._tables.get(collection)
+        if table is not None and dimensions <= {table.dimension}:
+            return table
+        located = await sql.look(conn, collection)  # with another dimension it may have been replaced
+        if isinstance(located, Version):
+            self.forget(collection)
+            return located
+        if located.counted:
+            located = replace(located, counted=await versions.watch(conn, collection, located.name) is not None)
+        self._tables[collection] = located
+        return located
+
+    async def version(self, conn: sql.Connection, collection: str) -> Version | None:
+        """Return the version of a collection; None if not all writes to its table are counted."""
+        for _ in range(2):
+            table = await self.locate(conn, collection, frozenset())
+            if isinstance(table, Version):
+                return table
+            version = await versions.read(conn, table.name) if table.counted else None
+            if version is not None or not table.counted:
+                return version
+            self.forget(collection)  # replaced, or its triggers are gone
+        return None

@@ -1,4 +1,4 @@
-"""Checks of what is asked of the vector store, request by request: what PostgreSQL would refuse fails here, alone."""
+"""Checks of each request to the vector store, so that one that PostgreSQL would refuse fails alone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_DIMENSION = 16_000
-"""Of pgvector's type `vector`."""
+"""Maximum dimension of pgvector's type `vector`."""
 _MAX_KEY = 2000
-"""Bytes of an id or of a collection's name: both are indexed."""
+"""Maximum bytes of an id or of a collection's name: both are indexed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class QueryVector:
 
 
 def to_row(payload: IngestRow) -> Row:
-    """Raises `ValueError` or `TypeError` with what is wrong."""
+    """Check an ingestion and return its row. Raise ValueError or TypeError for an invalid one."""
     chunk = payload.chunk
     if not isinstance(chunk.metadata, Mapping):
         raise TypeError(f"metadata must be a mapping, not {type(chunk.metadata).__name__}")
@@ -69,7 +69,7 @@ def to_row(payload: IngestRow) -> Row:
 
 
 def to_query_vector(payload: SearchVector) -> QueryVector:
-    """Raises `ValueError` or `TypeError` with what is wrong."""
+    """Check a search and return its query vector. Raise ValueError or TypeError for an invalid one."""
     if not isinstance(payload.k, int) or payload.k < 0:
         raise ValueError(f"k must be a number of hits, not {payload.k!r}")
     collection = _text(payload.collection, "the collection's name")
@@ -85,12 +85,12 @@ def _condition(key: str, one_of: OneOf) -> SqlCondition:
     return SqlCondition(key, tuple([_json(value, f"filter {key!r}") for value in one_of.values]), one_of.negated)
 
 
-def to_vector(given: Sequence[float]) -> np.ndarray:
-    """The vector as float32, [dimension]: a copy, whatever its owner does with it. Raises `ValueError`."""
+def to_vector(values: Sequence[float]) -> np.ndarray:
+    """Return a copy of a vector as float32, [dimension]. Raise ValueError if it is invalid."""
     import numpy as np
 
     with np.errstate(over="ignore"):
-        vector = np.array(given, dtype=np.float32)
+        vector = np.array(values, dtype=np.float32)
     if vector.ndim != 1 or not 1 <= len(vector) <= MAX_DIMENSION:
         shape = "x".join(map(str, vector.shape)) or "a single number"
         raise ValueError(f"a vector must be a list of 1 to {MAX_DIMENSION} numbers, not {shape}")
@@ -99,32 +99,32 @@ def to_vector(given: Sequence[float]) -> np.ndarray:
     return vector
 
 
-def _key(text: str, what: str) -> str:
-    if len(_text(text, what).encode()) > _MAX_KEY:
-        raise ValueError(f"{what} is longer than {_MAX_KEY} bytes")
+def _key(text: str, field_name: str) -> str:
+    if len(_text(text, field_name).encode()) > _MAX_KEY:
+        raise ValueError(f"{field_name} is longer than {_MAX_KEY} bytes")
     return text
 
 
-def _text(text: str, what: str) -> str:
+def _text(text: str, field_name: str) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
+        raise TypeError(f"{field_name} must be a str, not {type(text).__name__}")
     if "\0" in text:
-        raise ValueError(f"{what} has a NUL character, which PostgreSQL cannot store")
+        raise ValueError(f"{field_name} has a NUL character, which PostgreSQL cannot store")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{what} has lone surrogates at {error.start}, which are no characters") from None
+        raise ValueError(f"{field_name} has lone surrogates at {error.start}, which are no characters") from None
     return text
 
 
-def _json(value: Any, what: str) -> str:
+def _json(value: Any, field_name: str) -> str:
     try:
         text = json.dumps(value if not isinstance(value, Mapping) else dict(value), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what} cannot be written as JSON: {error}") from error
+        raise ValueError(f"{field_name} cannot be written as JSON: {error}") from error
     if "\\u0000" in text and "\0" in _strings(value):
-        raise ValueError(f"{what} has a NUL character, which PostgreSQL cannot store")
-    return _text(text, what)
+        raise ValueError(f"{field_name} has a NUL character, which PostgreSQL cannot store")
+    return _text(text, field_name)
 
 
 def _strings(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a collection's version is, and how the database itself keeps it: every process's and program's writes count.
+"""The version of a collection, which the database itself keeps: writes of every process and program count.
 
 Triggers on a collection's table add one row to `teola.changes` per writing statement, in the writer's own transaction;
 the counter is the sum of the rows that a snapshot sees. Why that is exact: a snapshot sees a change exactly when it
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ABSENT = "absent"
 """The identity of a collection that has no table."""
 MANY_CHANGES = 1000
-"""Rows of one table's changes that searches do not want to add up."""
+"""Number of rows of a table's changes from which a search sums them up."""
 _LOCK_SECONDS = 2
 
 SCHEMA = """
@@ -102,18 +102,21 @@ COUNTED = """
 (to_regclass('teola.changes') IS NOT NULL
  AND coalesce(has_function_privilege(to_regprocedure('teola.version_of(text)')::oid, 'EXECUTE'), false))
 """
-"""An SQL condition: whether `teola.version_of` may be called."""
+"""An SQL condition that is true if `teola.version_of` may be called."""
 
 
 async def prepare(conn: AsyncConnection[Any]) -> None:
-    """Make what counts changes unless it is there, or may not be made by this role, or on this server."""
+    """Create what counts changes unless it exists, or this role or server does not allow it."""
     import psycopg
 
-    wanted = (
+    names = (
         "to_regclass('teola.changes')",
-        *(f"to_regprocedure('teola.{each}')" for each in ("changed()", "version_of(text)", "watch(text)", "tidy(oid)")),
+        *(
+            f"to_regprocedure('teola.{function}')"
+            for function in ("changed()", "version_of(text)", "watch(text)", "tidy(oid)")
+        ),
     )
-    cursor = await conn.execute(f"SELECT num_nulls({', '.join(wanted)})")  # type: ignore[arg-type]
+    cursor = await conn.execute(f"SELECT num_nulls({', '.join(names)})")  # type: ignore[arg-type]
     [missing] = await cursor.fetchone() or (0,)
     if missing:
         with suppress(psycopg.DatabaseError):
@@ -121,40 +124,40 @@ async def prepare(conn: AsyncConnection[Any]) -> None:
                 await conn.execute(SCHEMA)
 
 
-async def read(conn: AsyncConnection[Any], place: str) -> Version | None:
-    """The version of a table; None when not all its writes are counted."""
-    cursor = await conn.execute("SELECT identity, counter FROM teola.version_of(%s)", (place,))
-    found = await cursor.fetchone()
-    return Version(*found) if found is not None else None
+async def read(conn: AsyncConnection[Any], table: str) -> Version | None:
+    """Return the version of a table; None if not all its writes are counted."""
+    cursor = await conn.execute("SELECT identity, counter FROM teola.version_of(%s)", (table,))
+    row = await cursor.fetchone()
+    return Version(*row) if row is not None else None
 
 
-async def watch(conn: AsyncConnection[Any], collection: str, place: str) -> Version | None:
-    """The version of a table whose writes are counted, from now on if need be; None where that cannot be had."""
+async def watch(conn: AsyncConnection[Any], collection: str, table: str) -> Version | None:
+    """Return the version of a table, counting its writes from now on if necessary; None if that is impossible."""
     import psycopg
 
-    found = await read(conn, place)
-    if found is not None:
-        return found
+    version = await read(conn, table)
+    if version is not None:
+        return version
     with suppress(psycopg.DatabaseError):  # no rights, a server that only reads, a lock that is held for long
         async with conn.transaction():
             await conn.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
             await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
-            if await read(conn, place) is None:  # another process may have been here
-                await conn.execute("SELECT teola.watch(%s)", (place,))
-    return await read(conn, place)
+            if await read(conn, table) is None:  # another process may have been here
+                await conn.execute("SELECT teola.watch(%s)", (table,))
+    return await read(conn, table)
 
 
-async def begin(conn: AsyncConnection[Any], place: str) -> None:
-    """Count the changes of a table that was made just now, if that can be had."""
+async def begin(conn: AsyncConnection[Any], table: str) -> None:
+    """Count the changes of a table that was just created, if possible."""
     import psycopg
 
     with suppress(psycopg.DatabaseError):
         async with conn.transaction():
-            await conn.execute("SELECT teola.watch(%s)", (place,))
+            await conn.execute("SELECT teola.watch(%s)", (table,))
 
 
 async def tidy(conn: AsyncConnection[Any], oid: int | None) -> None:
-    """Sum up the changes of a table, or forget them with the table; not where this role may not."""
+    """Sum up the changes of a table, or delete them if the table is gone, if this role may."""
     import psycopg
 
     with suppress(psycopg.DatabaseError):

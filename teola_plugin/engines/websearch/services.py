@@ -1,4 +1,4 @@
-"""How each service is asked, and what it answers. Pure: a query in, a request out; JSON in, hits out.
+"""The requests and replies of each service. Pure: a query in, a request out; JSON in, hits out.
 
 The forms are those of the services' own documents:
 
@@ -17,13 +17,13 @@ from typing import Any
 
 from teola_plugin.requests.payloads import Hit
 
-Found = Mapping[str, Any]
+ServiceResult = Mapping[str, Any]
 """One result, as the service gives it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One HTTP request, but for the service's address and the key."""
+class ServiceRequest:
+    """An HTTP request without the service's address and the key."""
 
     method: str
     path: str
@@ -33,77 +33,77 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class SearchService:
-    """One way of asking. `ask(query, k, options)` makes the request; `results` finds the list in an answer."""
+    """A web search service. `ask(query, k, options)` makes a request; `results` returns the list in a reply."""
 
     name: str
     base_url: str
-    """Empty where everybody has one of their own."""
+    """The address; "" if each user has one of their own."""
     url_variable: str
-    """Environment variable with the address, where it is not given."""
+    """Environment variable with the address, if it is not an argument."""
     key_variable: str
     """Environment variable with the key; empty for a service without keys."""
     key_header: str
     key_prefix: str
     most: int
-    """Results of one request."""
-    ask: Callable[[str, int, Mapping[str, Any]], Asked]
-    results: Callable[[Any], Sequence[Found]]
+    """Maximum results of one request."""
+    ask: Callable[[str, int, Mapping[str, Any]], ServiceRequest]
+    results: Callable[[Any], Sequence[ServiceResult]]
     text: str
-    """Under which name a result has its text."""
+    """Name of the field with a result's text."""
     published: str
     escaped: bool = False
-    """Whether texts are HTML."""
+    """True if texts are HTML."""
 
     def hits(self, answer: Any, k: int) -> tuple[Hit, ...]:
-        """Best first, `k` at most. Raises `ValueError` for an answer of another form."""
+        """Return at most `k` hits, best first. Raise ValueError for a reply of another form."""
         try:
-            found = [one for one in self.results(answer) if one.get("url")][:k]
-            return tuple(self._hit(one, rank) for rank, one in enumerate(found, start=1))
+            results = [result for result in self.results(answer) if result.get("url")][:k]
+            return tuple(self._hit(result, rank) for rank, result in enumerate(results, start=1))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the answer is not what {self.name} says: {error!r}") from error
 
-    def _hit(self, one: Found, rank: int) -> Hit:
-        metadata = {"source": one["url"], "title": self._plain(one.get("title"))}
-        if when := one.get(self.published):
+    def _hit(self, result: ServiceResult, rank: int) -> Hit:
+        metadata = {"source": result["url"], "title": self._plain(result.get("title"))}
+        if when := result.get(self.published):
             metadata["published"] = str(when)
-        score = one.get("score")
+        score = result.get("score")
         score = score if isinstance(score, int | float) else 1.0 / rank
-        return Hit(str(one["url"]), self._plain(one.get(self.text)), metadata, score)
+        return Hit(str(result["url"]), self._plain(result.get(self.text)), metadata, score)
 
     def _plain(self, text: Any) -> str:
         plain = "" if text is None else str(text)
         return html.unescape(plain) if self.escaped else plain
 
 
-def _searxng(query: str, k: int, options: Mapping[str, Any]) -> Asked:
-    return Asked("GET", "/search", {**options, "q": query, "format": "json"})
+def _searxng(query: str, k: int, options: Mapping[str, Any]) -> ServiceRequest:
+    return ServiceRequest("GET", "/search", {**options, "q": query, "format": "json"})
 
 
-def _brave(query: str, k: int, options: Mapping[str, Any]) -> Asked:
+def _brave(query: str, k: int, options: Mapping[str, Any]) -> ServiceRequest:
     plain = {"text_decorations": "false", "result_filter": "web"}
-    return Asked("GET", "/res/v1/web/search", {**plain, **options, "q": query, "count": k})
+    return ServiceRequest("GET", "/res/v1/web/search", {**plain, **options, "q": query, "count": k})
 
 
-def _tavily(query: str, k: int, options: Mapping[str, Any]) -> Asked:
-    return Asked("POST", "/search", json={**options, "query": query, "max_results": k})
+def _tavily(query: str, k: int, options: Mapping[str, Any]) -> ServiceRequest:
+    return ServiceRequest("POST", "/search", json={**options, "query": query, "max_results": k})
 
 
-def _listed(answer: Any) -> Sequence[Found]:
-    found: Sequence[Found] = answer["results"]
-    return found
+def _results_field(answer: Any) -> Sequence[ServiceResult]:
+    results: Sequence[ServiceResult] = answer["results"]
+    return results
 
 
-def _of_brave(answer: Any) -> Sequence[Found]:
+def _brave_results(answer: Any) -> Sequence[ServiceResult]:
     """Return the results of an answer. Brave's answers without results have no `web`."""
     if answer["type"] != "search":
         raise KeyError("type")
-    found: Sequence[Found] = (answer.get("web") or {}).get("results", ())
-    return found
+    results: Sequence[ServiceResult] = (answer.get("web") or {}).get("results", ())
+    return results
 
 
 SERVICES: Mapping[str, SearchService] = {
     "searxng": SearchService(
-        "searxng", "", "SEARXNG_URL", "", "", "", 100, _searxng, _listed, "content", "publishedDate"
+        "searxng", "", "SEARXNG_URL", "", "", "", 100, _searxng, _results_field, "content", "publishedDate"
     ),
     "brave": SearchService(
         "brave",
@@ -114,7 +114,7 @@ SERVICES: Mapping[str, SearchService] = {
         "",
         20,
         _brave,
-        _of_brave,
+        _brave_results,
         "description",
         "page_age",
         escaped=True,
@@ -128,7 +128,7 @@ SERVICES: Mapping[str, SearchService] = {
         "Bearer ",
         20,
         _tavily,
-        _listed,
+        _results_field,
         "content",
         "published_date",
     ),
