@@ -132,9 +132,9 @@ def failing(run: Endable) -> Iterator[None]:
     try:
         yield
     except Exception:
-        whole_run = getattr(run, "whole", None)
-        if isinstance(whole_run, QueryRun):
-            whole_run.original_failed = True
+        query_run = getattr(run, "query_run", None)
+        if isinstance(query_run, QueryRun):
+            query_run.original_failed = True
         deadline = Deadline.of(run)
         if deadline is None or not deadline.passed:
             run.close()

@@ -254,7 +254,7 @@ def _acceleration_of(graph: Any) -> Acceleration | None:
 class _InnerCall:
     """A call of a graph inside a live query, which goes on when the graph ends."""
 
-    whole: QueryRun
+    query_run: QueryRun
 
     def close(self) -> None:
         pass
