@@ -124,19 +124,20 @@ class QueryCancelled(QueryError):
     """The query was cancelled."""
 
 
-def unknown_name(what: str, name: str, known: tuple[str, ...] | list[str]) -> RegistrationError:
-    """A `RegistrationError` that lists the known names and the nearest one."""
+def unknown_name(kind: str, name: str, known_names: tuple[str, ...] | list[str]) -> RegistrationError:
+    """Return the error for an unknown name of something (`kind`), with the known names and the nearest one."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known_names, n=1)
     guess = f"did you mean {near[0]!r}?" if near else "use one of the known names"
-    return RegistrationError(f"unknown {what} {name!r}; known: {', '.join(sorted(known)) or 'none'}.", hint=guess)
+    listing = ", ".join(sorted(known_names)) or "none"
+    return RegistrationError(f"unknown {kind} {name!r}; known: {listing}.", hint=guess)
 
 
 def extra(name: str, *others: str) -> str:
-    """The next thing to do where what an extra brings is not installed; any of the `others` would do, too.
+    """Return the hint that installs an extra, or any of the `others`.
 
-    The package is at no registry yet, so its name alone installs nothing.
+    The package is at no package index yet, so its name alone installs nothing.
     """
     commands = " or ".join(f"pip install '.[{one}]'" for one in (name, *others))
     return f"in a checkout of teola-plugin, {commands}"
@@ -144,9 +145,9 @@ def extra(name: str, *others: str) -> str:
 
 def pool_closed(engine: str = "") -> EngineUnavailable:
     """Return the error for calls to a closed pool, and for calls that were running when it was closed."""
-    about = f": engine {engine!r} is not there any more" if engine else ""
+    detail = f": engine {engine!r} is not there any more" if engine else ""
     return EngineUnavailable(
-        f"the engine pool is closed{about}.",
+        f"the engine pool is closed{detail}.",
         engine=engine,
         hint="call its start() again, or use it inside its `with` block",
     )

@@ -48,7 +48,7 @@ class EnginePool:
         self, runtime: LocalRuntime, engines: Mapping[str, Sequence[Engine]], passes: Iterable[Pass | str]
     ) -> None:
         self.runtime = runtime
-        self._engines = {name: tuple(found) for name, found in engines.items()}
+        self._engines = {name: tuple(instances) for name, instances in engines.items()}
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
         self.times_forgotten = 0
@@ -89,15 +89,15 @@ class EnginePool:
         compute on GPUs where there are any, and share their memory by the rule of `engines.devices.budget`.
         Raises `RegistrationError`, `ConfigError`.
         """
-        found = by_name({} if engines is None else engines)
-        for name, given in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
-            if given is not None:
-                found[name] = default_engine(name, given, drafts) if isinstance(given, str) else given
+        engines_by_name = by_name({} if engines is None else engines)
+        for name, engine in (("llm", llm), ("embedder", embedder), ("reranker", reranker), ("store", store)):
+            if engine is not None:
+                engines_by_name[name] = default_engine(name, engine, drafts) if isinstance(engine, str) else engine
         if drafts is not None and not isinstance(llm, str):
             raise RegistrationError(
                 "drafts are said of a model, and llm is none.", hint="say them of the engine: VllmEngine(..., drafts=)"
             )
-        return cls(*prepared(found, policy, details, None, tracing), passes)
+        return cls(*prepared(engines_by_name, policy, details, None, tracing), passes)
 
     @classmethod
     def from_yaml(
@@ -115,8 +115,8 @@ class EnginePool:
         """
         from teola_plugin.cluster.deployment.engine_factory import engines_here
 
-        found, policies, most = engines_here(config)
-        return cls(*prepared(found, policies, details, None, tracing, most), passes)
+        engines_by_name, policies, max_queued = engines_here(config)
+        return cls(*prepared(engines_by_name, policies, details, None, tracing, max_queued), passes)
 
     @classmethod
     def on_this_loop(
@@ -131,9 +131,9 @@ class EnginePool:
 
         `policy`: of all engines, or of each by name. `sink` is told of every query, see `TraceSink`.
         """
-        runtime, found = prepared(by_name(engines), policy, False, SameLoop())
+        runtime, instances = prepared(by_name(engines), policy, False, SameLoop())
         runtime.recorder.sink = sink
-        return cls(runtime, found, passes)
+        return cls(runtime, instances, passes)
 
     @classmethod
     def connect(
@@ -156,9 +156,9 @@ class EnginePool:
         from teola_plugin.cluster.deployment.records import address_of
 
         engines = find_engines(address_of(pool, address), pool)
-        found = {name: (engine,) for name, engine in engines.items()}
-        sink = sink_of(tracing, found)
-        return cls(ClusterRuntime(pool, engines, details=details, sink=sink), found, passes)
+        instances = {name: (engine,) for name, engine in engines.items()}
+        sink = sink_of(tracing, instances)
+        return cls(ClusterRuntime(pool, engines, details=details, sink=sink), instances, passes)
 
     # ------------------------------------------------------------ life
 
@@ -236,9 +236,9 @@ class EnginePool:
         Raises `RegistrationError` for a name that is taken, and what `start` raises; the pool is as before then.
         """
         if self.shared or engine.name in self._engines:
-            what = "engines of a shared pool are said in its file" if self.shared else f"it has a {engine.name!r}"
+            reason = "engines of a shared pool are said in its file" if self.shared else f"it has a {engine.name!r}"
             raise RegistrationError(
-                f"the engine {engine.name!r} cannot be added: {what}.",
+                f"the engine {engine.name!r} cannot be added: {reason}.",
                 hint="see `teola up`"
                 if self.shared
                 else f"give it another name: {type(engine).__name__}('other', ...)",
@@ -267,11 +267,11 @@ class EnginePool:
 
     @property
     def profiles(self) -> Mapping[str, EngineProfile]:
-        return {name: found[0].profile for name, found in self._engines.items()}
+        return {name: instances[0].profile for name, instances in self._engines.items()}
 
     def versions(self) -> dict[str, dict[str, str]]:
         """Return the versions of the software below each engine, by engine name."""
-        return {name: dict(found[0].versions()) for name, found in self._engines.items()}
+        return {name: dict(instances[0].versions()) for name, instances in self._engines.items()}
 
     def call(
         self,
@@ -312,10 +312,10 @@ class EnginePool:
 
     def clean_up(self, engine: str, method: str, *args: Any) -> Future[Any]:
         """`admin`, for which nobody waits but a `close()`."""
-        made = self.admin(engine, method, *args)
-        self._outstanding.add(made)
-        made.add_done_callback(self._outstanding.discard)
-        return made
+        result = self.admin(engine, method, *args)
+        self._outstanding.add(result)
+        result.add_done_callback(self._outstanding.discard)
+        return result
 
     def reset(self) -> None:
         """Empty prefix caches, and forget outputs that engines draft from."""
@@ -345,15 +345,15 @@ class EnginePool:
         speculate: str = "auto",
     ) -> Optimised:
         """The e-graph of a template on this pool's engines, from the cache when it was made before."""
-        chosen = self.passes if passes is None else resolve_passes(passes)
-        cache = self._caches.get(chosen)
+        pipeline = self.passes if passes is None else resolve_passes(passes)
+        cache = self._caches.get(pipeline)
         if cache is None:
-            cache = self._caches.setdefault(chosen, GraphCache(PassPipeline(chosen)))
+            cache = self._caches.setdefault(pipeline, GraphCache(PassPipeline(pipeline)))
             for other in list(self._caches)[:-PIPELINES]:
                 self._caches.pop(other, None)
-        context, ahead = PassContext(self.profiles, speculate), bool(chosen)
-        guessing = ahead and speculate != "off" and context.may_ask(*template.engines_of_open_choices())
-        return cache.optimised(template, shape, context, certain=ahead, open_choices=guessing)
+        context, prefetches = PassContext(self.profiles, speculate), bool(pipeline)
+        speculates = prefetches and speculate != "off" and context.may_ask(*template.engines_of_open_choices())
+        return cache.optimised(template, shape, context, certain=prefetches, open_choices=speculates)
 
     def deploy(self, name: str, deployment: Any) -> None:
         """Keep what `workflow.deploy(pool)` gives, under its name, for those that look it up, such as a server. The one
@@ -393,11 +393,11 @@ class EnginePool:
         )
 
 
-def need_pool(given: object) -> EnginePool:
+def need_pool(obj: object) -> EnginePool:
     """Return the object if it is a pool. Raise RegistrationError otherwise."""
-    if not isinstance(given, EnginePool):
+    if not isinstance(obj, EnginePool):
         raise RegistrationError(
-            f"pool is {reprlib.repr(given)}, which is no engine pool.",
+            f"pool is {reprlib.repr(obj)}, which is no engine pool.",
             hint="pass pool=EnginePool.local(...) or pool=EnginePool.connect()",
         )
-    return given
+    return obj

@@ -1,4 +1,4 @@
-"""What a pool is made of, as it is given: engines by name or as they are, several instances, models for engines."""
+"""The engines of a pool from what the user gives: engines with or without names, several instances, models."""
 
 from __future__ import annotations
 
@@ -19,93 +19,95 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 _Listed = Sequence[Engine] | AbstractSet[Engine] | Iterator[Engine] | ValuesView[Engine]
-"""Any iterable; but a dict is one, too, of its keys, which would keep type checkers from telling what is in a dict."""
+"""Any iterable but a dict: its type would hide what is in a dict from type checkers."""
 Engines = Mapping[str, Engine | Sequence[Engine]] | _Listed
-"""Engines (or instances of one) by name, or just engines, which have names of their own."""
-
+"""Engines (or instances of one) by name, or engines alone, which have names of their own."""
 
 _METHODS = ("start", "stop", "execute", "cancel")
-"""What tells an engine: its properties may not be there before its start."""
+"""The methods that every engine has. Its properties may be missing before its start."""
 
 
 def by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:
-    """Raises `RegistrationError` for what is no engine, and for two of one name."""
+    """Return the engines by name. Raise `RegistrationError` for what is no engine, and for two engines of one name."""
     if isinstance(engines, Mapping):
         return dict(engines)
     if not isinstance(engines, Iterable):
         raise _no_engines(engines)
-    found: dict[str, Engine | Sequence[Engine]] = {}
+    engines_by_name: dict[str, Engine | Sequence[Engine]] = {}
     for engine in engines:
         name = _checked(engine).name
-        if name in found:
+        if name in engines_by_name:
             raise RegistrationError(
                 f"two engines are named {name!r}.",
                 hint=f"name one otherwise; for instances of one engine, give {{{name!r}: [one, other]}}",
             )
-        found[name] = engine
-    return found
+        engines_by_name[name] = engine
+    return engines_by_name
 
 
-def instances_of(name: str, given: Engine | Sequence[Engine]) -> tuple[Engine, ...]:
-    """At least one. Raises `RegistrationError`."""
-    found = tuple(given) if isinstance(given, Sequence) else (given,)
-    if not found:
+def instances_of(name: str, engines: Engine | Sequence[Engine]) -> tuple[Engine, ...]:
+    """Return the instances of an engine. Raise `RegistrationError` if there is none."""
+    instances = tuple(engines) if isinstance(engines, Sequence) else (engines,)
+    if not instances:
         raise RegistrationError(f"engine {name!r} has no instance.", hint="give it at least one, or leave it out")
-    return tuple(_checked(one, name) for one in found)
+    return tuple(_checked(instance, name) for instance in instances)
 
 
-def _checked(given: object, name: str = "") -> Engine:
-    if isinstance(given, type) or not all(callable(getattr(given, method, None)) for method in _METHODS):
-        raise _no_engines(given, name)
-    return cast(Engine, given)
+def _checked(obj: object, name: str = "") -> Engine:
+    if isinstance(obj, type) or not all(callable(getattr(obj, method, None)) for method in _METHODS):
+        raise _no_engines(obj, name)
+    return cast(Engine, obj)
 
 
-def _no_engines(given: object, name: str = "") -> RegistrationError:
-    what = f"engine {name!r} is" if name else "among the engines is"
+def _no_engines(obj: object, name: str = "") -> RegistrationError:
+    subject = f"engine {name!r} is" if name else "among the engines is"
     return RegistrationError(
-        f"{what} {reprlib.repr(given)}, which is no engine.",
+        f"{subject} {reprlib.repr(obj)}, which is no engine.",
         hint="give objects with the methods of teola_plugin.engines.base.Engine, in a list or by name",
     )
 
 
-def default_engine(name: str, given: str, drafts: str | Mapping[str, Any] | None = None) -> Engine:
-    """Return the engine for a keyword of `EnginePool.local`. Imports are delayed; `drafts` is for an LLM."""
+def default_engine(name: str, model: str, drafts: str | Mapping[str, Any] | None = None) -> Engine:
+    """Return the engine for a keyword of `EnginePool.local`. `model` is a DSN for a store; `drafts` is for an LLM."""
     if name == "llm":
         from teola_plugin.engines.vllm import VllmEngine
 
-        return VllmEngine(name, given) if drafts is None else VllmEngine(name, given, drafts=drafts)
+        return VllmEngine(name, model) if drafts is None else VllmEngine(name, model, drafts=drafts)
     if name == "embedder":
         from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
-        return EmbeddingEngine(name, given)
+        return EmbeddingEngine(name, model)
     if name == "reranker":
         from teola_plugin.engines.sentence_transformers import RerankingEngine
 
-        return RerankingEngine(name, given)
+        return RerankingEngine(name, model)
     from teola_plugin.engines.pgvector import PgVectorEngine
 
-    return PgVectorEngine(name, dsn=None if given == "embedded" else given)
+    return PgVectorEngine(name, dsn=None if model == "embedded" else model)
 
 
 def prepared(
-    found: Mapping[str, Engine | Sequence[Engine]],
+    engines_by_name: Mapping[str, Engine | Sequence[Engine]],
     policy: str | Mapping[str, str],
     details: bool,
     loop: SameLoop | None,
     tracing: str | TracerProvider | None = None,
     max_queued: Mapping[str, int] | None = None,
 ) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
-    if not found:
+    """Return the runtime of a local pool, and the instances of its engines by name. Raise `RegistrationError`."""
+    if not engines_by_name:
         raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
-    chosen = {n: _policy(one) for n, one in policy.items()} if isinstance(policy, Mapping) else _policy(policy)
-    engines: dict[str, Sequence[Engine]] = {name: instances_of(name, given) for name, given in found.items()}
+    policies = {n: _policy(one) for n, one in policy.items()} if isinstance(policy, Mapping) else _policy(policy)
+    engines: dict[str, Sequence[Engine]] = {
+        name: instances_of(name, engine) for name, engine in engines_by_name.items()
+    }
     sink = sink_of(tracing, engines)
-    runtime = LocalRuntime(engines, policy=chosen, max_queued=max_queued, loop=loop, details=details, sink=sink)
+    runtime = LocalRuntime(engines, policy=policies, max_queued=max_queued, loop=loop, details=details, sink=sink)
     return runtime, engines
 
 
 def _policy(name: str) -> BatchPolicy:
-    """Raises `RegistrationError` for one that there is not."""
+    """Return a new batch policy by its name. Raise `RegistrationError` for an unknown one."""
     if not isinstance(name, str) or name not in POLICIES:
         raise unknown_name("batch policy", name, list(POLICIES))
     return POLICIES[name]()

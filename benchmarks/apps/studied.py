@@ -132,9 +132,9 @@ def by_hand(app: str) -> Workflow:
     parts = {one.name: one for one in flow}
     if app == "naive_rag":
         parts["found"] = replace(parts["found"], query="vector")  # type: ignore[call-arg]
-        flow = Flow.beside([Flow.of(parts["index"]), Flow.of(Embedding("vector", texts="question"))])
+        flow = Flow.combine([Flow.of(parts["index"]), Flow.of(Embedding("vector", texts="question"))])
     elif app == "advanced_rag":
-        flow = Flow.beside([Flow.of(parts["index"]), Flow.of(parts["queries"])])
+        flow = Flow.combine([Flow.of(parts["index"]), Flow.of(parts["queries"])])
     else:
         raise KeyError(f"{app} has no form by hand")
     for name in ("found", "best", "answer"):

@@ -19,10 +19,10 @@ class Joins:
     """`a >> b`: all of `a` before all of `b`; `a >> [b, c] >> d`: `b` and `c` side by side between the two."""
 
     def __rshift__(self, other: Joinable) -> Flow:
-        return Flow.of(self).then(Flow.of(other))
+        return Flow.of(self).followed_by(Flow.of(other))
 
     def __rrshift__(self, other: Joinable) -> Flow:
-        return Flow.of(other).then(Flow.of(self))
+        return Flow.of(other).followed_by(Flow.of(self))
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Flow(Joins):
         if isinstance(joinable, Component):
             return Flow((joinable,))
         if isinstance(joinable, Sequence) and not isinstance(joinable, str):
-            return Flow.beside([Flow.of(one) for one in joinable])
+            return Flow.combine([Flow.of(one) for one in joinable])
         raise GraphError(
             f"{joinable!r:.80} cannot be joined by >>: it is a {type(joinable).__name__}.",
             hint="join components, flows, and lists of them; wrap a function of yours: Function('name', function)",
         )
 
     @staticmethod
-    def beside(flows: Sequence[Flow]) -> Flow:
+    def combine(flows: Sequence[Flow]) -> Flow:
         """Return a flow with all of the flows, without an order between them."""
         components = tuple(one for flow in flows for one in flow.components)
         return Flow(components, tuple(pair for flow in flows for pair in flow.order))
 
-    def then(self, other: Flow) -> Flow:
+    def followed_by(self, other: Flow) -> Flow:
         """Return a flow with all of this before all of `other`."""
         between = tuple((tail, head) for tail in self.tails for head in other.heads)
         return Flow(self.components + other.components, self.order + other.order + between)

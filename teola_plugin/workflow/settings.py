@@ -140,7 +140,7 @@ if TYPE_CHECKING:
 
         def __get__(self, component: object, cls: Any = None) -> _Kept: ...  # type: ignore[empty-body]
 
-        def __set__(self, component: object, given: _Given) -> None: ...
+        def __set__(self, component: object, value: _Given) -> None: ...
 
     PromptField = _Field[Prompt, Prompt | str | Mapping[str, str]]
     TextsField = _Field[tuple[str, ...], tuple[str, ...] | list[str]]

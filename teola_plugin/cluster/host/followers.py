@@ -26,7 +26,7 @@ class _Expected:
 
     primitive: Primitive
     order: tuple[str, ...]
-    then: tuple[Follow, ...]
+    followers: tuple[Follow, ...]
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ class Followers:
         expected.values[request] = value
         if len(expected.values) == len(expected.order):
             result = requests.value(expected.primitive, [expected.values[name] for name in expected.order])
-            for follow in expected.then:
+            for follow in expected.followers:
                 self._begin(client, follow, result)
 
     def _begin(self, client: str, follow: Follow, value: Any) -> None:
@@ -81,7 +81,7 @@ class Followers:
         unwanted = frozenset(names)
         for (owner, _), waiting in self._expected.items():
             if owner == client:
-                waiting.then = _without(waiting.then, unwanted)
+                waiting.followers = _without(waiting.followers, unwanted)
 
     def forget(self, client: str) -> None:
         self._expected = {key: value for key, value in self._expected.items() if key[0] != client}
