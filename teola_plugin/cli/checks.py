@@ -330,7 +330,7 @@ def check_disks() -> Iterator[Check]:
 
 
 def _data_folders() -> dict[str, Path]:
-    from teola_plugin.engines.model_cache import cache_folder
+    from teola_plugin.engines.model_files import cache_folder
 
     cache = cache_folder().parent
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "hub"
@@ -378,7 +378,7 @@ def check_gpus(torch_facts: dict[str, Any] | None) -> Iterator[Check]:
 
 def check_devices(torch_facts: dict[str, Any] | None) -> Iterator[Check]:
     """Check on which devices an LLM, an embedder and a reranker would compute by default. See `check_gpus`."""
-    from teola_plugin.engines.devices.budget import Demand, allotted
+    from teola_plugin.engines.devices.budget import Demand, allot
     from teola_plugin.engines.devices.cards import Card
 
     if torch_facts is None:
@@ -389,7 +389,7 @@ def check_devices(torch_facts: dict[str, Any] | None) -> Iterator[Check]:
     demands = [Demand("LLM", fills=True) for build in _vllm_builds()[:1] if cards or build == "CPU"]
     demands += [Demand("embedding", work=_SMALL_MODEL_BYTES), Demand("reranking", work=_SMALL_MODEL_BYTES)]
     try:
-        grants = allotted(demands, cards)
+        grants = allot(demands, cards)
     except TeolaError as error:
         yield Check("devices", "warning", error.message, error.hint)
         return

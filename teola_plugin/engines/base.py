@@ -21,8 +21,10 @@ class EngineLoad:
     kv_used: float = 0.0
     """Share of the KV cache in use, 0 to 1; 0 for engines without one."""
     kv_tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """App -> tokens that its running generations hold there: of prompts, and those written so far. A prefix that
-    several share counts for each. Empty for engines that do not tell."""
+    """Tokens of the running generations in the KV cache by app, of prompts and answers; {} if not reported.
+
+    A prefix that several share counts for each.
+    """
 
 
 @runtime_checkable
@@ -55,8 +57,10 @@ class Engine(Protocol):
     async def cancel(self, request_id: str) -> None: ...
 
     def size(self, request: Request) -> float:
-        """Slots the request takes: its prompt tokens for an LLM, elsewhere 1, or less where it is less work than the
-        samples that the profile was measured with. An estimate is fine."""
+        """Return the slots of a request: its prompt tokens for an LLM, else 1, or less for less work than a sample.
+
+        Samples are what the profile was measured with. An estimate is fine.
+        """
         ...
 
     def load(self) -> EngineLoad: ...
@@ -69,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Names and versions of what runs below, e.g. `{"vllm": "0.32.0", "model": "..."}`."""
+        """Return versions of the software and the model, e.g. `{"vllm": "0.32.0", "model": "..."}`."""
         ...
 
 
@@ -92,6 +96,6 @@ def listen(engine: Engine, request_id: str) -> None:
 
 async def forget(engine: Engine, tenant: str) -> None:
     """Have an engine forget what it has learned from a tenant's requests, if it learns anything."""
-    known = getattr(engine, "forget", None)
-    if known is not None:
-        await known(tenant)
+    forget_tenant = getattr(engine, "forget", None)
+    if forget_tenant is not None:
+        await forget_tenant(tenant)

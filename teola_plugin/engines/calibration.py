@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.model_cache import cache_folder
+from teola_plugin.engines.model_files import cache_folder
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 log = logging.getLogger("teola_plugin")
-HOW = 5
-"""Part of the file's name; raise it whenever engines measure otherwise, so that older figures are not taken."""
+MEASURING_VERSION = 5
+"""Part of the file's name. Raise it whenever engines measure in another way, so that older figures are ignored."""
 MEASURED = ("curves", "max_efficient_batch", "warmup_chunk", "interference", "verifying")
-"""What measuring finds out; limits and devices are the running engine's own."""
+"""Names of the measured fields; limits and devices are the running engine's own."""
 
 
 @runtime_checkable
 class Measurable(Protocol):
-    """An engine that can find out its latencies. `measure` also adopts what it found.
+    """An engine that can measure its latencies. `measure` also adopts them.
 
     One that must not be measured (a server that is paid by the request) says so by `measurable = False`.
     """
@@ -41,9 +41,9 @@ async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
     if not isinstance(engine, Measurable) or not getattr(engine, "measurable", True):
         return engine.profile
     path = _path(engine)
-    found = None if fresh else _load(path)
-    if found is not None:
-        engine.adopt(dataclasses.replace(engine.profile, **{k: v for k, v in found.items() if k in MEASURED}))
+    figures = None if fresh else _load(path)
+    if figures is not None:
+        engine.adopt(dataclasses.replace(engine.profile, **{k: v for k, v in figures.items() if k in MEASURED}))
         return engine.profile
     try:
         await engine.measure()
@@ -56,7 +56,13 @@ async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
 
 def _path(engine: Engine) -> Path:
     profile = engine.profile
-    facts = [HOW, type(engine).__qualname__, profile.device, profile.drafts, sorted(engine.versions().items())]
+    facts = [
+        MEASURING_VERSION,
+        type(engine).__qualname__,
+        profile.device,
+        profile.drafts,
+        sorted(engine.versions().items()),
+    ]
     name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
     return cache_folder() / "profiles" / f"{engine.name}-{name}.json"
 
@@ -77,16 +83,16 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 
 def to_json(profile: EngineProfile) -> dict[str, Any]:
-    """The profile as JSON-ready data."""
-    made = {f.name: getattr(profile, f.name) for f in dataclasses.fields(profile)}
-    made["batching"] = profile.batching.value
-    made["curves"] = {kind.value: _points(curve) for kind, curve in profile.curves.items()}
-    made["verifying"] = {str(batch): _points(curve) for batch, curve in profile.verifying.items()}
-    return made
+    """Return a profile as data that can be written as JSON."""
+    data = {f.name: getattr(profile, f.name) for f in dataclasses.fields(profile)}
+    data["batching"] = profile.batching.value
+    data["curves"] = {kind.value: _points(curve) for kind, curve in profile.curves.items()}
+    data["verifying"] = {str(batch): _points(curve) for batch, curve in profile.verifying.items()}
+    return data
 
 
 def from_json(data: dict[str, Any]) -> dict[str, Any]:
-    """Fields of an `EngineProfile`. Raises KeyError, TypeError or ValueError for data that `to_json` did not make."""
+    """Return the fields of an `EngineProfile`. Raise KeyError, TypeError or ValueError for invalid data."""
     curves = {PrimitiveKind(kind): _curve(points) for kind, points in data["curves"].items()}
     verifying = {int(batch): _curve(points) for batch, points in data["verifying"].items()}
     return {**data, "batching": Batching(data["batching"]), "curves": curves, "verifying": verifying}

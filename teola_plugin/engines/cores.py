@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 def parse_cores(cores: str | Iterable[int] | None) -> tuple[int, ...]:
-    """Core numbers from `"0-2,5"` or from numbers; empty for None. Raises `ValueError`."""
+    """Return core numbers from `"0-2,5"` or from numbers; () for None. Raise ValueError for an invalid text."""
     if cores is None:
         return ()
     if not isinstance(cores, str):
         return tuple(sorted({int(core) for core in cores}))
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, (part.strip() for part in cores.split(","))):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+        numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))

@@ -6,23 +6,23 @@ import asyncio
 
 
 class LoopLock:
-    """An `asyncio.Lock` of whichever loop runs: an engine may be started again on another one than it was stopped on.
+    """An `asyncio.Lock` of the running loop: an engine may be started again on another loop.
 
-    Nobody may hold it when its loop ends.
+    It must not be held when its loop ends.
     """
 
     def __init__(self) -> None:
         self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def _here(self) -> asyncio.Lock:
+    def _of_running_loop(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:
             self._lock, self._loop = asyncio.Lock(), loop
         return self._lock
 
     async def __aenter__(self) -> None:
-        await self._here().acquire()
+        await self._of_running_loop().acquire()
 
     async def __aexit__(self, *_: object) -> None:
-        self._here().release()
+        self._of_running_loop().release()

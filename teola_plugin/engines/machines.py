@@ -27,7 +27,7 @@ from teola_plugin.engines import profiles
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
 
 _K = PrimitiveKind
-_BANDWIDTH_SHARE, _THROUGHPUT_SHARE, _TOGETHER = 0.51, 0.54, 0.8
+_BANDWIDTH_SHARE, _THROUGHPUT_SHARE, _PARALLEL_SHARE = 0.51, 0.54, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +45,44 @@ H100 = Card(989e12, 3350e9, 80e9)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LlmSize:
     """An LLM: parameters, and bytes of keys and values that a token takes in fp16 (2 x 2 x layers x KV heads x 128)."""
 
     parameters: float
     token_bytes: int
 
 
-LLAMA2_7B = Model(6.74e9, 4 * 32 * 32 * 128)
-LLAMA2_13B = Model(13.0e9, 4 * 40 * 40 * 128)
-LLAMA_30B = Model(32.5e9, 4 * 60 * 52 * 128)
-LLAMA3_8B = Model(8.03e9, 4 * 32 * 8 * 128)
-LLAMA3_70B = Model(70.6e9, 4 * 80 * 8 * 128)
+LLAMA2_7B = LlmSize(6.74e9, 4 * 32 * 32 * 128)
+LLAMA2_13B = LlmSize(13.0e9, 4 * 40 * 40 * 128)
+LLAMA_30B = LlmSize(32.5e9, 4 * 60 * 52 * 128)
+LLAMA3_8B = LlmSize(8.03e9, 4 * 32 * 8 * 128)
+LLAMA3_70B = LlmSize(70.6e9, 4 * 80 * 8 * 128)
 
 
-def llm(model: Model, card: Card, cards: int = 1) -> EngineProfile:
-    """One instance of a model on so many cards. Raises `ValueError` where the weights alone do not fit."""
+def llm(model: LlmSize, card: Card, cards: int = 1) -> EngineProfile:
+    """Return the profile of a model on so many cards. Raise ValueError if the weights alone do not fit."""
     room = 0.9 * card.memory * cards - 2 * model.parameters
     if room <= 0:
         raise ValueError(f"{2 * model.parameters / 1e9:.0f} GB of weights do not fit on {cards} cards")
-    scale = cards if cards == 1 else _TOGETHER * cards
+    scale = cards if cards == 1 else _PARALLEL_SHARE * cards
     decoding = 2 * model.parameters / (card.bandwidth * scale * _BANDWIDTH_SHARE)
     prefilling = 2 * model.parameters / (card.throughput * scale * _THROUGHPUT_SHARE)
     curves = {_K.PREFILLING: Curve.linear(0.0, prefilling), _K.DECODING: Curve.linear(0.0, decoding)}
-    known = profiles.rtx3090()["llm"]
+    base = profiles.rtx3090()["llm"]
     verifying = profiles.on_gpu(decoding, prefilling)
-    return replace(known, curves=curves, verifying=verifying, cache_tokens=int(room / model.token_bytes))
+    return replace(base, curves=curves, verifying=verifying, cache_tokens=int(room / model.token_bytes))
 
 
-def machine(model: Model, card: Card, cards: int = 1) -> dict[str, EngineProfile]:
-    """An LLM on these cards; embedder and reranker on one such card each; pgvector."""
-    found = profiles.rtx3090()
+def machine(model: LlmSize, card: Card, cards: int = 1) -> dict[str, EngineProfile]:
+    """Return the profiles of an LLM on these cards, an embedder and a reranker on one such card each, and pgvector."""
+    base = profiles.rtx3090()
     share = RTX_3090.throughput / card.throughput
-    faster = {name: replace(found[name], curves=_faster(found[name], share)) for name in ("embedder", "reranker")}
-    return {**found, **faster, "llm": llm(model, card, cards)}
+    faster = {name: replace(base[name], curves=_faster(base[name], share)) for name in ("embedder", "reranker")}
+    return {**base, **faster, "llm": llm(model, card, cards)}
 
 
 def _faster(profile: EngineProfile, share: float) -> dict[PrimitiveKind, Curve]:
-    """The fixed part stays: it is launching, not computing."""
+    """Return curves whose variable part is `share` of the original: the fixed part is launching, not computing."""
     return {
         kind: Curve(tuple((size, curve(0) + share * (seconds - curve(0))) for size, seconds in curve.points))
         for kind, curve in profile.curves.items()
@@ -99,4 +99,4 @@ MACHINES: dict[str, Callable[[], dict[str, EngineProfile]]] = {
     "h100-70b": partial(machine, LLAMA3_70B, H100, 2),
     "noop": profiles.noop,
 }
-"""By the name that `teola simulate --machine` takes; the first is Llama-2-7B on one RTX 3090."""
+"""Machines by the name for `teola simulate --machine`; the first is Llama-2-7B on one RTX 3090."""

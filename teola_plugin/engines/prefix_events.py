@@ -1,6 +1,6 @@
-"""What an instance says of its prefix cache, in the names that senders give to prompts (`graph.prefix_blocks`).
+"""Events of an instance's prefix cache, in the names that senders give to prompts (`graph.prefix_blocks`).
 
-An engine that can tell has two attributes: `tell_cache`, whether it shall (None: if it is of use), read when it starts;
+An engine that can report them has two attributes: `tell_cache`, True if it shall (None: if useful), read at its start;
 and `on_prefix_events`, a callable or None, which it calls on the pool's loop.
 """
 
@@ -33,11 +33,11 @@ class PrefixesCleared:
 
 
 PrefixEvents = tuple[PrefixStored | PrefixRemoved | PrefixesCleared, ...]
-"""In the order in which they happened."""
+"""Events in the order in which they happened."""
 
 
 def request_prefix_events(instances: Sequence[object]) -> None:
-    """Before they start: of several instances, all that can shall tell what they cache, unless somebody decided."""
+    """Let several instances report what they cache, if they can and `tell_cache` is None. Call it before they start."""
     for engine in instances if len(instances) > 1 else ():
         if getattr(engine, "tell_cache", False) is None:
             engine.tell_cache = True  # type: ignore[attr-defined]

@@ -61,8 +61,10 @@ def rtx3090() -> dict[str, EngineProfile]:
 
 
 def on_gpu(step: float, token: float) -> dict[int, Curve]:
-    """`EngineProfile.verifying` of an LLM on a GPU: a step of `b` requests that verifies `k` drafted tokens for each
-    takes `step + token * k * b` seconds, `token` being what a prompt's token takes.
+    """Return `EngineProfile.verifying` of an LLM on a GPU.
+
+    A step of `b` requests that verifies `k` drafted tokens for each takes `step + token * k * b` seconds, `token` being
+    what a prompt's token takes.
 
     A step is bound by reading the weights, which it does once however many tokens it has; what a drafted token adds is
     its arithmetic, as that of a prompt's token. The sum is the most that both can take: where they overlap wholly,
@@ -76,7 +78,7 @@ def on_gpu(step: float, token: float) -> dict[int, Curve]:
 
 
 def drafting(machine: Mapping[str, EngineProfile], tokens: int = 16) -> dict[str, EngineProfile]:
-    """The same machine, whose LLMs verify up to `tokens` drafted tokens of a request at once. Raises `ValueError`."""
+    """Return the machine with LLMs that verify up to `tokens` drafted tokens at once. Raise ValueError."""
     if not 1 <= tokens <= 64:
         raise ValueError(f"drafts of {tokens!r} tokens: give 1 to 64")
     drafted = {name: replace(profile, drafts=tokens) for name, profile in machine.items() if profile.verifying}
@@ -86,7 +88,7 @@ def drafting(machine: Mapping[str, EngineProfile], tokens: int = 16) -> dict[str
 
 
 def noop() -> dict[str, EngineProfile]:
-    """Engines that take no time at all, to see what everything around them costs."""
+    """Return engines that take no time, to measure the costs around them."""
     return {
         "llm": EngineProfile(batching=Batching.CONTINUOUS, max_batch=1_000_000, max_efficient_batch=1_000_000),
         "embedder": EngineProfile(),
@@ -96,12 +98,12 @@ def noop() -> dict[str, EngineProfile]:
 
 
 def web_search(seconds: float = 0.5) -> EngineProfile:
-    """A hosted search: every one takes `seconds`, and they do not hinder each other. The default is a guess."""
+    """Return a hosted search: each takes `seconds`, independent of others. The default is a guess."""
     return _waiting(_K.SEARCHING, seconds)
 
 
 def tools(seconds: float = 0.5) -> EngineProfile:
-    """Functions that wait for something elsewhere: every call takes `seconds`. The default is a guess."""
+    """Return functions that wait for something elsewhere: each call takes `seconds`. The default is a guess."""
     return _waiting(_K.TOOL, seconds)
 
 
@@ -111,5 +113,5 @@ def _waiting(kind: PrimitiveKind, seconds: float) -> EngineProfile:
 
 
 def scaled(machine: Mapping[str, EngineProfile], factor: float) -> dict[str, EngineProfile]:
-    """The same machine, `factor` times as slow; see `EngineProfile.scaled`, which raises `ValueError`."""
+    """Return the machine, `factor` times as slow. `EngineProfile.scaled` raises `ValueError`."""
     return {name: profile.scaled(factor) for name, profile in machine.items()}

@@ -1,4 +1,4 @@
-"""Requests of one engine side by side, each in a task of its own: for engines that wait for something elsewhere."""
+"""Concurrent requests of an engine, each in a task of its own: for engines that wait for something elsewhere."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 Inbox = asyncio.Queue[Result]
 Serve = Callable[[Request, Inbox], Awaitable[Done | Failed]]
-"""Does a request: pieces go to the inbox, the end is returned. It must not raise."""
+"""Serves a request: puts pieces into the inbox and returns the end. It must not raise."""
 Value = Callable[[Request, Inbox], Awaitable[Any]]
-"""What a request gives; pieces go to the inbox. Raises `EngineError`."""
+"""Returns the value of a request, and puts pieces into the inbox. Raises `EngineError`."""
 
 
 class RequestTasks:
@@ -30,7 +30,7 @@ class RequestTasks:
         return len(self._tasks)
 
     async def results(self, batch: Sequence[Request], serve: Serve) -> AsyncGenerator[Result, None]:
-        """Results of all requests as they come. Whoever stops reading gives the unfinished ones up."""
+        """Yield the results of all requests as they come. A caller that stops reading cancels the others."""
         inbox: Inbox = asyncio.Queue()
         tasks = {request.id: self._begin(request, serve, inbox) for request in batch}
         self._tasks.update(tasks)
@@ -49,22 +49,22 @@ class RequestTasks:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def serving(self, batch: Sequence[Request], value: Value) -> AsyncGenerator[Result, None]:
-        """`results` of requests whose values are made by `value`: `Done` with the seconds that it took, or `Failed`."""
+        """Yield the results of requests with the values of `value`: `Done` with the seconds, or `Failed`."""
 
         async def serve(request: Request, inbox: Inbox) -> Done | Failed:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             try:
-                made = await value(request, inbox)
+                result_value = await value(request, inbox)
             except EngineError as error:
                 return Failed(request.id, error)
-            return Done(request.id, made, {"seconds": time.perf_counter() - begun})
+            return Done(request.id, result_value, {"seconds": time.perf_counter() - start})
 
         async with aclosing(self.results(batch, serve)) as results:
             async for result in results:
                 yield result
 
     def cancel(self, request_id: str) -> None:
-        """Idempotent; unknown ids are passed over."""
+        """Cancel a request. Idempotent; unknown ids are ignored."""
         task = self._tasks.get(request_id)
         if task is not None:
             task.cancel()
@@ -81,11 +81,11 @@ class RequestTasks:
         async def run() -> None:
             inbox.put_nowait(await serve(request, inbox))
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def report_cancellation(task: asyncio.Task[None]) -> None:
             if task.cancelled():  # maybe before it began
                 error = EngineError(f"{request.id} was cancelled.", engine=self._engine)
                 inbox.put_nowait(Failed(request.id, error))
 
         task = asyncio.create_task(run())
-        task.add_done_callback(ended)
+        task.add_done_callback(report_cancellation)
         return task

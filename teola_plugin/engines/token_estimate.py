@@ -1,13 +1,13 @@
-"""How many tokens a prompt has, where no tokenizer is at hand."""
+"""An estimate of the tokens of a prompt, without a tokenizer."""
 
 from __future__ import annotations
 
 from teola_plugin.requests.payloads import Generate, Warmup
 
 _WEIGHT = 0.2
-"""Of the newest answer, against all before it."""
+"""Weight of the newest answer, compared with all earlier ones."""
 _LEAST = 32
-"""Tokens of a prompt from which its ratio says something."""
+"""Minimum tokens of a prompt whose ratio is used."""
 
 
 class TokenEstimate:
@@ -15,15 +15,15 @@ class TokenEstimate:
 
     def __init__(self) -> None:
         self._characters = 4.0
-        """Of a token."""
+        """Characters of a token."""
 
     def tokens(self, payload: Generate | Warmup) -> int:
-        """At least 1."""
+        """Return the estimated number of tokens, at least 1."""
         text = payload.prompt.known_prefix() if isinstance(payload, Warmup) else payload.prompt.flat()
         return max(1, round(len(text) / self._characters))
 
     def learn(self, payload: Generate, prompt_tokens: int) -> None:
-        """`prompt_tokens`: what the answer said of the prompt."""
+        """Correct the ratio by an answer that reports `prompt_tokens`."""
         if prompt_tokens >= _LEAST:
             seen = len(payload.prompt.flat()) / prompt_tokens
             self._characters += _WEIGHT * (max(0.5, seen) - self._characters)

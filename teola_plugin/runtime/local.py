@@ -12,7 +12,7 @@ from typing import Any
 
 from teola_plugin.engines.base import Engine, forget
 from teola_plugin.engines.calibration import calibrate
-from teola_plugin.engines.devices.place import on_cards, place
+from teola_plugin.engines.devices.assignment import assign_devices, on_cards
 from teola_plugin.engines.prefix_events import request_prefix_events
 from teola_plugin.errors import pool_closed, pool_not_started, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
@@ -127,7 +127,7 @@ class LocalRuntime:
             request_prefix_events(instances)
         engines = [e for instances in self._engines.values() for e in instances]
         if placed := on_cards(engines):
-            await asyncio.to_thread(place, placed)
+            await asyncio.to_thread(assign_devices, placed)
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
             await calibrate(engine)

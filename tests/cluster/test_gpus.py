@@ -16,7 +16,7 @@ from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.host.instance_host import InstanceHost
 from teola_plugin.cluster.names import engine_spec, instance_options
-from teola_plugin.engines.devices.place import place
+from teola_plugin.engines.devices.assignment import assign_devices
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph.device import parse, share_hardware
@@ -81,7 +81,7 @@ class SeesOneCard:
         fake = FakeCuda([60] * len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
         cards.cuda = lambda: fake  # type: ignore[assignment]
         self._host = InstanceHost(spec, "0")
-        place([self._host.engine])  # type: ignore[list-item]
+        assign_devices([self._host.engine])  # type: ignore[list-item]
 
     def tell(self) -> tuple[str, str, str]:
         """(what Ray gave, what the engine computes on, how clients know it)."""

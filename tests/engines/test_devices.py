@@ -12,12 +12,11 @@ import pytest
 from support.cuda import GIB, FakeCuda
 
 from teola_plugin.engines.devices import cards
-from teola_plugin.engines.devices.place import place
-from teola_plugin.engines.devices.weights import weight_bytes
+from teola_plugin.engines.devices.assignment import assign_devices
 from teola_plugin.engines.fake import FakeEmbedder
+from teola_plugin.engines.model_files import weight_bytes
 from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
-from teola_plugin.engines.sentence_transformers.computing_device import WORK
-from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
+from teola_plugin.engines.sentence_transformers.static_batching import WORK_BYTES, StaticBatchingEngine
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import ConfigError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
@@ -143,7 +142,7 @@ def test_the_profile_names_the_card_and_not_the_number_that_a_process_gives_it(
     for visible in ("2", "GPU-5ebe9f43"):
         monkeypatch.setenv(cards.VISIBLE, visible)
         engine = Where()
-        place([engine])
+        assign_devices([engine])
         assert engine.device == "cuda:0"
         names.append(engine.profile.device)
     assert names == ["cuda:2", "cuda:GPU-5ebe9f43"]
@@ -225,13 +224,13 @@ def test_weights_are_counted_by_their_files(tmp_path: Path) -> None:
     assert weight_bytes(tmp_path) == 1500
     assert weight_bytes(tmp_path / "nowhere") is None
     demand = EmbeddingEngine(model=tmp_path).demand()
-    assert (demand.needs, demand.work) == (1500, WORK)
+    assert (demand.needs, demand.work) == (1500, WORK_BYTES)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -1])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="gpu_memory_utilization is"):
-        place([Where(gpu_memory_utilization=share)])
+        assign_devices([Where(gpu_memory_utilization=share)])
 
 
 async def told_to_vllm(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -249,7 +248,7 @@ async def told_to_vllm(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> d
 async def test_vllm_gets_what_the_others_leave(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     have(80)
     engine = VllmEngine("llm", "some/model", engine_args={"max_model_len": 64})
-    place([engine, Where(gpu_memory_utilization=0.25), Where("reranker", gpu_memory_utilization=0.05)])
+    assign_devices([engine, Where(gpu_memory_utilization=0.25), Where("reranker", gpu_memory_utilization=0.05)])
     told = await told_to_vllm(engine, monkeypatch)
     assert told == {"engine_args": {"max_model_len": 64, "gpu_memory_utilization": 0.62}, "visible": None}
 
@@ -257,7 +256,7 @@ async def test_vllm_gets_what_the_others_leave(have: Cards, monkeypatch: pytest.
 async def test_what_vllm_was_told_holds(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     have(80)
     engine = VllmEngine("llm", "some/model", engine_args={"gpu_memory_utilization": 0.5})
-    place([engine, Where(gpu_memory_utilization=0.25)])
+    assign_devices([engine, Where(gpu_memory_utilization=0.25)])
     assert (await told_to_vllm(engine, monkeypatch))["engine_args"] == {"gpu_memory_utilization": 0.5}
 
 
@@ -265,7 +264,7 @@ async def test_vllm_goes_to_the_card_with_room(have: Cards, monkeypatch: pytest.
     have(20, 80)
     monkeypatch.setenv(cards.VISIBLE, "4,7")
     engine, other = VllmEngine("llm", "some/model"), Where()
-    place([engine, other])
+    assign_devices([engine, other])
     assert other.device == "cuda:0"
     assert await told_to_vllm(engine, monkeypatch) == {"engine_args": {}, "visible": "7"}
 
@@ -273,7 +272,7 @@ async def test_vllm_goes_to_the_card_with_room(have: Cards, monkeypatch: pytest.
 async def test_vllm_alone_is_left_alone(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = have(80, 80)
     engine = VllmEngine("llm", "some/model")
-    place([engine, Where(device="cpu")])
+    assign_devices([engine, Where(device="cpu")])
     assert await told_to_vllm(engine, monkeypatch) == {"engine_args": {}, "visible": None}
     assert not fake.asked
 

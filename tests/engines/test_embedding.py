@@ -13,7 +13,7 @@ import pytest
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
-from teola_plugin.engines.sentence_transformers.text_sizes import text_size
+from teola_plugin.engines.sentence_transformers.static_batching import text_size
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind

@@ -15,7 +15,6 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.engines.bundled import llama as tiny_llama
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm import args as llm_args
-from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
@@ -152,7 +151,7 @@ def test_nothing_outlives_the_interpreter(when: str, how: str, tmp_path: Path) -
     ],
 )
 def test_what_cores_set(cores: str | None, expected: dict[str, str]) -> None:
-    assert llm_cores.environment(cores) == expected
+    assert llm_args.core_variables(cores) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
@@ -167,7 +166,7 @@ def test_only_what_is_started_meanwhile_stays_on_the_cores(
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "as it was")
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")
     before = os.sched_getaffinity(0)
-    with llm_cores.starting(args) as found:
+    with llm_args.pin_cores(args) as found:
         assert found is in_one
         assert os.sched_getaffinity(0) == ({0} if in_one else before)
     assert os.sched_getaffinity(0) == before

@@ -60,7 +60,7 @@ def test_the_model_is_left_as_it_was(model: Any) -> None:
     engine = EmbeddingEngine(model=model, dedicated=False)
     embedded(engine, "query")
     assert {name: value.data_ptr() for name, value in model.state_dict().items()} == before
-    assert engine.given is model and not engine.profile.dedicated and not engine.profile.curves
+    assert engine.loaded_model is model and not engine.profile.dedicated and not engine.profile.curves
     assert embedded(engine, "query").shape == (40, 384), "it starts again"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.engines.sentence_transformers.replicas import Replicas, twin
+from teola_plugin.engines.sentence_transformers.torch_worker import Replicas, twin
 
 
 @pytest.fixture

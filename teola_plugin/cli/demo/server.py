@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from teola_plugin.adapters.demo_app import SERVED
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.drafts.options import Drafts
-from teola_plugin.engines.model_cache import cache_folder
-from teola_plugin.engines.vllm import cores as llm_cores
+from teola_plugin.engines.model_files import cache_folder
+from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm.drafts.server import ServerProposer
 from teola_plugin.engines.vllm.drafts.worker import WORKER
 from teola_plugin.errors import EngineUnavailable, extra
@@ -135,7 +135,7 @@ def _environment(cores: str | None, sockets: str) -> dict[str, str]:
     variables["VLLM_SERVER_DEV_MODE"] = "1"  # allows to empty the prefix cache
     # Scheduler and worker would wait for each other in tight loops: on one core they are one process.
     one_process = processes.in_one() if cores else {}
-    return {**os.environ, **variables, **one_process, **llm_cores.environment(cores)}
+    return {**os.environ, **variables, **one_process, **llm_args.core_variables(cores)}
 
 
 @contextmanager

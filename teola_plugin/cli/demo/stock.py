@@ -17,7 +17,7 @@ from teola_plugin.adapters.demo_app import PACKAGES, App, make_app
 from teola_plugin.cli.demo.engines import Models, device_cores, make_pool_for_app
 from teola_plugin.cli.demo.measure import Case, PreparedChain, run_case
 from teola_plugin.cli.demo.server import DRAFTING, ApiServer, api_server
-from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
+from teola_plugin.engines.sentence_transformers.loaded_models import no_loading_bars
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.pool import EnginePool
 

@@ -10,16 +10,16 @@ FOLDER = Path(__file__).parent / "models"
 
 
 def llm_folder() -> Path:
-    """A Llama of 4 million parameters whose only skills are those of a RAG pipeline. Raises `EngineUnavailable`."""
-    return _found("demo-llm")
+    """Return the folder of a Llama of 4 million parameters for RAG pipelines. Raise EngineUnavailable."""
+    return _model_folder("demo-llm")
 
 
 def reranker_folder() -> Path:
-    """A cross-encoder of 0.9 million parameters. Raises `EngineUnavailable`."""
-    return _found("demo-reranker")
+    """Return the folder of a cross-encoder of 0.9 million parameters. Raise EngineUnavailable."""
+    return _model_folder("demo-reranker")
 
 
-def _found(name: str) -> Path:
+def _model_folder(name: str) -> Path:
     folder = FOLDER / name
     if not (folder / "model.safetensors").is_file():
         raise EngineUnavailable(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.model_cache import cache_folder, made_once
+from teola_plugin.engines.model_files import cache_folder, made_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +59,9 @@ def default_folder(shape: Shape = Shape()) -> Path:
 
 
 def make(folder: Path | str | None = None, shape: Shape = Shape()) -> Path:
-    """The folder of the model in the usual Hugging Face layout; made if it is not there.
+    """Return the folder of the model in the usual Hugging Face layout. Make it unless it exists.
 
-    Two processes may call this at once: the folder appears whole or not at all.
+    Two processes may call this at once: the folder appears complete or not at all.
     """
     target = Path(folder) if folder is not None else default_folder(shape)
     return made_once(target, "config.json", lambda building: _write(building, shape))
@@ -83,7 +83,7 @@ def _write(folder: Path, shape: Shape) -> None:
 
 
 def _train_tokenizer(vocab: int) -> Tokenizer:
-    """A byte-level BPE trained on the help texts that come with Python."""
+    """Return a byte-level BPE, trained on the help texts that come with Python."""
     from pydoc_data.topics import topics
 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -121,7 +121,7 @@ def _bias(tokenizer: Tokenizer, shape: Shape) -> np.ndarray:
 
 
 def _weights(shape: Shape, bias: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors by name.
+    """Yield the tensors by name.
 
     Llama has no bias on its logits; hidden dimension 0 makes one: every embedding holds the same constant there and no
     layer writes to it, so row `t` of the head adds `bias[t]` when its column 0 is that over the constant's final value.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.model_cache import cache_folder, made_once
+from teola_plugin.engines.model_files import cache_folder, made_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ class Shape:
 
 
 def make(folder: Path | str | None = None) -> Path:
-    """Folder of the model in the usual Hugging Face layout (`CrossEncoder` loads it); made if it is not there."""
+    """Return the folder of the model in the usual Hugging Face layout. Make it unless it exists."""
     target = Path(folder) if folder is not None else cache_folder() / f"tiny-reranker-v{VERSION}"
     return made_once(target, "config.json", _write)
 
@@ -53,7 +53,7 @@ def _write(folder: Path) -> None:
 
 
 def _tokenizer(vocab: int) -> Tokenizer:
-    """A lower-case WordPiece with BERT's layout of a pair."""
+    """Return a lower-case WordPiece tokenizer with BERT's layout of a pair."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.WordPiece(_train_vocabulary(vocab), unk_token=UNK))
@@ -70,7 +70,7 @@ def _tokenizer(vocab: int) -> Tokenizer:
 
 
 def _train_vocabulary(size: int) -> dict[str, int]:
-    """Learned from the help texts that come with Python."""
+    """Return a vocabulary, trained on the help texts that come with Python."""
     from pydoc_data.topics import topics
 
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -87,7 +87,7 @@ def _train_vocabulary(size: int) -> dict[str, int]:
 
 
 def _weights(shape: Shape) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors by name. Scales are such that attention is far from uniform and scores are far from 0.5."""
+    """Yield the tensors by name. Scales are such that attention is far from uniform and scores are far from 0.5."""
     import numpy as np
 
     random = np.random.default_rng(0)

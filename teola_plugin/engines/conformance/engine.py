@@ -14,20 +14,74 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import pickle
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.conformance.results import children, collect, ends, same, survives
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.graph.primitive import SERVED_KINDS
-from teola_plugin.requests.payloads import Generation
+from teola_plugin.requests.payloads import Generation, Warmed
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
+
+_MAX_SECONDS = 60.0
+"""Maximum seconds of a batch."""
+
+
+async def collect(engine: Engine, batch: Sequence[Request]) -> list[Result]:
+    """Return all results of a batch. Raise TimeoutError if the engine does not end it in time."""
+    async with asyncio.timeout(_MAX_SECONDS):
+        return [result async for result in engine.execute(batch)]
+
+
+def ends(results: Sequence[Result], batch: Sequence[Request]) -> dict[str, Done | Failed]:
+    """Return the end of each request of a batch, in order. Assert that each has exactly one, and nothing after it."""
+    last: dict[str, Done | Failed] = {}
+    for result in results:
+        assert result.request_id not in last, f"{result.request_id} went on after its end"
+        if isinstance(result, Done | Failed):
+            last[result.request_id] = result
+    assert last.keys() == {request.id for request in batch}, "not every request ended, or others did"
+    return {request.id: last[request.id] for request in batch}
+
+
+def survives(result: Result, copy: Any) -> None:
+    assert [type(copy), copy.request_id] == [type(result), result.request_id]
+    if isinstance(result, Failed):
+        before, after = result.error, copy.error
+        assert [type(after), str(after), after.retryable] == [type(before), str(before), before.retryable]
+    elif isinstance(result, Done):
+        assert same(copy.value, result.value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return True if two values are equal; the number of cached prompt tokens does not count."""
+    if isinstance(one, Generation) and isinstance(other, Generation):
+        return (one.text, one.finish_reason) == (other.text, other.finish_reason)
+    if isinstance(one, Warmed) and isinstance(other, Warmed):
+        return True
+    equal = one == other
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+
+
+def children() -> set[int]:
+    """Return the living child processes of this one; set() without /proc."""
+    pids = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and state not in "ZX":
+            pids.add(int(entry.name))
+    return pids
+
 
 _T = TypeVar("_T")
 _ids = itertools.count(1)
@@ -40,23 +94,23 @@ class EngineConformance:
     """
 
     async def make(self) -> Engine:
-        """A new engine that is not started."""
+        """Return a new engine that is not started."""
         raise NotImplementedError
 
     def payloads(self, kind: PrimitiveKind) -> Sequence[Any]:
-        """At least two good payloads of a kind, with values that do not depend on what ran before.
+        """Return at least two valid payloads of a kind, with values that do not depend on earlier requests.
 
-        Empty for a kind that is never sent alone (decodings).
+        Return [] for a kind that is never sent alone (decodings).
         """
         raise NotImplementedError
 
     def bad_payload(self, kind: PrimitiveKind) -> Any:
-        """A payload that the engine must refuse; by default an object that is no payload at all."""
+        """Return a payload that the engine must refuse; by default an object that is no payload at all."""
         return 42
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Engine]:
-        """A started engine. Override to share one that is slow to start, and set `shared`."""
+        """Provide a started engine. Override this to share one that is slow to start, and set `shared`."""
         engine = await self.make()
         await engine.start()
         try:
@@ -65,7 +119,7 @@ class EngineConformance:
             await engine.stop()
 
     shared = False
-    """Whether `running` gives an engine that others use too: tests that need one of their own are skipped."""
+    """True if `running` provides an engine that others use, too: tests that need one of their own are skipped."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a test's coroutine; override for an engine that lives on a loop of its own."""
@@ -102,7 +156,7 @@ class EngineConformance:
             failed = [end for end in ends(await collect(engine, after), after).values() if isinstance(end, Failed)]
             assert len(failed) == len(after), "a stopped engine must fail what it is asked for"
 
-        self._own()
+        self._skip_if_shared()
         self.run(check())
 
     def test_starts_again_on_another_loop(self) -> None:
@@ -115,20 +169,20 @@ class EngineConformance:
             finally:
                 await engine.stop()
 
-        self._own()
+        self._skip_if_shared()
         engine = self.run(self.make())
         before = self.run(live(engine))
-        known = engine.profile.curves.keys()
+        curves = engine.profile.curves.keys()
         after = self.run(live(engine))
         assert all(same(one, other) for one, other in zip(after, before, strict=True))
-        assert known <= engine.profile.curves.keys()
+        assert curves <= engine.profile.curves.keys()
 
     def test_stops_before_it_was_started(self) -> None:
         async def check() -> None:
             engine = await self.make()
             await engine.stop()
 
-        self._own()
+        self._skip_if_shared()
         self.run(check())
 
     def test_leaves_no_process_and_no_thread(self) -> None:
@@ -136,7 +190,7 @@ class EngineConformance:
             async with self.running() as engine:
                 await self._values(engine, self._good(engine))
 
-        self._own()
+        self._skip_if_shared()
         before = children(), set(threading.enumerate())
         self.run(check())
         assert children() <= before[0], "a child process outlived stop()"
@@ -159,9 +213,9 @@ class EngineConformance:
         async def check() -> None:
             async with self.running() as engine:
                 batch = self._good(engine, stream=True)
-                found = await collect(engine, batch)
-                for request_id, end in ends(found, batch).items():
-                    pieces = [r.text for r in found if isinstance(r, Piece) and r.request_id == request_id]
+                results = await collect(engine, batch)
+                for request_id, end in ends(results, batch).items():
+                    pieces = [r.text for r in results if isinstance(r, Piece) and r.request_id == request_id]
                     assert isinstance(end, Done)
                     if pieces or isinstance(end.value, Generation):
                         assert "".join(pieces) == end.value.text
@@ -172,9 +226,9 @@ class EngineConformance:
         async def check() -> None:
             async with self.running() as engine:
                 for kind in self._kinds(engine):
-                    first, *others = self._good(engine, kind)
+                    first, *later = self._good(engine, kind)
                     bad = _request(kind, self.bad_payload(kind))
-                    self._fails_alone(await collect(engine, [first, bad, *others]), [first, *others], bad)
+                    self._fails_alone(await collect(engine, [first, bad, *later]), [first, *later], bad)
 
         self.run(check())
 
@@ -203,8 +257,8 @@ class EngineConformance:
                 if engine.profile.batching is not Batching.CONTINUOUS:
                     self._skip("only for CONTINUOUS engines")
                 batches = [self._good(engine) for _ in range(4)]
-                found = await asyncio.gather(*(collect(engine, batch) for batch in batches))
-                for results, batch in zip(found, batches, strict=True):
+                results_of_batches = await asyncio.gather(*(collect(engine, batch) for batch in batches))
+                for results, batch in zip(results_of_batches, batches, strict=True):
                     assert all(isinstance(end, Done) for end in ends(results, batch).values())
 
         self.run(check())
@@ -225,15 +279,15 @@ class EngineConformance:
     def test_a_cancelled_request_ends_once_and_alone(self) -> None:
         async def check() -> None:
             async with self.running() as engine:
-                [first, *others] = batch = self._good(engine)
+                [first, *not_cancelled] = batch = self._good(engine)
                 work = asyncio.create_task(collect(engine, batch))
                 await asyncio.sleep(0)
                 await engine.cancel(first.id)
                 await engine.cancel(first.id)
-                found = ends(await work, batch)
-                end = found[first.id]
+                end_by_id = ends(await work, batch)
+                end = end_by_id[first.id]
                 assert isinstance(end, Done) or not end.error.retryable, "a cancelled request must not be tried again"
-                assert all(isinstance(found[request.id], Done) for request in others)
+                assert all(isinstance(end_by_id[request.id], Done) for request in not_cancelled)
                 assert engine.load().requests == 0
 
         self.run(check())
@@ -282,34 +336,34 @@ class EngineConformance:
         return [kind for kind in kinds if self.payloads(kind)]
 
     def _good(self, engine: Engine, kind: PrimitiveKind | None = None, *, stream: bool = False) -> list[Request]:
-        """One request per payload, of all kinds of the engine by default, with new ids."""
+        """Return one request per payload, of all kinds of the engine by default, with new ids."""
         kinds = self._kinds(engine) if kind is None else [kind]
-        return [_request(each, payload, stream=stream) for each in kinds for payload in self.payloads(each)]
+        return [_request(one_kind, payload, stream=stream) for one_kind in kinds for payload in self.payloads(one_kind)]
 
     async def _values(self, engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
-        """Execute a batch; the values by request id. None may fail."""
-        found = ends(await collect(engine, batch), batch)
-        for request_id, end in found.items():
+        """Execute a batch, in which no request may fail. Return the values by request id."""
+        end_by_id = ends(await collect(engine, batch), batch)
+        for request_id, end in end_by_id.items():
             if isinstance(end, Failed):
                 raise AssertionError(f"{request_id} failed") from end.error
-        return {request_id: end.value for request_id, end in found.items() if isinstance(end, Done)}
+        return {request_id: end.value for request_id, end in end_by_id.items() if isinstance(end, Done)}
 
-    def _fails_alone(self, found: Sequence[Result], good: Sequence[Request], bad: Request) -> None:
-        by_id = ends(found, [*good, bad])
+    def _fails_alone(self, results: Sequence[Result], good: Sequence[Request], bad: Request) -> None:
+        by_id = ends(results, [*good, bad])
         end = by_id[bad.id]
         assert isinstance(end, Failed) and isinstance(end.error, EngineError), f"{bad.kind} must fail, it gave {end}"
         assert not end.error.retryable, "doing a bad request again cannot help"
         wrong = [by_id[request.id] for request in good if not isinstance(by_id[request.id], Done)]
         assert not wrong, f"good requests failed with the bad one: {wrong}"
 
-    def _own(self) -> None:
+    def _skip_if_shared(self) -> None:
         if self.shared:
             self._skip("needs an engine of its own")
 
-    def _skip(self, why: str) -> None:
+    def _skip(self, reason: str) -> None:
         import pytest
 
-        pytest.skip(why)
+        pytest.skip(reason)
 
 
 def _request(kind: PrimitiveKind, payload: Any, *, stream: bool = False) -> Request:

@@ -1,4 +1,4 @@
-"""What versions of collections must be, as tests: subclass `StoreConformance` for a store, and pytest runs them all."""
+"""The contract of versions of collections as tests: subclass `StoreConformance`, and pytest runs them all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.conformance.engine import EngineConformance
-from teola_plugin.engines.conformance.results import collect, ends
+from teola_plugin.engines.conformance.engine import EngineConformance, collect, ends
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
@@ -27,7 +26,7 @@ class StoreConformance(EngineConformance):
     """
 
     async def make_other(self) -> Engine | None:
-        """Another engine on the same collections, not started, as another process has it; None if there is none."""
+        """Return another engine on the same collections, not started; None if there is none."""
         return None
 
     def test_a_search_tells_the_version_that_it_is_true_for(self) -> None:
@@ -98,7 +97,7 @@ class StoreConformance(EngineConformance):
         async def check() -> None:
             async with self.running() as engine, self._writer(engine) as writer:
                 collection, rows = self._rows()
-                found: dict[Version, Any] = {}
+                hits_by_version: dict[Version, Any] = {}
 
                 async def write() -> None:
                     for n in range(10):
@@ -109,8 +108,8 @@ class StoreConformance(EngineConformance):
                     writing = group.create_task(write())
                     while not writing.done():
                         version, hits = await self._search(engine, collection)
-                        assert found.setdefault(version, hits) == hits, version
-                assert len(found) > 1, "no search fell between two writes"
+                        assert hits_by_version.setdefault(version, hits) == hits, version
+                assert len(hits_by_version) > 1, "no search fell between two writes"
 
         self.run(check())
 
@@ -118,7 +117,7 @@ class StoreConformance(EngineConformance):
 
     @asynccontextmanager
     async def _writer(self, engine: Engine) -> AsyncIterator[Any]:
-        """The other engine, or the same where there is no other."""
+        """Provide the other engine, or the same if there is no other."""
         other = await self.make_other()
         if other is None:
             yield engine
@@ -130,7 +129,7 @@ class StoreConformance(EngineConformance):
             await other.stop()
 
     def _rows(self) -> tuple[str, list[IngestRow]]:
-        """A collection that was never there, and rows for it."""
+        """Return the name of a new collection, and rows for it."""
         collection = f"conformance {uuid.uuid4()}"
         return collection, [replace(row, collection=collection) for row in self.payloads(_K.INGESTION)]
 
@@ -146,9 +145,9 @@ class StoreConformance(EngineConformance):
         return end.version, end.value
 
     async def _version(self, engine: Any, collection: str) -> Version:
-        found = await engine.version(collection)
-        assert isinstance(found, Version)
-        return found
+        version = await engine.version(collection)
+        assert isinstance(version, Version)
+        return version
 
 
 def _request(kind: PrimitiveKind, payload: IngestRow | SearchVector) -> Request:

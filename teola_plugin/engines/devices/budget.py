@@ -1,14 +1,14 @@
-"""Who computes on which card, and how much of its memory each may take. Pure: figures in, figures out.
+"""The cards on which engines compute, and the memory that each may use. Pure: figures in, figures out.
 
 The rule, for every card:
 
-1. What is said holds: a device, a share of the memory (`gpu_memory_utilization`).
-2. Who said no device gets the card with most room; LLMs choose first, and the others avoid their cards. Where no card
-   has as much free as its model and its work take, that is the CPU.
-3. Who said no share gets what its model needs, as far as that is known, and room to work.
-4. An LLM that said none gets what is left, too, but for `KEPT_FREE` of the card; several of them get equal parts of
+1. The user's settings hold: a device, a share of the memory (`gpu_memory_utilization`).
+2. An engine without a device gets the card with most room; LLMs choose first, and the others avoid their cards. If no
+   card has as much free as its model and its work take, it gets the CPU.
+3. An engine without a share gets what its model needs, as far as that is known, and room to work.
+4. An LLM without a share gets what is left, too, but for `KEPT_FREE` of the card; several of them get equal parts of
    that. Alone on its cards it keeps vLLM's own default.
-5. If the shares that were said and the models of the others are more than the card has free, nothing starts. (Room to
+5. If the shares that were set and the models of the others are more than the card has free, nothing starts. (Room to
    work is an estimate: it is left where it can be, and stops nobody.)
 """
 
@@ -23,7 +23,7 @@ from teola_plugin.errors import ConfigError, EngineUnavailable
 from teola_plugin.graph.device import Device, normalize, parse
 
 KEPT_FREE = 0.08
-"""Share of a card that is nobody's: CUDA contexts, libraries, fragments. As much as vLLM leaves by default."""
+"""Share of a card that stays free for CUDA contexts, libraries and fragments, as much as vLLM leaves by default."""
 _HINT = (
     "lower gpu_memory_utilization (of an LLM: in engine_args), or give an engine another device: device='cuda:1', 'cpu'"
 )
@@ -35,24 +35,24 @@ class Demand:
 
     engine: str
     device: str = ""
-    """As it was said; empty for a card, where there is one."""
+    """The device that the user has set; "" for a card if there is one."""
     cards: int = 1
     share: float | None = None
-    """Of the card's memory, as it was said."""
+    """Share of the card's memory that the user has set."""
     needs: int = 0
-    """Bytes that it cannot do without, as far as that is known: its weights."""
+    """Bytes of its weights, as far as known."""
     work: int = 0
-    """Bytes that it works in beside them, roughly."""
+    """Bytes that it needs to work, roughly."""
     fills: bool = False
-    """Takes all that it may, as the KV cache of an LLM does."""
+    """True if it takes all that it may, as the KV cache of an LLM does."""
 
-    def least(self, card: Card) -> int:
-        """Bytes without which it does not start."""
+    def min_bytes(self, card: Card) -> int:
+        """Return the bytes without which it does not start."""
         return self.needs if self.share is None else math.ceil(self.share * card.total)
 
-    def fair(self, card: Card) -> int:
-        """Bytes that others are to leave to it."""
-        return self.needs + self.work if self.share is None else self.least(card)
+    def fair_bytes(self, card: Card) -> int:
+        """Return the bytes that other engines are to leave to it."""
+        return self.needs + self.work if self.share is None else self.min_bytes(card)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Grant:
     """The device of an engine, and the share of its memory that it may use."""
 
     device: str
-    """Normal, as torch calls it in this process (`cuda:1`, `cpu`); empty for an LLM where there is no card."""
+    """The device as torch calls it in this process (`cuda:1`, `cpu`); "" for an LLM without a card."""
     share: float | None = None
-    """Of each card's memory; None where nothing limits it but the engine itself."""
+    """Share of each card's memory; None if only the engine itself limits it."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -71,50 +71,49 @@ class Grant:
 
 @dataclass(slots=True)
 class _Load:
-    """A card, and who is on it so far."""
+    """A card, and the demands that were assigned to it."""
 
     card: Card
     on: list[Demand] = field(default_factory=list)
 
     @property
     def room(self) -> tuple[int, int, int]:
-        """To be compared: fewer LLMs, then more bytes, then the lower number."""
+        """The key for comparing cards: fewer LLMs, then more bytes, then the lower number."""
         fillers = sum(demand.fills for demand in self.on)
         return -fillers, self.spare, -self.card.index
 
     @property
     def spare(self) -> int:
-        return self.card.free - sum(demand.fair(self.card) for demand in self.on)
+        return self.card.free - sum(demand.fair_bytes(self.card) for demand in self.on)
 
     @property
-    def least(self) -> int:
-        return sum(demand.least(self.card) for demand in self.on)
+    def min_bytes(self) -> int:
+        return sum(demand.min_bytes(self.card) for demand in self.on)
 
 
-def allotted(demands: Sequence[Demand], cards: Sequence[Card], why_none: str = "") -> tuple[Grant, ...]:
-    """A grant for each demand. `why_none` says why there are no cards, where there are none.
+def allot(demands: Sequence[Demand], cards: Sequence[Card], why_none: str = "") -> tuple[Grant, ...]:
+    """Return a grant for each demand. `why_none` says why there are no cards, if there are none.
 
-    Raises `ConfigError` (a card that is not there, more memory than a card has) and `EngineUnavailable` (more than is
-    free now), with the figures.
+    Raises `ConfigError` (no such card, more memory than a card has) and `EngineUnavailable` (more than is free now).
     """
     loads = {card.index: _Load(card) for card in cards}
-    places: dict[int, tuple[int, ...]] = {}
-    for at, demand in sorted(enumerate(demands), key=_turn):
-        places[at] = _place(demand, loads, why_none)
-        for index in places[at]:
+    card_indices: dict[int, tuple[int, ...]] = {}
+    for at, demand in sorted(enumerate(demands), key=_sort_key):
+        card_indices[at] = _choose_cards(demand, loads, why_none)
+        for index in card_indices[at]:
             loads[index].on.append(demand)
     for load in loads.values():
         _check(load)
-    return tuple(_grant(demand, [loads[index] for index in places[at]]) for at, demand in enumerate(demands))
+    return tuple(_grant(demand, [loads[index] for index in card_indices[at]]) for at, demand in enumerate(demands))
 
 
-def _turn(one: tuple[int, Demand]) -> tuple[bool, bool, int, int]:
+def _sort_key(one: tuple[int, Demand]) -> tuple[bool, bool, int, int]:
     """Return the sort key of a demand: first engines with a device of their own, then LLMs, then the largest."""
     at, demand = one
     return not demand.device, not demand.fills, -demand.needs, at
 
 
-def _place(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int, ...]:
+def _choose_cards(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int, ...]:
     device = parse(normalize(demand.device))
     if demand.device and device.kind != "cuda":
         return ()
@@ -131,87 +130,91 @@ def _place(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int,
     if indices:
         return indices
     best = sorted(loads.values(), key=lambda load: load.room, reverse=True)[: demand.cards]
-    if not demand.fills and demand.share is None and all(demand.fair(load.card) > load.card.free for load in best):
+    if (
+        not demand.fills
+        and demand.share is None
+        and all(demand.fair_bytes(load.card) > load.card.free for load in best)
+    ):
         return ()
     return tuple(sorted(load.card.index for load in best))
 
 
 def _indices(device: Device) -> tuple[int, ...]:
-    """Numbers of cards; those that torch would not take are -1."""
+    """Return the numbers of cards; -1 for those that torch does not accept."""
     if device.kind != "cuda":
         return ()
     return tuple(sorted(int(unit) if unit.isdecimal() else -1 for unit in device.units))
 
 
-def _no_card(engine: str, wanted: str, cards: Sequence[Card], why_none: str) -> ConfigError:
+def _no_card(engine: str, device: str, cards: Sequence[Card], why_none: str) -> ConfigError:
     if not cards:
         return ConfigError(
-            f"{engine} is to compute on {wanted}, and there is no GPU: {why_none or 'none is seen'}.",
+            f"{engine} is to compute on {device}, and there is no GPU: {why_none or 'none is seen'}.",
             hint="leave the device (in a pool's YAML: gpus) out, then it is the CPU here; or say device='cpu'; on a "
             "machine with a GPU, install torch for CUDA",
         )
     listed = ", ".join(map(str, cards))
     return ConfigError(
-        f"{engine} is to compute on {wanted}; there {_are(len(cards))}: {listed}.",
+        f"{engine} is to compute on {device}; there {_are(len(cards))}: {listed}.",
         hint="give one of these, or leave the device out: the card with most room is taken",
     )
 
 
 def _check(load: _Load) -> None:
-    """Raises for a card on which more is asked for than it has."""
-    card, kept = load.card, _kept(load)
-    asked = load.least + kept
-    if asked <= card.free:
+    """Raise an error for a card on which more is demanded than it has."""
+    card, reserved = load.card, _reserved_bytes(load)
+    demanded = load.min_bytes + reserved
+    if demanded <= card.free:
         return
-    parts = ", ".join(f"{demand.engine} {_told(demand, card)}" for demand in load.on)
-    parts += f", kept free {kept / GIB:.1f}" if kept else ""
+    parts = ", ".join(f"{demand.engine} {_describe(demand, card)}" for demand in load.on)
+    parts += f", kept free {reserved / GIB:.1f}" if reserved else ""
     message = (
-        f"{asked / GIB:.1f} GiB are asked for on {card.device} ({card.name}), which has "
+        f"{demanded / GIB:.1f} GiB are asked for on {card.device} ({card.name}), which has "
         f"{card.total / GIB:.1f} GiB, {card.free / GIB:.1f} of them free: {parts}."
     )
-    if asked > card.total:
+    if demanded > card.total:
         raise ConfigError(message, hint=_HINT)
     raise EngineUnavailable(message, retryable=True, hint=f"end what holds the card's memory; or {_HINT}")
 
 
-def _kept(load: _Load) -> int:
+def _reserved_bytes(load: _Load) -> int:
     """Return the bytes that must stay free on a card whose LLMs take all that is left."""
-    shares = len(load.on) > 1 and any(_open(demand) for demand in load.on)
+    shares = len(load.on) > 1 and any(_has_open_share(demand) for demand in load.on)
     return math.ceil(KEPT_FREE * load.card.total) if shares else 0
 
 
-def _open(demand: Demand) -> bool:
+def _has_open_share(demand: Demand) -> bool:
     return demand.fills and demand.share is None
 
 
-def _told(demand: Demand, card: Card) -> str:
-    why = "its weights" if demand.share is None else f"gpu_memory_utilization {demand.share:g}"
-    return f"{demand.least(card) / GIB:.1f} ({why})"
+def _describe(demand: Demand, card: Card) -> str:
+    reason = "its weights" if demand.share is None else f"gpu_memory_utilization {demand.share:g}"
+    return f"{demand.min_bytes(card) / GIB:.1f} ({reason})"
 
 
 def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
     if not loads:
         return Grant(normalize(demand.device) or ("" if demand.fills else "cpu"))
     device = "cuda:" + ",".join(str(load.card.index) for load in loads)
-    if not _open(demand) or all(len(load.on) == 1 for load in loads):
+    if not _has_open_share(demand) or all(len(load.on) == 1 for load in loads):
         return Grant(device, demand.share)
-    return Grant(device, _floor(min(_left(load, demand) for load in loads)))
+    return Grant(device, _floor(min(_open_share(load, demand) for load in loads)))
 
 
-def _left(load: _Load, demand: Demand) -> float:
-    """The share of an LLM that said none: what it needs, and its part of what nobody asked for."""
-    card, fillers = load.card, [one for one in load.on if _open(one)]
+def _open_share(load: _Load, demand: Demand) -> float:
+    """Return the share of an LLM without one: what it needs, and its part of what is left."""
+    card, fillers = load.card, [one for one in load.on if _has_open_share(one)]
     spare = max(0.0, load.spare - KEPT_FREE * card.total) / len(fillers)
     return min(1 - KEPT_FREE, (demand.needs + spare) / card.total)
 
 
 def _floor(share: float) -> float:
-    """To three places; what rounding took from a whole figure is given back."""
+    """Round a share down to three places, with a tolerance for rounding errors."""
     return math.floor(share * 1000 + 1e-6) / 1000
 
 
 def share_of(gpus: float) -> float | None:
-    """The share of a card's memory that a part of a GPU (Ray's `num_gpus`) stands for; None for whole ones."""
+    """Return the share of a card's memory for a part of a GPU (Ray's `num_gpus`); None for whole GPUs."""
     return _floor(gpus * (1 - KEPT_FREE)) if 0 < gpus < 1 else None
 
 

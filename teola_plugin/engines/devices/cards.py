@@ -32,30 +32,30 @@ class Card:
 
 
 def cuda() -> Any:
-    """`torch.cuda`. Tests put a stand-in here."""
+    """Return `torch.cuda`. Tests replace this function."""
     import torch
 
     return torch.cuda
 
 
-def seen() -> tuple[Card, ...]:
-    """Empty without torch or without a GPU. Asking a card opens a CUDA context on it, which takes some 100 MB."""
+def visible_cards() -> tuple[Card, ...]:
+    """Return the GPUs; () without torch or a GPU. Opens a CUDA context on each, which takes some 100 MB."""
     try:
-        found = cuda()
+        torch_cuda = cuda()
     except ImportError:
         return ()
-    if not found.is_available():
+    if not torch_cuda.is_available():
         return ()
-    return tuple(_card(found, index) for index in range(found.device_count()))
+    return tuple(_card(torch_cuda, index) for index in range(torch_cuda.device_count()))
 
 
-def _card(found: Any, index: int) -> Card:
-    known = found.get_device_properties(index)
+def _card(torch_cuda: Any, index: int) -> Card:
+    properties = torch_cuda.get_device_properties(index)
     try:
-        free, total = found.mem_get_info(index)
+        free, total = torch_cuda.mem_get_info(index)
     except RuntimeError:  # not even room for a context
-        free, total = 0, known.total_memory
-    return Card(index, known.name, total, free)
+        free, total = 0, properties.total_memory
+    return Card(index, properties.name, total, free)
 
 
 def gpu_version(device: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ def gpu_version(device: str) -> dict[str, str]:
 
 
 def why_none() -> str:
-    """Why torch sees no GPU, as the end of a sentence."""
+    """Return the reason why torch sees no GPU, as the end of a sentence."""
     try:
         import torch
     except ImportError:
@@ -84,13 +84,15 @@ def release(device: str) -> None:
 
 
 def device_name(indices: Iterable[int]) -> str:
-    """The name for a profile (see `graph.device`) of cards that this process counts so: those of two processes that
-    see different cards are different, whatever each of them calls its first."""
+    """Return the name of cards of this process for a profile (see `graph.device`).
+
+    Names of different cards differ, also if two processes see them under the same numbers.
+    """
     return "cuda:" + ",".join(visible_as(indices))
 
 
 def visible_as(indices: Iterable[int]) -> list[str]:
     """Return the values of `CUDA_VISIBLE_DEVICES` with which a child process sees these cards only."""
-    given = os.environ.get(VISIBLE)
-    known = [unit.strip() for unit in given.split(",")] if given else []
-    return [known[index] if index < len(known) else str(index) for index in indices]
+    visible = os.environ.get(VISIBLE)
+    units = [unit.strip() for unit in visible.split(",")] if visible else []
+    return [units[index] if index < len(units) else str(index) for index in indices]

@@ -354,8 +354,8 @@ class SlotReuseEstimator:
         """
         self._step += steps
         if before != names:
-            ended = set(before).difference(names)
-            self._free_slots.extend([(next_power_of_two(len(before)), self._step)] * len(ended))
+            ended_requests = set(before).difference(names)
+            self._free_slots.extend([(next_power_of_two(len(before)), self._step)] * len(ended_requests))
         while self._free_slots and (idle or self._step - self._free_slots[0][1] > _SOON):
             self._record_oldest(0.0)
         if self._free_slots and before != names:

@@ -117,8 +117,8 @@ def step_durations(profile: EngineProfile) -> StepDurations:
     """Return the durations of steps from a profile; () if batches were not measured."""
     if len(profile.verifying) < 2:
         return ()
-    alone = profile.step(0, 1)
-    return [(n, min(1.0, alone / profile.step(0, n)), _growth(profile, n)) for n in _ROWS if profile.step(0, n)]
+    single_row = profile.step(0, 1)
+    return [(n, min(1.0, single_row / profile.step(0, n)), _growth(profile, n)) for n in _ROWS if profile.step(0, n)]
 
 
 def _growth(profile: EngineProfile, rows: int) -> Sequence[tuple[int, float]]:
@@ -167,7 +167,7 @@ class SharedStepModel:
     """A model of steps in which several rows draft, which decides how many tokens pay."""
 
     def __init__(self, durations: StepDurations) -> None:
-        self._durations = [(rows, alone, _filled(points)) for rows, alone, points in durations]
+        self._durations = [(rows, row_share, _filled(points)) for rows, row_share, points in durations]
 
     def __bool__(self) -> bool:
         return bool(self._durations)
@@ -222,9 +222,9 @@ class SharedStepModel:
             slot_reuse: Frequency with which slots of ended rows are soon reused (see `SlotReuseEstimator`). At 1, the
                 tokens of all rows have the same value.
         """
-        alone, total = self._of_rows(len(speeds))[0], sum(speed**-_SPEED_EXPONENT for speed in speeds)
-        alone *= 1.0 - slot_reuse
-        return [(1 - alone) / len(speeds) + alone * speed**-_SPEED_EXPONENT / total for speed in drafting]
+        row_share, total = self._of_rows(len(speeds))[0], sum(speed**-_SPEED_EXPONENT for speed in speeds)
+        row_share *= 1.0 - slot_reuse
+        return [(1 - row_share) / len(speeds) + row_share * speed**-_SPEED_EXPONENT / total for speed in drafting]
 
     def duration(self, rows: int, drafted: int) -> float:
         """Return the duration of a step with `drafted` tokens, in steps without drafts."""
@@ -237,7 +237,7 @@ class SharedStepModel:
 
     def _of_rows(self, rows: int) -> tuple[float, Sequence[float]]:
         """Return the share of a single row's step, and the durations of steps by number of drafted tokens."""
-        measured = ((alone, durations) for limit, alone, durations in self._durations if rows <= limit)
+        measured = ((row_share, durations) for limit, row_share, durations in self._durations if rows <= limit)
         return next(measured, self._durations[-1][1:])
 
 

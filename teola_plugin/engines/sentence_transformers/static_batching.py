@@ -1,25 +1,28 @@
-"""What the embedding and the reranking engine share: a batch is computed as one, in the engine's torch thread."""
+"""The base of the embedding and the reranking engine: a batch is computed as one, in the engine's torch thread.
+
+An engine computes on the device that its user chose, else on the card with most room, else on the CPU.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.devices.assignment import assign_devices
 from teola_plugin.engines.devices.budget import Demand, Grant
-from teola_plugin.engines.devices.cards import gpu_version, release
-from teola_plugin.engines.devices.place import place
+from teola_plugin.engines.devices.cards import GIB, device_name, gpu_version, release
 from teola_plugin.engines.loop_lock import LoopLock
-from teola_plugin.engines.sentence_transformers.computing_device import demand_of, profile_device, said_device
+from teola_plugin.engines.model_files import weight_bytes
 from teola_plugin.engines.sentence_transformers.loaded_models import model_name_of
-from teola_plugin.engines.sentence_transformers.text_sizes import text_size
-from teola_plugin.engines.sentence_transformers.timings import efficient_batch, timings
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
-from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
+from teola_plugin.graph.device import normalize
 from teola_plugin.requests.bad_input import advice
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
@@ -27,15 +30,15 @@ from teola_plugin.requests.results import Done, Failed, Result
 Outcome = Any | Exception
 
 
-class Model(Protocol):
-    """A loaded model: what runs in the torch thread."""
+class LoadedModel(Protocol):
+    """A loaded model, which runs in the torch thread."""
 
     def compute(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """One value per payload, in order. May raise for the whole batch."""
+        """Return one value per payload, in order. May raise for the whole batch."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds beside memory."""
+        """Release all resources but memory."""
         ...
 
 
@@ -44,7 +47,7 @@ class StaticBatchingEngine:
 
     kinds: frozenset[PrimitiveKind]
     takes: type[Any]
-    """The class of the payloads."""
+    """The class of its payloads."""
 
     def __init__(
         self,
@@ -57,12 +60,14 @@ class StaticBatchingEngine:
         gpu_memory_utilization: float | None = None,
         dedicated: bool = True,
     ) -> None:
-        self.given = None if isinstance(model, str) else model
-        """A model that somebody else has loaded; the engine computes with its weights."""
+        self.loaded_model = None if isinstance(model, str) else model
+        """A model that the user has loaded, with whose weights the engine computes; None otherwise."""
         self.name, self.model_name, self.cores = name, model_name_of(model), parse_cores(cores)
-        self._said = said_device(device if self.given is None else str(self.given.device), self.cores)
+        self._chosen_device = chosen_device(
+            device if self.loaded_model is None else str(self.loaded_model.device), self.cores
+        )
         self._share = gpu_memory_utilization
-        self.device = "" if self._said.startswith("cuda") else self._said
+        self.device = "" if self._chosen_device.startswith("cuda") else self._chosen_device
         self._profile = EngineProfile(
             batching=Batching.STATIC,
             max_batch=max_batch,
@@ -72,7 +77,7 @@ class StaticBatchingEngine:
             dedicated=dedicated,
         )
         self._worker: TorchWorker | None = None
-        self._loaded: Model | None = None
+        self._loaded: LoadedModel | None = None
         self._changing = LoopLock()
         self._live: dict[str, asyncio.Queue[Result]] = {}
 
@@ -92,15 +97,15 @@ class StaticBatchingEngine:
 
     @property
     def model(self) -> Any:
-        """The model of sentence-transformers that is loaded; None before the start. To be read, not to be run."""
+        """The loaded model of sentence-transformers, for reading only; None before the start."""
         return getattr(self._loaded, "model", None)
 
     sized_by_text = True
     """Short texts take less than a slot: see `text_size`."""
 
-    # What subclasses give
+    # For subclasses
 
-    def _load(self) -> Model:
+    def _load(self) -> LoadedModel:
         """Load the model; runs in the torch thread."""
         raise NotImplementedError
 
@@ -109,46 +114,50 @@ class StaticBatchingEngine:
         raise NotImplementedError
 
     def _sample(self, number: int) -> Any:
-        """A payload for measuring, as long as most are; see `sample_chunk`."""
+        """Return a payload for measuring, of a usual length; see `sample_chunk`."""
         raise NotImplementedError
 
     # Life cycle
 
     def demand(self) -> Demand:
-        """See `engines.devices.place`. Raises `ConfigError`."""
-        if self.given is not None:  # its weights are where they are
-            return Demand(self.name, self._said)
-        return demand_of(self.name, self.model_name, self._said, self._share)
+        """See `engines.devices.assignment`. Raises `ConfigError`."""
+        if self.loaded_model is not None:  # its weights are where they are
+            return Demand(self.name, self._chosen_device)
+        return demand_of(self.name, self.model_name, self._chosen_device, self._share)
 
-    def grant(self, given: Grant) -> None:
-        self.device = given.device
-        self._profile = replace(self._profile, device=profile_device(given.device, self.cores))
+    def grant(self, grant: Grant) -> None:
+        self.device = grant.device
+        self._profile = replace(self._profile, device=profile_device(grant.device, self.cores))
 
     async def start(self) -> None:
-        """Idempotent; loads the model, on the device that was granted or, for an engine that starts alone, the one with
-        most room. Raises `EngineUnavailable`; `ConfigError` where its device is not there."""
+        """Load the model on the granted device, or for an engine that starts alone, the one with most room.
+
+        Idempotent. Raises `EngineUnavailable`, or `ConfigError` if its device does not exist.
+        """
         async with self._changing:
             if self._loaded is not None:
                 return
             worker = TorchWorker(self.name, self.cores)
             try:
                 if not self.device:
-                    await worker.run(place, [self])
+                    await worker.run(assign_devices, [self])
                 self._loaded = await self._load_in(worker)
             finally:
                 if self._loaded is None:
                     await worker.close()
             self._worker = worker
 
-    async def _load_in(self, worker: TorchWorker) -> Model:
+    async def _load_in(self, worker: TorchWorker) -> LoadedModel:
         try:
             return await worker.run(self._load)
         except Exception as error:
             raise self._unavailable(f"{self.model_name!r} could not be loaded: {error}") from error
 
     async def stop(self) -> None:
-        """Idempotent. Requests in flight fail at once; the thread ends after the batch that it computes, and is left
-        behind if that takes too long."""
+        """Stop the engine. Idempotent. Requests in flight fail at once.
+
+        The thread ends after the batch that it computes, and is left behind if that takes too long.
+        """
         async with self._changing:
             for request_id in list(self._live):
                 self._end(Failed(request_id, self._unavailable("it was stopped.")))
@@ -159,14 +168,14 @@ class StaticBatchingEngine:
                 release(self.device)
 
     async def restart(self) -> None:
-        """The model loaded anew."""
+        """Load the model again."""
         await self.stop()
         await self.start()
 
     # Requests
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        """One `Done` or `Failed` per request, in any order."""
+        """Yield one `Done` or `Failed` per request, in any order."""
         inbox: asyncio.Queue[Result] = asyncio.Queue()
         good = [request for request in batch if self._admit(request, inbox)]
         work = asyncio.create_task(self._compute(good)) if good else None
@@ -190,9 +199,9 @@ class StaticBatchingEngine:
 
     def _refusal(self, request: Request) -> EngineError | None:
         if request.kind not in self.kinds or not isinstance(request.payload, self.takes):
-            wanted = ", ".join(sorted(kind.value for kind in self.kinds))
+            kinds = ", ".join(sorted(kind.value for kind in self.kinds))
             got = f"{request.kind.value} of {type(request.payload).__name__}"
-            return self._error(f"it does {wanted} of {self.takes.__name__}, not {got}.", "see requests/payloads.py")
+            return self._error(f"it does {kinds} of {self.takes.__name__}, not {got}.", "see requests/payloads.py")
         if fault := self._fault(request.payload):
             return self._error(fault, "give plain text; text.encode('utf-8', 'replace').decode() mends a broken one")
         if self._loaded is None:
@@ -210,27 +219,27 @@ class StaticBatchingEngine:
             outcomes = [self._unavailable("it was stopped.")] * len(requests)
         except Exception as error:
             outcomes = [error] * len(requests)
-        except BaseException as error:  # a model that calls sys.exit() is broken, and takes nobody along
+        except BaseException as error:  # a model that calls sys.exit() is broken; other engines go on
             outcomes = [self._unavailable(f"its model raised {error!r}.")] * len(requests)
         for request, outcome in zip(requests, outcomes, strict=True):
             if outcome is not None:
                 self._end(self._result(request, outcome))
 
     def _outcomes(self, requests: Sequence[Request]) -> list[Outcome]:
-        """A value or an exception per request, None for a cancelled one; runs in the torch thread."""
-        wanted = [at for at, request in enumerate(requests) if request.id in self._live]
-        values = _isolated(self._loaded, [requests[at].payload for at in wanted]) if self._loaded else []
-        found: list[Outcome] = [None] * len(requests)
-        for at, value in zip(wanted, values, strict=False):
-            found[at] = value
-        return found
+        """Return a value or an exception per request, None for a cancelled one. Runs in the torch thread."""
+        live = [at for at, request in enumerate(requests) if request.id in self._live]
+        values = _compute_isolated(self._loaded, [requests[at].payload for at in live]) if self._loaded else []
+        outcomes: list[Outcome] = [None] * len(requests)
+        for at, value in zip(live, values, strict=False):
+            outcomes[at] = value
+        return outcomes
 
     def _result(self, request: Request, outcome: Outcome) -> Result:
         if isinstance(outcome, EngineError):
             return Failed(request.id, outcome)
         if isinstance(outcome, Exception):
-            what = f"{type(outcome).__name__}: {outcome}"
-            return Failed(request.id, self._error(f"the model raised {what}", advice(outcome)))
+            description = f"{type(outcome).__name__}: {outcome}"
+            return Failed(request.id, self._error(f"the model raised {description}", advice(outcome)))
         return Done(request.id, outcome)
 
     def _end(self, result: Result) -> None:
@@ -239,11 +248,11 @@ class StaticBatchingEngine:
             inbox.put_nowait(result)
 
     async def cancel(self, request_id: str) -> None:
-        """Ends the request now; a batch that is being computed goes on for the others."""
+        """End a request now. A batch that is being computed goes on for the others."""
         self._end(Failed(request_id, self._error("the request was cancelled.", "")))
 
     def size(self, request: Request) -> float:
-        """1 for a text as long as the samples or longer; short ones share a slot, as they share the work of one."""
+        """Return the slots of a request: 1 for a text as long as the samples or longer, less for short ones."""
         return text_size(request.payload)
 
     def load(self) -> EngineLoad:
@@ -253,11 +262,11 @@ class StaticBatchingEngine:
         """Do nothing: this engine caches no results."""
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of what computes, the model, and the GPU if it is one."""
+        """Return the versions of the libraries, the model, and the GPU if it is one."""
         from importlib.metadata import version
 
-        found = {name: version(name) for name in ("sentence-transformers", "torch")}
-        return found | {"model": self.model_name} | gpu_version(self.device)
+        versions = {name: version(name) for name in ("sentence-transformers", "torch")}
+        return versions | {"model": self.model_name} | gpu_version(self.device)
 
     def _error(self, message: str, hint: str) -> EngineError:
         return EngineError(f"{self.name}: {message}", engine=self.name, hint=hint)
@@ -269,21 +278,21 @@ class StaticBatchingEngine:
     # Measuring
 
     async def measure(self, budget: float = 2.0) -> EngineProfile:
-        """The profile with seconds by batch size; doubles the batch until throughput stops growing.
+        """Measure seconds by batch size, doubling the batch until throughput stops growing. Return the profile.
 
         Aims at `budget` seconds on an idle engine. Raises `EngineUnavailable` when the engine is not running.
         """
         if self._worker is None or self._loaded is None:
             raise self._unavailable("it is not running.")
-        most = self._profile.max_batch
-        points = await self._worker.run(timings, self._loaded.compute, self._sample, most, budget)
+        max_batch = self._profile.max_batch
+        points = await self._worker.run(timings, self._loaded.compute, self._sample, max_batch, budget)
         curves = {kind: Curve(tuple(points)) for kind in self.kinds}
-        self._profile = replace(self._profile, curves=curves, max_efficient_batch=efficient_batch(points, most))
+        self._profile = replace(self._profile, curves=curves, max_efficient_batch=efficient_batch(points, max_batch))
         return self._profile
 
 
-def _isolated(model: Model, payloads: Sequence[Any]) -> list[Outcome]:
-    """Values, with an exception in the place of each payload that the model cannot take: halves until it is alone."""
+def _compute_isolated(model: LoadedModel, payloads: Sequence[Any]) -> list[Outcome]:
+    """Return the values, with an exception for each payload that the model rejects, found by halving the batch."""
     if not payloads:
         return []
     try:
@@ -292,4 +301,100 @@ def _isolated(model: Model, payloads: Sequence[Any]) -> list[Outcome]:
         if len(payloads) == 1:
             return [error]
         middle = len(payloads) // 2
-        return _isolated(model, payloads[:middle]) + _isolated(model, payloads[middle:])
+        return _compute_isolated(model, payloads[:middle]) + _compute_isolated(model, payloads[middle:])
+
+
+WORK_BYTES = 2 * GIB
+"""Bytes of a CUDA context and the largest forward pass: 32 texts of 512 tokens in a model of BERT's large size."""
+UNKNOWN_WEIGHT_BYTES = 2 * GIB
+"""Bytes of the weights of a model that has not been downloaded."""
+
+
+def chosen_device(device: str | None, cores: Sequence[int]) -> str:
+    """Return the device that the user chose, "" if none. Choosing cores chooses the CPU."""
+    return normalize(device) if device else "cpu" if cores else ""
+
+
+def demand_of(engine: str, model: str, device: str, share: float | None) -> Demand:
+    """Return the memory that an engine with that model needs on its card. Raise ConfigError for an invalid share."""
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(
+            f"{engine}: gpu_memory_utilization is {share:g}.",
+            hint="give a share of the card, above 0 and up to 1",
+        )
+    if device and not device.startswith("cuda"):
+        return Demand(engine, device)
+    weights = weight_bytes(model)
+    if weights is None:
+        return Demand(engine, device, share=share, work=WORK_BYTES + UNKNOWN_WEIGHT_BYTES)
+    return Demand(engine, device, share=share, needs=weights, work=WORK_BYTES)
+
+
+def profile_device(device: str, cores: Sequence[int]) -> str:
+    """Return the name for a profile. Engines with different names do not overlap; "" for an unpinned CPU engine."""
+    if device == "cpu":
+        return f"cpu:{','.join(map(str, cores))}" if cores else ""
+    grant = Grant(device)
+    return device_name(grant.indices) if grant.indices else device
+
+
+_SMALLEST_STAGE = 4
+"""Minimum efficient batch. A CPU is fastest with one or two long texts, but every stage costs a call."""
+
+Points = list[tuple[int, float]]
+"""(size, seconds), ascending."""
+
+
+def timings(
+    compute: Callable[[Sequence[Any]], object], sample: Callable[[int], Any], max_size: int, budget: float
+) -> Points:
+    """Measure batches of 1, 2, 4, ... up to `max_size` samples, for about `budget` seconds."""
+    deadline = time.perf_counter() + budget
+    compute([sample(0)])  # the first batch pays for what starts lazily
+    points: Points = []
+    size = 1
+    while size <= max_size:
+        repeats = 3 if not points or 2 * points[-1][1] < budget / 20 else 1
+        seconds = min(_measure_seconds(compute, [sample(n) for n in range(size)]) for _ in range(repeats))
+        points.append((size, seconds))
+        if _has_stalled(points) or time.perf_counter() + 2 * seconds > deadline:
+            break
+        size *= 2
+    return points
+
+
+def efficient_batch(points: Sequence[tuple[int, float]], max_size: int) -> int:
+    """Return the smallest size with about the best throughput."""
+    best = min(points, key=lambda point: point[1] / point[0])
+    efficient = next(size for size, seconds in points if seconds / size <= 1.1 * best[1] / best[0])
+    return min(max(efficient, _SMALLEST_STAGE), max_size)
+
+
+def _has_stalled(points: Sequence[tuple[int, float]]) -> bool:
+    """Return True if the last two doublings together raised throughput by less than a tenth: one may be noise."""
+    if len(points) < 3:
+        return False
+    (few, before), (many, after) = points[-3], points[-1]
+    return many / after < 1.1 * few / before
+
+
+def _measure_seconds(compute: Callable[[Sequence[Any]], object], payloads: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    compute(payloads)
+    return time.perf_counter() - start
+
+
+_MIN_SIZE = 1 / 16
+"""Slots of the shortest text: every text costs something."""
+
+
+def text_size(payload: Any) -> float:
+    """Return the slots of an `EmbedText` or a `ScorePair`: 1 for a text as long as the samples or longer."""
+    characters = len(getattr(payload, "text", "")) + len(getattr(payload, "query", ""))
+    return min(1.0, max(_MIN_SIZE, characters / len(sample_chunk(0))))
+
+
+def sample_chunk(number: int) -> str:
+    """Return a text of about 250 tokens, a usual chunk. Shorter texts would overrate larger batches."""
+    line = "A function that ends without a return statement gives None to the one who called it, and line {} says so. "
+    return "".join(line.format(number + at) for at in range(10))

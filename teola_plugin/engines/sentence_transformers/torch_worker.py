@@ -1,13 +1,14 @@
-"""The one thread in which an engine runs torch: the event loop never waits for a model."""
+"""The thread in which an engine runs torch, and threads for replicas: the event loop never waits for a model."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -16,12 +17,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("teola_plugin")
 LAST_BATCH = 20.0
-"""Seconds that the last batch of an engine that is stopped may take."""
+"""Maximum seconds of the last batch of an engine that is stopped."""
 _set_threads = threading.Lock()
 
 
 class TorchWorker:
-    """A thread of its own, pinned to `cores` where the system can do that (Linux); empty for no pinning."""
+    """A thread that is pinned to `cores` if the system can do that (Linux); () for no pinning."""
 
     def __init__(self, name: str, cores: tuple[int, ...] = ()) -> None:
         self._cores = cores
@@ -37,12 +38,14 @@ class TorchWorker:
         use_threads(len(self._cores))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """The result of `work(*args)`, run in the thread after all that came before."""
+        """Run `work(*args)` in the thread after all earlier work. Return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args))
 
     async def close(self) -> bool:
-        """Ends the thread once what it is doing is done; what waits behind that is dropped. False if it hangs: then it
-        is left behind, and does not keep the process from its end."""
+        """End the thread after its current work, and drop the work that waits.
+
+        Return False if it hangs: then it is left behind, and does not keep the process from ending.
+        """
         self._thread.shutdown(wait=False, cancel_futures=True)
         if await asyncio.to_thread(self._thread.join, LAST_BATCH):
             return True
@@ -51,7 +54,7 @@ class TorchWorker:
 
 
 class _DaemonThread(Executor):
-    """One thread that a hanging job cannot make the process wait for, as those of `ThreadPoolExecutor` do."""
+    """An executor of one thread. Unlike `ThreadPoolExecutor`, a hanging job does not keep the process from ending."""
 
     def __init__(self, name: str, prepare: Callable[[], None]) -> None:
         self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -81,7 +84,7 @@ class _DaemonThread(Executor):
                 else:
                     future.set_result(value)
                     del value
-            del job, future, work  # while it waits, nothing is kept alive
+            del job, future, work  # nothing is kept alive while it waits
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._closed = True
@@ -113,3 +116,43 @@ def use_threads(count: int) -> None:
         restore = threading.Thread(target=torch.set_num_threads, args=(before,))
         restore.start()
         restore.join()
+
+
+SizedT = TypeVar("SizedT", bound=Sized)
+V = TypeVar("V")
+_MAX_THREADS = 8
+"""Maximum number of threads: more of them wait for Python's lock."""
+
+
+class Replicas:
+    """Threads with an equal share of `threads` cores each, and a twin of the model: same weights, own tokenizer.
+
+    A tokenizer of Hugging Face must not be used by two threads (huggingface/tokenizers#537, "Already borrowed"). Twins
+    are made with the first batch: many engines never see a large one.
+    """
+
+    def __init__(self, model: Any, threads: int) -> None:
+        self.count = min(threads, _MAX_THREADS)
+        self._models = [model]
+        share = threads // self.count
+        self._threads = ThreadPoolExecutor(self.count, "teola-replica", initializer=lambda: use_threads(share))
+
+    def compute(self, work: Callable[[Any, list[SizedT]], Sequence[V]], items: Sequence[SizedT]) -> list[V]:
+        """Call `work(model, part)` for parts of similar lengths. Return the values in the order of `items`."""
+        self._models += [twin(self._models[0]) for _ in range(self.count - len(self._models))]
+        order = sorted(range(len(items)), key=lambda at: len(items[at]))
+        parts = [order[first :: self.count] for first in range(self.count)]
+        values = self._threads.map(work, self._models, ([items[at] for at in part] for part in parts))
+        values_by_position = dict(
+            zip((at for part in parts for at in part), (v for part in values for v in part), strict=True)
+        )
+        return [values_by_position[at] for at in range(len(items))]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def twin(model: Any) -> Any:
+    """Return a deep copy that shares the weights."""
+    weights = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, weights)

@@ -6,15 +6,16 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import VISIBLE, visible_as
-from teola_plugin.engines.devices.weights import weight_bytes
-from teola_plugin.engines.vllm import cores as llm_cores
+from teola_plugin.engines.model_files import weight_bytes
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 from teola_plugin.shims.vllm.versions import BEYOND, OLDEST, is_supported
@@ -57,7 +58,7 @@ def environment(model: str, cores: str | None, folder: Path) -> dict[str, str]:
     """
     env = dict(os.environ)
     env["TMPDIR"] = str(folder)
-    env |= processes.sockets_in(folder) | llm_cores.environment(cores)
+    env |= processes.sockets_in(folder) | core_variables(cores)
     for name, value in (
         ("VLLM_LOGGING_LEVEL", "INFO"),
         ("VLLM_LOGGING_COLOR", "0"),
@@ -144,3 +145,52 @@ def visible_cards(grant: Grant | None) -> dict[str, str]:
     """Return the variable that hides other cards than the granted ones: vLLM takes the first that it sees."""
     indices = () if grant is None else grant.indices
     return {} if indices == tuple(range(len(indices))) else {VISIBLE: ",".join(visible_as(indices))}
+
+
+_SPREAD = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend")
+
+
+def core_variables(cores: str | None) -> dict[str, str]:
+    """Return the variables that must be set before torch is imported. `cores` as in `VllmEngine`."""
+    if cores is None:
+        return {}
+    return processes.bound_to(cores, 0 if "|" in cores else len(parse_cores(cores)))
+
+
+@contextmanager
+def pin_cores(engine_args: Mapping[str, Any]) -> Iterator[bool]:
+    """Let all that this process starts meanwhile, vLLM's CPU build, stay on the cores that were set.
+
+    By itself vLLM pins only the arithmetic. Its scheduler and its worker are two processes that wait for each other in
+    tight loops, on whichever cores are free, and slow down every other engine of the machine. On one list of cores the
+    worker therefore moves into the scheduler's process (vLLM's own `uni` executor: nothing is left to spin, a start is
+    7 s shorter), and that process stays on those cores.
+
+    Yields True if vLLM's worker is going to live in the scheduler's process. This process itself is free afterwards: it
+    only passes text along, and on busy cores it would do so late and in lumps.
+    """
+    cores = os.environ.get(processes.BIND, "")
+    if not cores[:1].isdigit() or "|" in cores or any(name in engine_args for name in _SPREAD):
+        yield False
+        return
+    before = _settle(parse_cores(cores))
+    try:
+        yield processes.worker_in_core()
+    finally:
+        _settle(before)
+
+
+def _settle(cores: Collection[int]) -> Collection[int]:
+    """Move every thread of this process to `cores`. Return the cores on which they were before."""
+    if not hasattr(os, "sched_setaffinity"):
+        return cores
+    before = os.sched_getaffinity(0)
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+    return before
+
+
+def may_fork() -> bool:
+    """Return True if a process that computes may be forked from this one: OpenMP's thread pool would not survive."""
+    return os.environ.get("OMP_NUM_THREADS") == "1"

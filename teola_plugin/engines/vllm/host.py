@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.devices.cards import device_name
 from teola_plugin.engines.vllm import args as llm_args
-from teola_plugin.engines.vllm import cores as llm_cores
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.args import card_count
 from teola_plugin.engines.vllm.cache import CachedPrefixes
@@ -289,9 +288,9 @@ def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequenc
 
 def _start(setup: Setup, args: Mapping[str, Any], platform: shim.Platform, gauge: Gauge) -> AsyncLLMEngine:
     loggers = stats.kv_use_loggers(gauge.set)
-    with llm_cores.starting(setup.engine_args) if platform.cpu else nullcontext(False) as in_one:
+    with llm_args.pin_cores(setup.engine_args) if platform.cpu else nullcontext(False) as in_one:
         config = shim.engine_config(args)
-        if platform.cpu and (not in_one or llm_cores.may_fork()):
+        if platform.cpu and (not in_one or llm_args.may_fork()):
             processes.fork_the_core()
         return shim.make(config, loggers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from teola_plugin.engines.devices.budget import KEPT_FREE, Demand, Grant, allotted, share_of
+from teola_plugin.engines.devices.budget import KEPT_FREE, Demand, Grant, allot, share_of
 from teola_plugin.engines.devices.cards import GIB, Card
 from teola_plugin.errors import ConfigError, EngineUnavailable
 
@@ -70,7 +70,7 @@ G = Grant
     ],
 )
 def test_the_rule(cards: list[Card], demands: list[Demand], grants: list[Grant]) -> None:
-    assert list(allotted(demands, cards)) == grants
+    assert list(allot(demands, cards)) == grants
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_what_does_not_fit_is_said_with_its_figures(
     cards: list[Card], demands: list[Demand], kind: type[Exception], says: list[str]
 ) -> None:
     with pytest.raises(kind) as caught:
-        allotted(demands, cards, "torch is built without CUDA")
+        allot(demands, cards, "torch is built without CUDA")
     assert all(part in str(caught.value) for part in says), str(caught.value)
     assert caught.value.hint  # type: ignore[attr-defined]
 
 
 def test_who_comes_first_in_a_pool_does_not_matter() -> None:
     demands = [llm(), small(), small("reranker", 6), small("fixed", 2, device="cuda:1")]
-    forth = allotted(demands, TWO)
-    assert allotted(demands[::-1], TWO) == forth[::-1]
+    forth = allot(demands, TWO)
+    assert allot(demands[::-1], TWO) == forth[::-1]
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(0, None), (1, None), (2, None), (0.5, 0.46), (0.25, 0.23)])

@@ -1,4 +1,4 @@
-"""Before engines start: each says what it asks for, all of them are told where they compute, or nothing starts."""
+"""The assignment of devices to the engines of a process before they start, by their demands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from teola_plugin.engines.devices import cards
-from teola_plugin.engines.devices.budget import Demand, Grant, allotted
+from teola_plugin.engines.devices.budget import Demand, Grant, allot
 
 log = logging.getLogger("teola_plugin")
 
@@ -20,8 +20,8 @@ class OnCards(Protocol):
         """Return the engine's demand, as its user declared it, whatever was granted before."""
         ...
 
-    def grant(self, given: Grant) -> None:
-        """Set where the engine computes from its next start on."""
+    def grant(self, grant: Grant) -> None:
+        """Set the device of the engine from its next start on."""
         ...
 
 
@@ -29,30 +29,30 @@ def on_cards(engines: Iterable[Any]) -> list[OnCards]:
     return [engine for engine in engines if isinstance(engine, OnCards)]
 
 
-def place(engines: Sequence[OnCards]) -> None:
-    """Tell each of these engines of one process where it computes, and how much memory it may take.
+def assign_devices(engines: Sequence[OnCards]) -> None:
+    """Set the device of each of these engines of one process, and the memory that it may take.
 
-    Takes seconds where it has to import torch. Raises `ConfigError`, `EngineUnavailable` (see `budget.allotted`).
+    Takes seconds if it has to import torch. Raises `ConfigError`, `EngineUnavailable` (see `budget.allot`).
     """
     demands = [engine.demand() for engine in engines]
-    found = cards.seen() if _matters(demands) else ()
-    grants = allotted(demands, found, "" if found else _why_none(demands))
-    for engine, demand, given in zip(engines, demands, grants, strict=True):
-        if found and not demand.device and given.device == "cpu":
+    visible = cards.visible_cards() if _needs_cards(demands) else ()
+    grants = allot(demands, visible, "" if visible else _why_none(demands))
+    for engine, demand, grant in zip(engines, demands, grants, strict=True):
+        if visible and not demand.device and grant.device == "cpu":
             log.warning(
                 "%s computes on the CPU: no GPU has %.1f GiB free",
                 demand.engine,
                 (demand.needs + demand.work) / cards.GIB,
             )
-        engine.grant(given)
+        engine.grant(grant)
 
 
-def _matters(demands: Sequence[Demand]) -> bool:
-    """An LLM that is alone finds its cards by itself, and what computes on the CPU needs none."""
+def _needs_cards(demands: Sequence[Demand]) -> bool:
+    """Return True if cards must be looked up: a single LLM finds them by itself, and the CPU needs none."""
     maybe = [demand for demand in demands if not demand.device or demand.device.startswith("cuda")]
     return any(not demand.fills for demand in maybe) or len(maybe) > 1
 
 
 def _why_none(demands: Sequence[Demand]) -> str:
-    """Only worth a look where somebody asked for a card."""
+    """Return the reason why there is no card, if an engine demands one."""
     return cards.why_none() if any(demand.device.startswith("cuda") for demand in demands) else ""
