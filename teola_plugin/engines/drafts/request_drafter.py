@@ -71,7 +71,7 @@ class RequestDrafter:
             forecast_ratio: How often guesses were right on its engine, compared with what was expected.
             max_total: Maximum number of tokens at the end, with the prompt.
         """
-        self._own_tokens = Corpus(tokens[:prompt_tokens])
+        self._request_corpus = Corpus(tokens[:prompt_tokens])
         self._prompt_tokens, self._max_draft = prompt_tokens, max_draft
         self._unread_texts: Sequence[Sequence[int]] = texts
         """Texts that were not read yet: many a row is never drafted for."""
@@ -96,7 +96,7 @@ class RequestDrafter:
         self.grow(tokens[prompt_tokens:])
 
     def __len__(self) -> int:
-        return len(self._own_tokens) + len(self._unread)
+        return len(self._request_corpus) + len(self._unread)
 
     def forget(self) -> None:
         """Stop using recent outputs as a source."""
@@ -110,7 +110,7 @@ class RequestDrafter:
     @property
     def output(self) -> list[int]:
         """The tokens that the request has produced."""
-        return [*self._own_tokens.tokens[self._prompt_tokens :], *self._unread]
+        return [*self._request_corpus.tokens[self._prompt_tokens :], *self._unread]
 
     def accuracy(self, kind: GuessKind) -> GuessAccuracy:
         accuracy = self._accuracy.get(kind)
@@ -127,7 +127,7 @@ class RequestDrafter:
         if self._guesses:
             self._judge_guesses(new)
         self._rest = max(0, self._rest - len(new))
-        self._own_tokens.add(new)
+        self._request_corpus.add(new)
         self._follow_skeletons(new)
         self._unfollowed += len(new)
 
@@ -167,7 +167,7 @@ class RequestDrafter:
         if self._rest:
             return []
         if self._max_total is not None:
-            room = min(room, self._max_total - len(self._own_tokens) - 1)
+            room = min(room, self._max_total - len(self._request_corpus) - 1)
         self._searches_before, self._rows = self._failed_searches, rows
         guesses, best, best_share = list[_Guess](), None, 0.0
         for guess in self._search():
@@ -226,7 +226,7 @@ class RequestDrafter:
 
     def first_tokens(self, count: int) -> list[int]:
         """Return the first tokens of the prompt, as a draft for measuring the cost of verification."""
-        return [self._own_tokens.tokens[i % self._prompt_tokens] for i in range(count)]
+        return [self._request_corpus.tokens[i % self._prompt_tokens] for i in range(count)]
 
     def _read_texts(self) -> None:
         """Read the texts, and find the position of the output in those that are skeletons."""
@@ -245,8 +245,8 @@ class RequestDrafter:
         if self._unread_texts:
             self._read_texts()
         if self._texts and self._unfollowed:
-            last = self._own_tokens.tokens[
-                max(self._prompt_tokens, len(self._own_tokens) - self._unfollowed - LONGEST) :
+            last = self._request_corpus.tokens[
+                max(self._prompt_tokens, len(self._request_corpus) - self._unfollowed - LONGEST) :
             ]
             for text in self._texts:
                 text.follow(last, self._unfollowed)
@@ -261,20 +261,20 @@ class RequestDrafter:
                 if tokens := text.next(self._max_draft):
                     yield _Guess(_kind_of(text), tokens)
                     break
-        corpus, position, agreed = self._look_up(self._own_tokens.tokens[-32:])
+        corpus, position, agreed = self._look_up(self._request_corpus.tokens[-32:])
         if agreed:
             yield _Guess(GuessKind.after_match(agreed), corpus.continuation(position, self._max_draft))
 
     def _look_up(self, last: Sequence[int]) -> tuple[Corpus, int, int]:
         """Return the corpus and position with the longest match of the last tokens, and its length; 0 for no match."""
-        own_tokens = self._own_tokens
-        corpus, (position, agreed) = own_tokens, own_tokens.best(last) if self._lookup else (0, 0)
+        request_corpus = self._request_corpus
+        corpus, (position, agreed) = request_corpus, request_corpus.best(last) if self._lookup else (0, 0)
         if self._recent is not None:
             in_recent = self._recent.best(last)
             if in_recent[1] > agreed:
                 corpus, (position, agreed) = self._recent, in_recent
         if not agreed and self._lookup and last:
-            position = own_tokens.latest(last[-1])
+            position = request_corpus.latest(last[-1])
             agreed = int(position >= 0)
         return corpus, position, agreed
 

@@ -40,19 +40,19 @@ class Decoded:
 
 
 class FakeLLM(FakeEngine):
-    """Continuous batching, a prefix cache, prefilling and decoding that slow each other: see `Timeline`.
+    """A fake LLM with continuous batching, a prefix cache, and prefilling that slows decoding (see `Timeline`).
 
     `answer` gives the text, cut at `sampling.max_tokens` tokens and at its stop strings. By default it is made of
     words that depend on the prompt and the sampling alone, or is JSON that follows `sampling.json_schema`.
     `cache_tokens` bounds the prefix cache (least recently used blocks go first).
 
-    `drafts`: `auto` verifies drafts where `profile.drafts` says of how many tokens, `off` none; options as a
-    `VllmEngine` takes them do it with any profile. They are looked up as a `VllmEngine`'s are, in the fake's own
-    tokens; accepted is what `answer` says anyway, so that texts are the same with any of these. A step lasts
-    `EngineProfile.step(drafted, batch)` seconds, or as without drafts where that was not measured.
+    `drafts`: `auto` drafts if the profile has a number of drafted tokens, `off` never, and options as those of a
+    `VllmEngine` with any profile. Drafts are looked up as by a `VllmEngine`, in the fake's own tokens. Only tokens that
+    `answer` gives are accepted, so that texts do not depend on drafts. A step lasts `EngineProfile.step(drafted,
+    batch)` seconds, or as long as without drafts if that was not measured.
 
-    `tells_first`: the first token is told where nobody reads the stream, too, as a `VllmEngine` does: it says that the
-    prompt is done, and the scheduler may send the next. Without, it is an engine that tells its end alone.
+    `tells_first`: send the first token even if the stream has no reader, as a `VllmEngine` does. It ends the
+    prefilling, so that the scheduler may send the next request. Otherwise only the end is reported.
     """
 
     kinds = LLM_KINDS

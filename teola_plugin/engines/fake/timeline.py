@@ -1,10 +1,10 @@
 """The times at which a fake LLM writes tokens: one discrete-event timeline per instance.
 
 One prefilling runs at a time (a GPU's compute is one resource), in admission order with background work last; all
-decodings run side by side at no cost to each other (a decoding step is bound by memory). While a prefilling and
+decodings run concurrently at no cost to each other (a decoding step is bound by memory). While a prefilling and
 decodings run together, both go at 1 / (1 + interference) of their speed. Events carry their exact times, so a timer
-that fires late delays what the caller sees of it, and nothing after it. With drafts decodings go in steps, as long as
-the profile says by what is drafted and how many are side by side.
+that fires late delays only its own event for the caller. With drafts decodings go in steps, whose duration the profile
+gives by the number of drafted tokens and of concurrent decodings.
 """
 
 from __future__ import annotations

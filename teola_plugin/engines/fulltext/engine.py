@@ -46,11 +46,11 @@ _PROFILE = EngineProfile(
 
 
 class FullTextSearch:
-    """Searches `documents` by their words, as `WebSearch` searches the web: the same requests, the same hits.
+    """A search of `documents` by their words, with the requests and hits of `WebSearch`.
 
-    `documents`: texts, mappings (`text`, and as you like `url`, `title`, other metadata), chunks, or the path of a
-    JSONL file or a folder (`read_documents`). `dsn`: a PostgreSQL of yours; without one an embedded server runs beside
-    it, whose data stay in `data_dir`. Documents that are there already are not written again. `language` is a text
+    `documents`: texts, mappings (`text`, and optionally `url`, `title` and other metadata), chunks, or the path of a
+    JSONL file or a folder (`read_documents`). `dsn`: your own PostgreSQL; without one the engine starts an embedded
+    server, whose data stay in `data_dir`. Documents that are there already are not written again. `language` is a text
     search configuration of PostgreSQL.
     Raises `RegistrationError` for documents that cannot be read.
     """

@@ -37,22 +37,25 @@ _BACKGROUND_PRIORITY = 1 << 40
 
 
 class OpenAIServer:
-    """An LLM behind `base_url` (as clients write it, e.g. `http://localhost:8000/v1`), started by somebody else.
+    """An LLM behind an OpenAI-compatible server that is already running.
 
-    `model` is a name that the server knows; without it, the only one it serves. `dedicated` declares that the server
-    is there for your apps, and may be sent what nobody waits for yet. Without it nothing goes out that the
-    plain object would not send: no prefixes, nothing for predicted items or for arms that are not chosen yet, no
-    measuring.
-    `prefix_caching`: whether the server keeps the keys and values of prefixes, and is sent some ahead of time: a
-    request for one token on the known part of a prompt. Without a word a dedicated server does; to say that it does
-    declares it dedicated. Where it has no `/tokenize`, as vLLM has, none is sent.
-    `calibrate`: whether a pool that starts it measures the server (some 20 requests in 3 s, once: figures are kept),
-    so that prefixes go early only where that pays. Without a word it does where prefixes are kept, and nowhere else.
-    `drafts` declares that the server is vLLM, started with the two flags of docs/drafts.md: what answers may repeat
-    goes along with greedy requests, with app and tenant, in `vllm_xargs`; no other server is sent that.
-    `priorities` declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
-    `max_requests` bounds the requests in flight; `timeout` is in seconds, between two signs of life. `check=False`: the
-    start does not ask the server whether it serves the model; requests tell.
+    Attributes and arguments:
+        base_url: The address as clients write it, e.g. `http://localhost:8000/v1`.
+        model: A name that the server knows; by default the only model that it serves.
+        dedicated: Declares that the server is there for your apps, and may get speculative requests. Without it the
+            server gets only requests that the original app would send: no prefixes, no predicted items, nothing for
+            arms that are not chosen yet, no measurements.
+        prefix_caching: True if the server caches the keys and values of prefixes. It then gets some in advance, as
+            requests for one token on the known part of a prompt. By default a dedicated server does; True declares a
+            server as dedicated. A server without `/tokenize`, which vLLM has, gets none.
+        calibrate: True if a pool measures the server at its start (some 20 requests in 3 s, once, as figures are
+            kept), so that prefixes are sent only where that pays. By default it does if prefixes are cached.
+        drafts: Declares that the server is vLLM, started with the two flags of docs/drafts.md: draft texts are sent
+            with greedy requests, with app and tenant, in `vllm_xargs`. No other server gets them.
+        priorities: Declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
+        max_requests: Maximum number of requests in flight.
+        timeout: Maximum seconds between two signs of life.
+        check: False if the start shall not check that the server serves the model.
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS

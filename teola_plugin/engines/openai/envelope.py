@@ -1,4 +1,4 @@
-"""How a client addresses its server, beside the body of a request: what decides the answer, and what must not be shown.
+"""The address and headers of a client's request, which decide the answer together with its body.
 
 Headers hold keys, and addresses may hold passwords: neither is ever printed, traced or part of an error.
 """
@@ -14,9 +14,9 @@ from urllib.parse import urlsplit, urlunsplit
 _CONNECTION_HEADERS = frozenset(
     {"host", "content-length", "content-type", "connection", "accept-encoding", "transfer-encoding", "keep-alive"}
 )
-"""Made anew by whoever sends."""
+"""Headers that the sender creates for each connection."""
 _CLIENT_HEADERS = ("x-stainless-",)
-"""What the `openai` package says of itself and of the attempt: it differs between its two kinds of clients."""
+"""Prefixes of headers in which the `openai` package describes itself and the attempt. Its two clients differ there."""
 _CLIENT_NAMES = ("OpenAI/", "AsyncOpenAI/")
 
 
@@ -25,11 +25,11 @@ class Envelope:
     """The address and the headers of a request, as its client wrote them."""
 
     params: tuple[tuple[str, str], ...] = field(repr=False)
-    """Query parameters, in their order."""
+    """Query parameters, in order."""
     identity: str = field(repr=False)
-    """A digest of all that decides the answer beside the body: address, query, headers with their keys."""
+    """A digest of all that decides the answer but the body: address, query, headers with their keys."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
-    """All that are sent."""
+    """All headers that are sent."""
 
     @classmethod
     def of(cls, url: str, params: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> Envelope:
@@ -46,6 +46,6 @@ def _describes_client(name: str, value: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """The address as it may be shown: without user, password, query and fragment."""
+    """Return an address without user, password, query and fragment, so that it may be shown."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -31,12 +31,12 @@ class WirePrompt(Prompt):
     body: str = ""
     """JSON of the request for `/chat/completions`."""
     exact: bool = False
-    """Whether `body` also says how the answer is sent (`stream`): so it is asked for, and so it is given back.
+    """True if `body` also decides how the answer is sent (`stream`), in which form it is then returned.
 
-    Otherwise the answer may come as a stream that is put together again, whoever asks for it in either way.
+    Otherwise the answer may come as a stream, which is joined if the client wants a complete answer.
     """
     envelope: Envelope | None = None
-    """How the client addresses its server; None for the engine's own way."""
+    """The address and headers of the client; None for those of the engine."""
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, exact: bool, envelope: Envelope | None = None) -> WirePrompt:

@@ -48,11 +48,11 @@ class _Group:
 
 
 class PgVectorEngine(Administration):
-    """Stores rows, and finds the nearest by cosine similarity. A row of an id that is there is replaced.
+    """A vector store that finds the nearest rows by cosine similarity. A row with the same id is replaced.
 
-    `dsn` names a server of yours; None starts the embedded one, with its data in `data_dir` (None: they go when the
-    engine stops) and pinned to `cores`. `dimension` is what all vectors must have; None takes that of a collection's
-    first row. `index="hnsw"` makes searches of large collections faster and approximate; None compares every row.
+    `dsn` names your own server; None starts the embedded one, with its data in `data_dir` (None: deleted when the
+    engine stops) and pinned to `cores`. `dimension` is that of all vectors; None takes that of a collection's first
+    row. `index="hnsw"` makes searches of large collections faster and approximate; None compares every row.
     """
 
     kinds = frozenset(_PAYLOADS)

@@ -70,7 +70,7 @@ class _Embedder:
 
 
 class EmbeddingEngine(StaticBatchingEngine):
-    """Embeds texts; the value of a request is a float32 numpy vector, [dimension].
+    """An engine that embeds texts. The value of a request is a float32 numpy vector, [dimension].
 
     `model` is a folder or a hub name, by default the packaged MiniLM; or a `SentenceTransformer` that is loaded
     already, which stays where it is and is shared: `device` and `options` are its own then. Queries go through
@@ -78,11 +78,11 @@ class EmbeddingEngine(StaticBatchingEngine):
     "query: ", "document": ""}`; by default those of the model. `normalize` scales vectors to length 1 even if the
     model does not. `device` is torch's name (`"cpu"`, `"cuda:1"`); by default the GPU with most room, or the CPU
     where there is none. `cores` says the CPU, and pins the engine's thread (`"0-3"` or numbers).
-    `gpu_memory_utilization` is the share of the card's memory, 0 to 1, that an LLM beside it is to leave; by default
+    `gpu_memory_utilization` is the share of the card's memory, 0 to 1, that LLMs on the card leave to it; by default
     it is estimated from the model's files. `batch_size` is what one forward pass takes; texts of similar length share
     one (by default 8 on a CPU, where padding costs more than a pass, and 32 on a GPU); on a CPU large batches are
     computed in several threads side by side. `options` go to `SentenceTransformer` as they are. `dedicated=False`: it
-    computes nothing that nobody waits for, and is not measured.
+    gets no speculative requests, and is not measured.
     """
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})

@@ -39,7 +39,7 @@ class _Scorer:
 
 
 class RerankingEngine(StaticBatchingEngine):
-    """Scores pairs of a query and a text; the value of a request is a float, higher is more relevant.
+    """An engine that scores pairs of a query and a text. The value of a request is a float, higher is more relevant.
 
     `model` is a folder or a hub name of a cross encoder with one label; or a `CrossEncoder` that is loaded already,
     which stays where it is and is shared; by default a tiny one with random weights, made on first use: real work, but

@@ -103,7 +103,7 @@ class _DaemonThread(Executor):
 
 
 def use_threads(count: int) -> None:
-    """Let torch use `count` threads for what the calling thread starts, and for nobody else.
+    """Let torch use `count` threads for what the calling thread starts, and for no other thread.
 
     `torch.set_num_threads` sets two things: the OpenMP count of the calling thread, and the count that threads which
     come to torch later begin with. A throw-away thread puts the second one back.

@@ -1,4 +1,4 @@
-"""The engine that runs tools: each call in a thread, so many at a time."""
+"""The engine that runs tools: each call in a thread, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from teola_plugin.requests.results import Result
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function, sync or async, under a name. `read_only`: its author declares that it changes nothing, so that it may
-    be called early, and again where an engine has died."""
+    """A function, sync or async, with a name.
+
+    With `read_only` its author declares that it changes nothing, so that it may be prefetched, and called again after
+    an engine has died.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -39,7 +42,7 @@ async def _await_value(awaitable: Any) -> Any:
 
 
 class ToolRaised(EngineError):
-    """The function itself raised: the error is its `__cause__`, in the process where it ran."""
+    """The error of a tool that raised. The original error is its `__cause__`, in the process where it ran."""
 
 
 def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, Tool]:
@@ -82,11 +85,11 @@ _STOP_SECONDS = 10.0
 class ToolEngine:
     """Python functions as an engine: `ToolEngine("tools", [weather, send_mail], read_only=[weather])`.
 
-    A function is known by its name; `Tool(name, function)` gives another. Those in `read_only` are declared to change
-    nothing: they may be called early, and again. All others are called in their place, and once, whatever happens.
-    `max_requests` calls run at a time, in threads of the engine; they never hold up the pool. `seconds` is about what
-    one call takes, for plans. A call that is cancelled is not waited for, but a function cannot be stopped half-way.
-    Raises `RegistrationError` for what is no function.
+    A function has its own name; `Tool(name, function)` sets another. Functions in `read_only` are declared to change
+    nothing: they may be prefetched, and called again. All others are called once, when the original app calls them.
+    `max_requests` calls run at a time, in threads of the engine, so that they never hold up the pool. `seconds` is the
+    usual duration of a call, for plans. A cancelled call is not waited for, but its function cannot be stopped.
+    Raises `RegistrationError` for a tool that is not a function.
     """
 
     kinds: frozenset[PrimitiveKind] = frozenset({PrimitiveKind.TOOL})

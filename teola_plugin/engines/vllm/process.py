@@ -24,8 +24,8 @@ from teola_plugin.engines.model_files import cache_folder
 PARENT = "TEOLA_PARENT"
 """Environment variable of the host: the id of the process with which it ends."""
 _LAUNCHER = ("/bin/sh", "-c", f'{PARENT}=$$ "$@"; exit $?', "teola")
-"""Whoever kills the children of this process at its end (as Ray does) kills the shell; the host then ends its group.
-Killed itself, it would leave vLLM behind."""
+"""Ray kills the children of this process at its end. It then kills the shell, and the host ends its group. If the host
+itself were killed, vLLM would be left behind."""
 _LOG_LINES = 12
 _KEEP_LOGS = 7 * 86400.0
 _numbers = itertools.count(1)

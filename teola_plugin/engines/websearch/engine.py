@@ -1,4 +1,4 @@
-"""The engine of a web search service: several searches side by side, each with its own patience."""
+"""The engine of a web search service: several concurrent searches, each with its own retries."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ if TYPE_CHECKING:
 
 
 class WebSearch:
-    """Searches the web through `service`: `searxng`, `brave` or `tavily` (or a `SearchService` of your own).
+    """A search of the web through `service`: `searxng`, `brave` or `tavily` (or your own `SearchService`).
 
-    `base_url`: of a SearXNG, by default what `SEARXNG_URL` says; the others have theirs. `api_key`: by default what
-    `BRAVE_SEARCH_API_KEY` or `TAVILY_API_KEY` says; it goes into the header of requests and nowhere else.
-    `options` are further parameters of the service (`{"language": "de"}`, `{"search_depth": "advanced"}`).
-    A search that fails on the way, or that the service puts off, is asked for again, `attempts` times in all, when the
-    service says so; if that is more than `patience` seconds away, it fails. `timeout`: seconds between two
-    signs of life.
-    `max_requests` searches run at a time. `dedicated` declares that it may be asked for what nobody waits for yet, as a
-    SearXNG of one's own may; hosted services count each search.
-    Raises `RegistrationError` for a service that is not known, or without its address or key.
+    `base_url`: address of a SearXNG, by default that of the variable `SEARXNG_URL`; the other services have their own.
+    `api_key`: by default that of `BRAVE_SEARCH_API_KEY` or `TAVILY_API_KEY`; it is sent in the header of requests and
+    used nowhere else. `options` are further parameters of the service (`{"language": "de"}`).
+    A search that fails on the network, or that the service defers, is tried `attempts` times in all, when the service
+    allows it; if that is more than `patience` seconds away, it fails. `timeout`: seconds between two signs of life.
+    `max_requests` searches run at a time. `dedicated` declares that it may get speculative searches, as your own
+    SearXNG may; hosted services charge for each search.
+    Raises `RegistrationError` for an unknown service, or one without its address or key.
     """
 
     kinds: frozenset[PrimitiveKind] = frozenset({PrimitiveKind.SEARCHING})
