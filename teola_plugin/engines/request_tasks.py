@@ -32,7 +32,7 @@ class RequestTasks:
     async def results(self, batch: Sequence[Request], serve: Serve) -> AsyncGenerator[Result, None]:
         """Yield the results of all requests as they come. A caller that stops reading cancels the others."""
         inbox: Inbox = asyncio.Queue()
-        tasks = {request.id: self._begin(request, serve, inbox) for request in batch}
+        tasks = {request.id: self._create_task(request, serve, inbox) for request in batch}
         self._tasks.update(tasks)
         try:
             left = set(tasks)
@@ -77,7 +77,7 @@ class RequestTasks:
         if self._tasks.get(request_id) is tasks[request_id]:
             del self._tasks[request_id]
 
-    def _begin(self, request: Request, serve: Serve, inbox: Inbox) -> asyncio.Task[None]:
+    def _create_task(self, request: Request, serve: Serve, inbox: Inbox) -> asyncio.Task[None]:
         async def run() -> None:
             inbox.put_nowait(await serve(request, inbox))
 

@@ -75,9 +75,9 @@ class Skeleton:
         """Update the position after the output has grown by these tokens."""
         for token in new:
             if not self.is_exhausted:
-                self._take(token)
+                self._follow_token(token)
 
-    def _take(self, token: int) -> None:
+    def _follow_token(self, token: int) -> None:
         tokens, position = self._tokens, self._position
         in_gap = tokens[position] == GAP_TOKEN
         expected = position + 1 if in_gap else position

@@ -156,7 +156,7 @@ class FakeEngine(ABC):
             async for result in run.results():
                 yield result
         finally:
-            self._leave(run)
+            self._drop_unfinished(run)
 
     def _admit(self, run: FakeBatch) -> None:
         for request in list(run.pending.values()):
@@ -166,7 +166,7 @@ class FakeEngine(ABC):
                 kinds = ", ".join(sorted(kind.name for kind in self.kinds))
                 run.fail(request.id, self._error(f"cannot do {request.kind.name}; it does: {kinds}"))
 
-    def _leave(self, run: FakeBatch) -> None:
+    def _drop_unfinished(self, run: FakeBatch) -> None:
         """Drop the unfinished requests of a run whose caller has stopped reading."""
         for request_id in list(run.pending):
             self._drop(request_id, self._error("was left by its caller"), run)

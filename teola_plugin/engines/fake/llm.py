@@ -321,14 +321,14 @@ class DraftedSteps:
         """Draft for the next step of a job. Return its duration in seconds with the other jobs that decode."""
         rows = len(other_jobs) + 1
         if not job.written:
-            self._begin(job)
+            self._begin_request(job)
         job.draft = self._guess(job, rows) if job.written else []
         if not self._profile.verifying:
             curve = self._profile.seconds
             return curve(PrimitiveKind.DECODING, job.written + 1) - curve(PrimitiveKind.DECODING, job.written)
         return self._profile.step(sum(len(one.draft) for one in (job, *other_jobs)) / rows, rows)
 
-    def _begin(self, job: Job) -> None:
+    def _begin_request(self, job: Job) -> None:
         request, prompt = job.request, self._numbered(job.prompt)
         job.numbers = self._numbered(job.pieces)
         greedy = request.payload.sampling.greedy

@@ -294,7 +294,7 @@ class Timeline:
         if job.hangs:
             return
         if job.warmup or not job.pieces:
-            self._end(job)
+            self._end_job(job)
             return
         job.decoding_from = self._decode_clock
         self._await_token(job)
@@ -333,9 +333,9 @@ class Timeline:
         if job.written < len(job.pieces):
             self._await_token(job)
         else:
-            self._end(job)
+            self._end_job(job)
 
-    def _end(self, job: Job) -> None:
+    def _end_job(self, job: Job) -> None:
         job.has_ended = True
         job.end_s = self._now
         self._running -= 1

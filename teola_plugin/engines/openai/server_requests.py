@@ -120,11 +120,11 @@ class Endpoint:
                 value = wire.generation(chunks.response(self.shape), wire=is_wire, headers=headers)
             except wire.MalformedReply as error:
                 raise malformed(self.engine, self.base_url, error, start.decode(errors="replace"), headers) from error
-            await _end(raw)
+            await _read_to_end(raw)
         return value
 
 
-async def _end(raw: AsyncIterator[bytes]) -> None:
+async def _read_to_end(raw: AsyncIterator[bytes]) -> None:
     """Read a reply to its end, so that its connection can be used again, unless the server keeps it open."""
     with suppress(Exception):  # the answer is complete: nothing that goes wrong now changes it
         async with asyncio.timeout(_END_TIMEOUT_S):

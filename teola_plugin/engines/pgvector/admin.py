@@ -39,22 +39,22 @@ class Administration(ABC):
 
         The database counts changes. None if it cannot: the role may not add triggers to the collection's table.
         """
-        return await self._with(self._tables.version, collection)
+        return await self._run_with_connection(self._tables.version, collection)
 
     async def count(self, collection: str) -> int:
-        return await self._with(_count, collection)
+        return await self._run_with_connection(_count, collection)
 
     async def collections(self) -> list[str]:
         """Return the names of the collections that have rows."""
-        return await self._with(_collections)
+        return await self._run_with_connection(_collections)
 
     async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
         """Return the chunks with these ids, in their order. Unknown ids are left out."""
-        return await self._with(_get, collection, ids)
+        return await self._run_with_connection(_get, collection, ids)
 
     async def find(self, collection: str, filter: Sequence[tuple[str, Any]]) -> list[Chunk]:
         """Return the chunks whose metadata meets a filter, in the order of insertion."""
-        return await self._with(lambda conn: _find_chunks(conn, collection, to_conditions(filter)))
+        return await self._run_with_connection(lambda conn: _find_chunks(conn, collection, to_conditions(filter)))
 
     async def delete(self, collection: str, ids: Sequence[str]) -> int:
         """Delete rows after all earlier writes. Return their number."""
@@ -69,9 +69,9 @@ class Administration(ABC):
 
     async def _change(self, do: Callable[..., Awaitable[_T]], collection: str, *args: Any) -> _T:
         async with self._write_lock(collection):
-            return await self._with(do, collection, *args)
+            return await self._run_with_connection(do, collection, *args)
 
-    async def _with(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+    async def _run_with_connection(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         try:
             async with self._connection() as conn:
                 return await do(conn, *args)

@@ -141,7 +141,7 @@ class PgVectorEngine(Administration):
         groups = self._admit(batch, inbox)
         try:
             for group in groups:
-                group.task = asyncio.create_task(self._run(group))
+                group.task = asyncio.create_task(self._serve_group(group))
                 self._tasks.add(group.task)
                 group.task.add_done_callback(self._tasks.discard)
             for _ in batch:
@@ -185,7 +185,7 @@ class PgVectorEngine(Administration):
             raise self._errors.misfit(request.id, len(item.vector), self.dimension)
         return item
 
-    async def _run(self, group: _Group) -> None:
+    async def _serve_group(self, group: _Group) -> None:
         """Do the work of a group. Each of its requests ends, whatever happens."""
         try:
             first = next(iter(group.items.values()))
@@ -243,12 +243,12 @@ class PgVectorEngine(Administration):
             return
         fitting = self._fitting(items, table)
         for request_id, row in fitting.items():
-            self._end(Done(request_id, row.id))
+            self._deliver(Done(request_id, row.id))
 
     async def _search(self, conn: sql.Connection, collection: str, items: dict[str, QueryVector]) -> None:
         result = await search(conn, self._tables, collection, items, self._fitting)
         for request_id, hits in result.hits.items():
-            self._end(Done(request_id, hits, version=result.version))
+            self._deliver(Done(request_id, hits, version=result.version))
 
     def _fitting(self, items: dict[str, _T], table: sql.Table) -> dict[str, _T]:
         """Return the requests whose vector has the dimension of the collection. The others fail."""
@@ -258,17 +258,17 @@ class PgVectorEngine(Administration):
             if length == table.dimension:
                 fits[request_id] = item
             else:
-                self._end(Failed(request_id, self._errors.misfit(request_id, length, table.dimension)))
+                self._deliver(Failed(request_id, self._errors.misfit(request_id, length, table.dimension)))
         return fits
 
-    def _end(self, result: Result) -> None:
+    def _deliver(self, result: Result) -> None:
         group = self._live.pop(result.request_id, None)
         if group is not None:
             group.inbox.put_nowait(result)
 
     def _fail(self, request_ids: Iterable[str], error: EngineError) -> None:
         for request_id in request_ids:
-            self._end(Failed(request_id, error))
+            self._deliver(Failed(request_id, error))
 
     async def cancel(self, request_id: str) -> None:
         """End a request now, and its statement if no other request is in it. A row may have been written."""

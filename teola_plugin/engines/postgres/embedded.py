@@ -62,7 +62,7 @@ class EmbeddedPostgres:
         self._cores = parse_cores(cores)
         self._settings = (_SETTINGS | _EPHEMERAL if data_dir is None else _SETTINGS) | settings
         self._folder: Path | None = None
-        self._end: weakref.finalize[Any, Any] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._changing = threading.RLock()
 
@@ -119,9 +119,9 @@ class EmbeddedPostgres:
 
     def _end_watcher(self, order: str) -> None:
         """End the watcher with this order, if there is one."""
-        if self._end is not None and self._end.detach() is not None and self._watcher is not None:
-            _end(self._watcher, order, os.getpid())
-        self._end = self._watcher = None
+        if self._finalizer is not None and self._finalizer.detach() is not None and self._watcher is not None:
+            _stop_watcher(self._watcher, order, os.getpid())
+        self._finalizer = self._watcher = None
 
     def _launch(self) -> None:
         home = self._home()
@@ -159,7 +159,7 @@ class EmbeddedPostgres:
         with tempfile.TemporaryFile() as errors:
             watcher = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, cwd="/", start_new_session=True)
             self._watcher = watcher
-            self._end = weakref.finalize(self, _end, watcher, self._last_order, os.getpid())
+            self._finalizer = weakref.finalize(self, _stop_watcher, watcher, self._last_order, os.getpid())
             state, detail = _first_report(watcher, _START_SECONDS)
             errors.seek(0)
             return state, detail or errors.read()[-800:].decode(errors="replace").strip() or "no answer"
@@ -187,7 +187,7 @@ class EmbeddedPostgres:
         }
 
 
-def _end(watcher: subprocess.Popen[bytes], order: str, owner: int) -> None:
+def _stop_watcher(watcher: subprocess.Popen[bytes], order: str, owner: int) -> None:
     """Tell the watcher to stop the server, and wait for it. Does nothing in a forked child."""
     if os.getpid() != owner:
         return

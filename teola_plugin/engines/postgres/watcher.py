@@ -59,7 +59,7 @@ def main() -> int:
         with open(job["lock"], "a+") as lock:
             try:
                 _lock_folder(lock, job)
-                keep = _run(job, Lifeline(job["parent"])) == "keep"
+                keep = _run_server(job, Lifeline(job["parent"])) == "keep"
             finally:
                 if not keep:
                     _remove(job["remove"])
@@ -72,7 +72,7 @@ def main() -> int:
     return 0
 
 
-def _run(job: dict[str, Any], line: Lifeline) -> str:
+def _run_server(job: dict[str, Any], line: Lifeline) -> str:
     """Start the server, wait for an order, stop the server. Return the order."""
     if job["cores"]:
         os.sched_setaffinity(0, job["cores"])

@@ -160,7 +160,7 @@ class StaticBatchingEngine:
         """
         async with self._changing:
             for request_id in list(self._live):
-                self._end(Failed(request_id, self._unavailable("it was stopped.")))
+                self._deliver(Failed(request_id, self._unavailable("it was stopped.")))
             worker, loaded, self._worker, self._loaded = self._worker, self._loaded, None, None
             if worker is not None and loaded is not None and await worker.close():
                 loaded.close()
@@ -223,7 +223,7 @@ class StaticBatchingEngine:
             outcomes = [self._unavailable(f"its model raised {error!r}.")] * len(requests)
         for request, outcome in zip(requests, outcomes, strict=True):
             if outcome is not None:
-                self._end(self._result(request, outcome))
+                self._deliver(self._result(request, outcome))
 
     def _outcomes(self, requests: Sequence[Request]) -> list[Outcome]:
         """Return a value or an exception per request, None for a cancelled one. Runs in the torch thread."""
@@ -242,14 +242,14 @@ class StaticBatchingEngine:
             return Failed(request.id, self._error(f"the model raised {description}", advice(outcome)))
         return Done(request.id, outcome)
 
-    def _end(self, result: Result) -> None:
+    def _deliver(self, result: Result) -> None:
         inbox = self._live.pop(result.request_id, None)
         if inbox is not None:
             inbox.put_nowait(result)
 
     async def cancel(self, request_id: str) -> None:
         """End a request now. A batch that is being computed goes on for the others."""
-        self._end(Failed(request_id, self._error("the request was cancelled.", "")))
+        self._deliver(Failed(request_id, self._error("the request was cancelled.", "")))
 
     def size(self, request: Request) -> float:
         """Return the slots of a request: 1 for a text as long as the samples or longer, less for short ones."""

@@ -53,7 +53,7 @@ class CachedPrefixes:
     def expect(self, ids: Sequence[int], ends: Sequence[int], blocks: PrefixBlocks, tenant: str = "") -> None:
         """Record that a prompt will be computed. `ends`: characters of its text up to each block's end."""
         first, stored_text = 0, None
-        for key, characters in zip(self._keys(ids, _start(tenant)), ends, strict=False):
+        for key, characters in zip(self._keys(ids, _root_key(tenant)), ends, strict=False):
             end = min(len(blocks), characters // BLOCK_CHARACTERS)
             text = TextBlocks(blocks, first, end)
             late = self._unknown.pop(key, None)
@@ -75,7 +75,7 @@ class CachedPrefixes:
         before = self._cached.get(parent) if parent is not None else None
         if parent is not None and before is None:
             return
-        start = before.key if before is not None else _start(tenant)
+        start = before.key if before is not None else _root_key(tenant)
         last: TextBlocks | None = None
         for name, key in zip(hashes, self._keys(tokens, start), strict=False):
             cached = self._cached.get(name)
@@ -153,7 +153,7 @@ class CachedPrefixes:
         self._events.append(news)
 
 
-def _start(tenant: str) -> int:
+def _root_key(tenant: str) -> int:
     return hash(("", tenant))
 
 

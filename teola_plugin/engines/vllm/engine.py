@@ -118,14 +118,14 @@ class VllmEngine:
             if self._link is not None:
                 return
             llm_scheduler.check(self._setup.scheduler, llm_args.check_installed(self.name), self.name)
-            await self._end()
+            await self._shut_down()
             folder = private_folder()
             env = llm_args.environment(self._setup.model, self._cores, folder) | llm_args.visible_cards(self._grant)
             self._host = HostProcess.spawn(HOST, env, folder, self.log)
             try:
                 self._link = await asyncio.wait_for(self._greet(self._host), self._start_timeout)
             except BaseException:  # a cancelled start must leave no process either
-                await self._end()
+                await self._shut_down()
                 raise
             self._listener = asyncio.create_task(self._listen(self._link))
             self._send_draft_lengths()
@@ -151,7 +151,7 @@ class VllmEngine:
         """Stop vLLM. Idempotent. Requests in flight fail; afterwards no process and no file is left."""
         async with self._starting:
             self._fail_all("it was stopped.")
-            await self._end()
+            await self._shut_down()
             if self._own_log:
                 self.log.unlink(missing_ok=True)
 
@@ -159,10 +159,10 @@ class VllmEngine:
         """Start a new vLLM after the old one died, or instead of it. Its prefix cache is empty."""
         async with self._starting:
             self._fail_all("it is being restarted.")
-            await self._end()
+            await self._shut_down()
         await self.start()
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
         listener, self._listener = self._listener, None
         link, self._link = self._link, None
         host, self._host = self._host, None

@@ -96,12 +96,12 @@ class CacheEvents:
         try:
             while True:
                 _, number, payload = await self._socket.recv_multipart()
-                self._take(int.from_bytes(number, "big"), self._read(payload))
+                self._apply(int.from_bytes(number, "big"), self._read(payload))
         except Exception:
             log.exception("vLLM's cache events cannot be followed; placement goes on by what was sent")
             self.prefixes.cleared()
 
-    def _take(self, number: int, events: Iterable[kv_events.KvEvent]) -> None:
+    def _apply(self, number: int, events: Iterable[kv_events.KvEvent]) -> None:
         if number != self._number:  # some were lost
             self.prefixes.cleared()
         self._number = number + 1
@@ -153,11 +153,11 @@ class Host:
     def _receive(self, frame: object) -> None:
         match frame:
             case Submit():
-                self._start(frame.id, self._do(frame))
+                self._start_task(frame.id, self._run_submit(frame))
             case Reset():
-                self._start(frame.id, self._runner.reset(frame))
+                self._start_task(frame.id, self._runner.reset(frame))
             case CallProposer():
-                self._start(frame.id, self._runner.call_proposer(frame))
+                self._start_task(frame.id, self._runner.call_proposer(frame))
             case Ping():
                 self._send(RequestAnswer(frame.id, not self._llm.errored))
             case Listen():
@@ -165,15 +165,15 @@ class Host:
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 
-    async def _do(self, frame: Submit) -> RequestAnswer:
+    async def _run_submit(self, frame: Submit) -> RequestAnswer:
         """Run a request. An error that its payload raises, also while it is read, fails this request only."""
         return await self._runner.run(replace(frame, payload=frame.payload.load()))
 
-    def _start(self, wire: int, work: Any) -> None:
-        task = self._tasks[wire] = asyncio.create_task(self._run(wire, work))
+    def _start_task(self, wire: int, work: Any) -> None:
+        task = self._tasks[wire] = asyncio.create_task(self._run_task(wire, work))
         task.add_done_callback(lambda _: self._tasks.pop(wire))
 
-    async def _run(self, wire: int, work: Any) -> None:
+    async def _run_task(self, wire: int, work: Any) -> None:
         try:
             self._send(await work)
         except PromptTooLong as large:
@@ -239,7 +239,7 @@ def start_llm(setup: Setup, gauge: Gauge) -> tuple[AsyncLLMEngine, Ready]:
     platform, lacking = shim.platform(), dict[str, Sequence[str]]()
     args = _arguments(setup, platform, lacking)
     lacking |= {_NO_GAUGE: stats.lacking(), _NO_PROCESSES: processes.lacking() if platform.cpu else ()}
-    llm = _start(setup, args, platform, gauge)
+    llm = _start_engine(setup, args, platform, gauge)
     limits = shim.limits_of(llm)
     return llm, Ready(
         max_model_len=limits.max_model_len,
@@ -286,7 +286,7 @@ def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequenc
     return args
 
 
-def _start(setup: Setup, args: Mapping[str, Any], platform: shim.Platform, gauge: Gauge) -> AsyncLLMEngine:
+def _start_engine(setup: Setup, args: Mapping[str, Any], platform: shim.Platform, gauge: Gauge) -> AsyncLLMEngine:
     loggers = stats.kv_use_loggers(gauge.set)
     with llm_args.pin_cores(setup.engine_args) if platform.cpu else nullcontext(False) as in_one:
         config = shim.engine_config(args)

@@ -99,24 +99,24 @@ class RequestRunner:
         request_output = Output(submit, self._send, self._llm, merges_unread=self._can_report_rarely)
         self._outputs[submit.id] = request_output
         try:
-            return await self._write(submit, payload, request_output)
+            return await self._stream_output(submit, payload, request_output)
         finally:
             del self._outputs[submit.id]
 
-    async def _write(self, submit: Submit, payload: Generate, request_output: Output) -> RequestAnswer:
-        ids = self._checked(await self._tokens.encode_whole(payload.prompt), submit)
+    async def _stream_output(self, submit: Submit, payload: Generate, request_output: Output) -> RequestAnswer:
+        ids = self._check_length(await self._tokens.encode_whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
             params.extra_args = extra_args(submit.drafts, submit.app, submit.tenant)
         request_output.set_reporting(ids, params)
-        self._enter()
+        self._begin_generation()
         try:
             async for output in self._stream(ids, params, submit, request_output.name):
                 request_output.add(output)
                 self._lengths[submit.id] = submit.app, len(ids) + request_output.tokens
         finally:
             self._lengths.pop(submit.id, None)
-            self._leave()
+            self._end_generation()
         if request_output.reason not in ("stop", "length"):
             raise ValueError(f"vLLM ended the request with {request_output.reason!r}")
         drafted, accepted = request_output.verified if self._drafts else (0, 0)
@@ -147,7 +147,7 @@ class RequestRunner:
     async def _warm_up(self, submit: Submit, payload: Warmup) -> RequestAnswer:
         """Prefill whole blocks of a prefix. While others run, in growing prefixes, so that they go on in between."""
         start = time.perf_counter()
-        ids = self._checked(await self._tokens.encode_prefix(payload.prompt), submit)
+        ids = self._check_length(await self._tokens.encode_prefix(payload.prompt), submit)
         total = len(ids) // self._block * self._block
         chunk = max(self._block, submit.chunk // self._block * self._block)
         done = cached = 0
@@ -176,7 +176,7 @@ class RequestRunner:
         priority = submit.priority + (_BACKGROUND_PRIORITY if submit.background else 0)
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 
-    def _checked(self, encoded: EncodedPrompt, submit: Submit) -> list[int]:
+    def _check_length(self, encoded: EncodedPrompt, submit: Submit) -> list[int]:
         ids = encoded.ids
         if len(ids) >= self._limit:
             raise PromptTooLong(len(ids), self._limit)
@@ -185,11 +185,11 @@ class RequestRunner:
             self._prefixes.expect(ids, ends, names, submit.tenant)
         return ids
 
-    def _enter(self) -> None:
+    def _begin_generation(self) -> None:
         self._generating += 1
         self._idle.clear()
 
-    def _leave(self) -> None:
+    def _end_generation(self) -> None:
         self._generating -= 1
         if not self._generating:
             self._idle.set()

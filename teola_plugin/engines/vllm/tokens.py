@@ -50,7 +50,7 @@ class PromptTokens:
     async def encode_whole(self, prompt: Prompt) -> EncodedPrompt:
         """Encode a whole prompt, every character as it is. Raise ValueError if the template refuses it."""
         text, special = self.render(prompt)
-        return await _run(len(text), lambda: self._encode(prompt, text, text, special))
+        return await _run_encoder(len(text), lambda: self._encode(prompt, text, text, special))
 
     async def encode_prefix(self, prompt: Prompt) -> EncodedPrompt:
         """Return the tokens before the first placeholder, without the last ones that more text could change.
@@ -60,7 +60,7 @@ class PromptTokens:
         """
         text, special = self.render(prompt)
         known_text, unknown, _ = text.partition(UNKNOWN)
-        return await _run(
+        return await _run_encoder(
             len(known_text), lambda: self._encode(prompt, text, known_text, special, stable=bool(unknown))
         )
 
@@ -104,7 +104,7 @@ def _stable_length(words: Sequence[int | None]) -> int:
     return keep
 
 
-async def _run(characters: int, encode: Callable[[], EncodedPrompt]) -> EncodedPrompt:
+async def _run_encoder(characters: int, encode: Callable[[], EncodedPrompt]) -> EncodedPrompt:
     return encode() if characters < _LONG_TEXT else await asyncio.to_thread(encode)
 
 
