@@ -330,7 +330,7 @@ def check_disks() -> Iterator[Check]:
 
 
 def _data_folders() -> dict[str, Path]:
-    from teola_plugin.engines.model_files import cache_folder
+    from teola_plugin.engines.model_cache import cache_folder
 
     cache = cache_folder().parent
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "hub"

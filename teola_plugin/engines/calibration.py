@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.model_files import cache_folder
+from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 
 log = logging.getLogger("teola_plugin")

@@ -13,8 +13,8 @@ from support.cuda import GIB, FakeCuda
 
 from teola_plugin.engines.devices import cards
 from teola_plugin.engines.devices.assignment import assign_devices
+from teola_plugin.engines.devices.cards import weight_bytes
 from teola_plugin.engines.fake import FakeEmbedder
-from teola_plugin.engines.model_files import weight_bytes
 from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 from teola_plugin.engines.sentence_transformers.static_batching import WORK_BYTES, StaticBatchingEngine
 from teola_plugin.engines.vllm import VllmEngine

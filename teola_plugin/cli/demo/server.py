@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from teola_plugin.adapters.demo_app import SERVED
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.drafts.options import Drafts
-from teola_plugin.engines.model_files import cache_folder
+from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm.drafts.server import ServerProposer
 from teola_plugin.engines.vllm.drafts.worker import WORKER

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from teola_plugin.engines.model_files import cache_folder
+from teola_plugin.engines.model_cache import cache_folder
 
 ADDRESS = "TEOLA_ADDRESS"
 """Environment variable with the cluster to connect to when none is named."""

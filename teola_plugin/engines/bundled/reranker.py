@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.engines.model_files import cache_folder, made_once
+from teola_plugin.engines.model_cache import cache_folder, made_once
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,10 +1,11 @@
-"""The GPUs that this process sees. The one place where engines ask torch about devices."""
+"""The GPUs that this process sees, and the memory for weights. The one place where engines ask torch about devices."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from teola_plugin.graph.device import parse
@@ -96,3 +97,33 @@ def visible_as(indices: Iterable[int]) -> list[str]:
     visible = os.environ.get(VISIBLE)
     units = [unit.strip() for unit in visible.split(",")] if visible else []
     return [units[index] if index < len(units) else str(index) for index in indices]
+
+
+_FORMATS = ("*.safetensors", "*.bin", "*.pt")
+"""Formats of weights. The first one that exists is loaded."""
+
+
+def weight_bytes(model: str | Path) -> int | None:
+    """Return the bytes of the weights of a folder or a downloaded hub model; None if unknown."""
+    folder = _model_folder(str(model))
+    if folder is None:
+        return None
+    for pattern in _FORMATS:
+        files = [path for path in folder.rglob(pattern) if path.is_file()]
+        parts = [
+            path for path in files if not path.name.startswith("consolidated")
+        ]  # Mistral's second copy of all weights
+        if files:
+            return sum(path.stat().st_size for path in parts or files)
+    return None
+
+
+def _model_folder(model: str) -> Path | None:
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model, local_files_only=True))
+    except Exception:  # not downloaded, no such name, or no library
+        return None

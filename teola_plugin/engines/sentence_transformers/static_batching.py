@@ -15,9 +15,8 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.devices.assignment import assign_devices
 from teola_plugin.engines.devices.budget import Demand, Grant
-from teola_plugin.engines.devices.cards import GIB, device_name, gpu_version, release
+from teola_plugin.engines.devices.cards import GIB, device_name, gpu_version, release, weight_bytes
 from teola_plugin.engines.loop_lock import LoopLock
-from teola_plugin.engines.model_files import weight_bytes
 from teola_plugin.engines.sentence_transformers.loaded_models import model_name_of
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable

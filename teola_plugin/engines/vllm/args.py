@@ -14,8 +14,7 @@ from typing import Any
 
 from teola_plugin.engines.cores import parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
-from teola_plugin.engines.devices.cards import VISIBLE, visible_as
-from teola_plugin.engines.model_files import weight_bytes
+from teola_plugin.engines.devices.cards import VISIBLE, visible_as, weight_bytes
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.shims.vllm import processes
 from teola_plugin.shims.vllm.versions import BEYOND, OLDEST, is_supported

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from teola_plugin.engines.model_files import cache_folder
+from teola_plugin.engines.model_cache import cache_folder
 
 PARENT = "TEOLA_PARENT"
 """Environment variable of the host: the id of the process with which it ends."""
