@@ -195,6 +195,7 @@ def judge(x: Library) -> Made:
 
 def index(x: Library) -> Made:
     found = {"embed_model": x.index._embed_model, "vector_store": x.index.vector_store, "insert_batch_size": 2048}
+    found |= {"docstore": x.index.docstore, "index_struct": x.index.index_struct, "object_map": x.index._object_map}
     return x.index, found
 
 

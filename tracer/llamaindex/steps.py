@@ -13,6 +13,7 @@ from functools import partial
 from types import NoneType
 from typing import Any, cast, get_args, get_origin
 
+from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -22,6 +23,7 @@ from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.workflow import Event, StartEvent, StopEvent
 
 from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop
+from teola_plugin.shims.llamaindex.engines import SettingsParts, VectorStoreIndexParts, make_query_engine
 from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
@@ -45,7 +47,7 @@ from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.symbols import AwaitableValue, known_value, move_to_draft, producers
 from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
-from teola_plugin.tracer.llamaindex.lowering import Guard, Lowering, SymbolicQuery
+from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
 from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
 from teola_plugin.tracer.source import source_of
@@ -265,6 +267,8 @@ class _StepReader:
             return partial(self._call_llm, target, name)
         if type(target) is PromptTemplate and name == "format":
             return partial(_format_prompt, target)
+        if type(target) is VectorStoreIndex and name in ("as_query_engine", "as_retriever"):
+            return partial(self._make_part, target, name)
         if is_instance(target, BaseRetriever) and name in ("retrieve", "aretrieve"):
             return partial(self._ask, target, name)
         if is_instance(target, BaseQueryEngine) and name in ("query", "aquery"):
@@ -338,6 +342,25 @@ class _StepReader:
             content = _compute(interpreter, "content", on_loop(_text_if_any), {"text": text})
             result = Instance(_Answer, {"message": Instance(_Answer, {"content": content})})
         return AwaitableValue(result) if is_async else result
+
+    def _make_part(
+        self, index: VectorStoreIndex, name: str, interpreter: FunctionInterpreter, arguments: Arguments
+    ) -> Symbol:
+        """Make the engine or retriever that the step makes of an index: one that asks the same objects the same."""
+        values = {key: known_value(symbol) for key, symbol in arguments.keywords.items()}
+        all_known = arguments.complete and not arguments.positional and all(is_known for is_known, _ in values.values())
+        known = {key: value for key, (_, value) in values.items()}
+        lowering = Lowering(own_models=self.own_models)
+        try:
+            node_ids = lowering.read_parts(VectorStoreIndexParts, index).index_struct.nodes_dict
+            llm = known.pop("llm", None) or lowering.read_parts(SettingsParts, Settings).llm
+            if not all_known or not (name == "as_retriever" or is_instance(llm, LLM)):
+                return UNKNOWN_VALUE
+            part = index.as_retriever(**known) if name == "as_retriever" else make_query_engine(index, llm, known)
+        except Exception:  # the original raises it as well, or it is not understood
+            return UNKNOWN_VALUE
+        self.guards += [*lowering.guards, ElementsGuard(node_ids, tuple(node_ids.values()))]
+        return KnownValue(part)
 
     def _ask(self, part: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret a query of a retriever or an engine, which is lowered as it is in a query of its own."""

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -42,7 +42,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
 
 from teola_plugin.shims.llamaindex.copies import clone, silent_splitter
-from teola_plugin.shims.llamaindex.records import Parts, attribute, default_before, derived
+from teola_plugin.shims.llamaindex.records import Parts, Unreadable, attribute, default_before, derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +275,23 @@ class VectorStoreIndexParts(Parts):
     embed_model: Any = attribute("_embed_model")
     vector_store: Any = attribute("_vector_store")
     insert_batch_size: int = attribute("_insert_batch_size", int)
+    docstore: Any = attribute("_docstore")
+    index_struct: Any = attribute("_index_struct")
+    object_map: Any = attribute("_object_map")
+
+
+def make_query_engine(index: VectorStoreIndex, llm: Any, arguments: Mapping[str, Any]) -> BaseQueryEngine:
+    """Return what `index.as_query_engine(llm, **arguments)` makes. Neither the LLM nor `Settings` change.
+
+    The method itself sets the LLM's callback manager. Raises `Unreadable` if it would create defaults of `Settings`.
+    """
+    if Settings._callback_manager is None:
+        raise Unreadable("Settings has no callback manager yet")
+    stand_in = clone(llm)
+    engine: Any = index.as_query_engine(stand_in, **arguments)
+    if engine._response_synthesizer._llm is stand_in:
+        engine._response_synthesizer._llm = llm
+    return engine  # type: ignore[no-any-return]
 
 
 class IndexHooks:

@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from llama_index.core import MockEmbedding, PromptTemplate, VectorStoreIndex
+from llama_index.core import MockEmbedding, PromptTemplate, Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from support.hosted_steps import LATENCY_S, HostedLLM, called, compared, run_with_events
@@ -141,6 +142,48 @@ class Engine(OwnWorkflow):
         return StopEvent(result=[answer.text for answer in answers])
 
 
+class IndexInAttribute(OwnWorkflow):
+    def __init__(self, llm: HostedLLM) -> None:
+        super().__init__(llm)
+        nodes = [TextNode(text=f"text {number}", id_=str(number)) for number in range(3)]
+        self.index = VectorStoreIndex(nodes, embed_model=MockEmbedding(embed_dim=2))
+
+
+class MadeEngine(IndexInAttribute):
+    """Makes its engine in the step that asks it."""
+
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        engine = self.index.as_query_engine(llm=self.llm, similarity_top_k=2)
+        return StopEvent(result=[str(await engine.aquery(f"question {number}")) for number in range(3)])
+
+
+class EngineOfAHelper(IndexInAttribute):
+    def engine(self, top_k: int) -> Any:
+        return self.index.as_query_engine(llm=self.llm, similarity_top_k=top_k, response_mode="tree_summarize")
+
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        first = await self.engine(1).aquery("first")
+        second = await self.engine(2).aquery("second")
+        return StopEvent(result=[str(first), str(second)])
+
+
+class EngineOfSettings(IndexInAttribute):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        engine = self.index.as_query_engine()
+        return StopEvent(result=[str(await engine.aquery(node.text)) for node in ev.nodes])
+
+
+class MadeRetriever(IndexInAttribute):
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        first = (await self.llm.acomplete("first")).text
+        nodes = await self.index.as_retriever(similarity_top_k=2).aretrieve("oats")
+        return StopEvent(result=[first, *[str(await self.llm.acomplete(f"grade {node.text}")) for node in nodes]])
+
+
 class Representation(OwnWorkflow):
     """An answer is more than its text where its representation is read."""
 
@@ -150,7 +193,10 @@ class Representation(OwnWorkflow):
         return StopEvent(result=[(await self.llm.acomplete(f"{node.text} {first!r}")).text for node in ev.nodes])
 
 
-ASYNC = (Loop, Comprehension, Messages, HelperMethod, Predictions, Answers, Engine)
+ASYNC = (
+    *(Loop, Comprehension, Messages, HelperMethod, Predictions, Answers, Engine),
+    *(MadeEngine, EngineOfAHelper, MadeRetriever),
+)
 
 
 @pytest.mark.parametrize("make", ASYNC)
@@ -158,6 +204,43 @@ def test_independent_calls_of_a_step_are_under_way_at_once(make: type[OwnWorkflo
     original_llm, llm = compared(make)
     assert original_llm.most_at_once == 1
     assert llm.most_at_once >= 2
+
+
+def test_an_engine_that_a_step_makes_asks_the_llm_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    original_llm, llm = HostedLLM(), HostedLLM()
+    monkeypatch.setattr(Settings, "_llm", original_llm)
+    expected = called(EngineOfSettings(original_llm))
+    fast = accelerate(EngineOfSettings(llm))
+    fast.explain()
+    Settings.llm = llm
+
+    assert called(fast) == expected
+    assert llm.prompts == original_llm.prompts
+    assert llm.most_at_once >= 2
+
+
+def test_plan_of_an_engine_that_a_step_makes_knows_the_nodes_that_were_added() -> None:
+    original_llm, llm = HostedLLM(), HostedLLM()
+    original = MadeEngine(original_llm)
+    workflow = MadeEngine(llm)
+    fast = accelerate(workflow)
+    called(fast)
+    called(original)
+    for one in (original, workflow):
+        one.index.insert_nodes([TextNode(text="text of oats", id_="oats")])
+
+    assert called(fast) == called(original)
+    assert llm.prompts == original_llm.prompts
+    assert llm.most_at_once >= 2
+
+
+def test_reading_a_step_leaves_the_llm_as_it_is() -> None:
+    manager = CallbackManager([])
+    llm = HostedLLM(callback_manager=manager)
+
+    accelerate(MadeEngine(llm)).explain()
+
+    assert llm.callback_manager is manager
 
 
 def test_a_representation_of_an_answer_is_not_its_text() -> None:

@@ -102,6 +102,17 @@ def test_every_function_is_named_here() -> None:
 # ------------------------------------------------------------ engines
 
 
+def test_engine_of_an_index_is_made_without_a_change_of_the_llm(stock: Library) -> None:
+    manager = CallbackManager([])
+    llm = MockLLM(callback_manager=manager)
+
+    engine = engines.make_query_engine(stock.index, llm, {"similarity_top_k": 1})
+
+    assert llm.callback_manager is manager
+    assert str(engine.query(ASKED)) == str(stock.index.as_query_engine(llm, similarity_top_k=1).query(ASKED))
+    assert llm.callback_manager is not manager
+
+
 def test_sources_of_a_citation(stock: Library) -> None:
     engine = CitationQueryEngine(retriever=stock.index.as_retriever(), llm=stock.llm, citation_chunk_size=64)
     found = engine.retriever.retrieve(ASKED)
