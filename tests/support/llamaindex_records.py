@@ -195,8 +195,12 @@ def judge(x: Library) -> Made:
 
 def index(x: Library) -> Made:
     found = {"embed_model": x.index._embed_model, "vector_store": x.index.vector_store, "insert_batch_size": 2048}
-    found |= {"docstore": x.index.docstore, "index_struct": x.index.index_struct, "object_map": x.index._object_map}
     return x.index, found
+
+
+def queried_index(x: Library) -> Made:
+    found = {"docstore": x.index.docstore, "index_struct": x.index.index_struct, "object_map": x.index._object_map}
+    return x.index, {**found, "embed_model": x.index._embed_model, "vector_store": x.index.vector_store}
 
 
 def query_engine_tool(x: Library) -> Made:
@@ -257,6 +261,7 @@ MADE: dict[Kind, Callable[[Library], Made]] = {
         },
     ),
     engines.VectorStoreIndexParts: index,
+    engines.QueriedIndexParts: queried_index,
     workflows.QueryEngineToolParts: query_engine_tool,
     workflows.RetrieverToolParts: retriever_tool,
 }

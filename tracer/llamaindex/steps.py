@@ -23,7 +23,7 @@ from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.workflow import Event, StartEvent, StopEvent
 
 from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop
-from teola_plugin.shims.llamaindex.engines import SettingsParts, VectorStoreIndexParts, make_query_engine
+from teola_plugin.shims.llamaindex.engines import QueriedIndexParts, SettingsParts, make_query_engine
 from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
@@ -352,7 +352,7 @@ class _StepReader:
         known = {key: value for key, (_, value) in values.items()}
         lowering = Lowering(own_models=self.own_models)
         try:
-            node_ids = lowering.read_parts(VectorStoreIndexParts, index).index_struct.nodes_dict
+            node_ids = lowering.read_parts(QueriedIndexParts, index).index_struct.nodes_dict
             llm = known.pop("llm", None) or lowering.read_parts(SettingsParts, Settings).llm
             if not all_known or not (name == "as_retriever" or is_instance(llm, LLM)):
                 return UNKNOWN_VALUE

@@ -275,6 +275,17 @@ class VectorStoreIndexParts(Parts):
     embed_model: Any = attribute("_embed_model")
     vector_store: Any = attribute("_vector_store")
     insert_batch_size: int = attribute("_insert_batch_size", int)
+
+
+@dataclass(frozen=True, slots=True)
+class QueriedIndexParts(Parts):
+    """What the engines and retrievers of an index are made of."""
+
+    OF: ClassVar = (VectorStoreIndex,)
+    METHODS: ClassVar = ("as_query_engine", "as_retriever")
+
+    embed_model: Any = attribute("_embed_model")
+    vector_store: Any = attribute("_vector_store")
     docstore: Any = attribute("_docstore")
     index_struct: Any = attribute("_index_struct")
     object_map: Any = attribute("_object_map")

@@ -15,6 +15,7 @@ from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Wor
 from support.hosted_steps import LATENCY_S, HostedLLM, called, compared, run_with_events
 
 from teola_plugin import accelerate, uninstall
+from teola_plugin.shims.llamaindex.engines import QueriedIndexParts
 
 NODES = [NodeWithScore(node=TextNode(text=f"text {number}"), score=1.0) for number in range(4)]
 GRADE = PromptTemplate("grade {text} for {query}")
@@ -232,6 +233,14 @@ def test_plan_of_an_engine_that_a_step_makes_knows_the_nodes_that_were_added() -
     assert called(fast) == called(original)
     assert llm.prompts == original_llm.prompts
     assert llm.most_at_once >= 2
+
+
+def test_an_index_of_an_unknown_version_is_asked_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueriedIndexParts, "METHODS", ("renamed",))
+
+    _, llm = compared(MadeEngine)
+
+    assert llm.most_at_once == 1
 
 
 def test_reading_a_step_leaves_the_llm_as_it_is() -> None:

@@ -199,6 +199,7 @@ NOT_PLANNED = {
     engines.MultiStepQueryEngineParts,
     engines.AnsweringParts,
     engines.VectorStoreIndexParts,
+    engines.QueriedIndexParts,
     workflows.QueryEngineToolParts,
     workflows.RetrieverToolParts,
 }
