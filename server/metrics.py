@@ -150,9 +150,9 @@ class _Primitives:
             histogram("batch_requests", "Requests of one batch, of all queries", _SIZES, "engine")
         )
 
-    def began(self, query_id: str) -> None: ...
+    def query_began(self, query_id: str) -> None: ...
 
-    def ended(self, trace: QueryTrace) -> None:
+    def query_ended(self, trace: QueryTrace) -> None:
         app = trace.app if trace.app in self._apps or len(self._apps) < _MAX_APPS else "other"
         self._apps.add(app)
         for span in trace.spans:
@@ -215,13 +215,13 @@ class _SinkPair:
     def __init__(self, first: TraceSink | None, second: TraceSink) -> None:
         self._sinks = [second] if first is None else [first, second]
 
-    def began(self, query_id: str) -> None:
+    def query_began(self, query_id: str) -> None:
         for sink in self._sinks:
-            sink.began(query_id)
+            sink.query_began(query_id)
 
-    def ended(self, trace: QueryTrace) -> None:
+    def query_ended(self, trace: QueryTrace) -> None:
         for sink in self._sinks:
-            sink.ended(trace)
+            sink.query_ended(trace)
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from teola_plugin.observe.recorder import MOST_KEPT
+from teola_plugin.observe.recorder import MAX_KEPT_SPANS
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.server.live_queries import LiveQuery
 
@@ -34,7 +34,7 @@ class SharedBatch:
 class RecentTraces:
     """A `TraceSink` that keeps the latest traces. It is written on the pool's loop, and read on the server's."""
 
-    def __init__(self, max_traces: int = MAX_TRACES, max_spans: int = MOST_KEPT) -> None:
+    def __init__(self, max_traces: int = MAX_TRACES, max_spans: int = MAX_KEPT_SPANS) -> None:
         self._max_traces, self._max_spans = max_traces, max_spans
         self._lock = threading.Lock()
         self._traces: OrderedDict[str, QueryTrace] = OrderedDict()
@@ -44,9 +44,9 @@ class RecentTraces:
     def __len__(self) -> int:
         return len(self._traces)
 
-    def began(self, query_id: str) -> None: ...
+    def query_began(self, query_id: str) -> None: ...
 
-    def ended(self, trace: QueryTrace) -> None:
+    def query_ended(self, trace: QueryTrace) -> None:
         with self._lock:
             self._traces[trace.query_id] = trace
             self._spans += len(trace.spans)

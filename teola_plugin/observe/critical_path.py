@@ -43,7 +43,7 @@ class PathStep:
 
     @property
     def total(self) -> float:
-        """All of its time."""
+        """The sum of its times."""
         return self.idle + self.waited + self.seconds
 
     @property
@@ -120,12 +120,12 @@ class _PathFinder:
             scopes[step.id] = _Scope(step, step.began)
         for step in self._trace.steps:
             outer = 0 if step.parent >= step.id or step.parent not in scopes else step.parent
-            if not step.early:
+            if not step.is_prefetched:
                 scopes[outer].inner.append(step)
-        for early in (step for step in self._trace.steps if step.early and step.outcome == "claimed"):
-            claimer = self._claimer_of(early)
+        for prefetched in (step for step in self._trace.steps if step.is_prefetched and step.outcome == "claimed"):
+            claimer = self._claimer_of(prefetched)
             if claimer is not None:
-                scopes[claimer.id].inner.append(early)
+                scopes[claimer.id].inner.append(prefetched)
         for wait in waits:
             if wait.within in self._spans:
                 self._inner_waits.setdefault(wait.within, []).append(wait)
@@ -133,10 +133,11 @@ class _PathFinder:
             scopes[wait.step if wait.step in scopes else 0].waits.append(wait)
         return scopes
 
-    def _claimer_of(self, early: Step) -> Step | None:
+    def _claimer_of(self, prefetched: Step) -> Step | None:
         """Return the call of a tool that waited for the prefetched run of its function."""
-        end = early.ended if early.ended is not None else self._trace.ended
-        calls = (s for s in self._trace.steps if s.kind == early.kind and s.name == early.name and not s.early)
+        end = prefetched.ended if prefetched.ended is not None else self._trace.ended
+        kind, name = prefetched.kind, prefetched.name
+        calls = (s for s in self._trace.steps if s.kind == kind and s.name == name and not s.is_prefetched)
         return next((s for s in calls if s.began < end and (s.ended is None or end <= s.ended)), None)
 
     # ------------------------------------------------------------ code of the original
@@ -200,7 +201,7 @@ class _PathFinder:
         trace, step = self._trace, scope.step
         if scope.code is not None:
             return scope.code
-        name = YOUR_CODE if step is None else f"{step.label}{' (early)' if step.early else ''}"
+        name = YOUR_CODE if step is None else f"{step.label}{' (early)' if step.is_prefetched else ''}"
         began = trace.started if step is None else step.began
         end = trace.ended if step is None or step.ended is None else step.ended
         step_id = 0 if step is None else step.id

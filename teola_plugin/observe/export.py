@@ -13,26 +13,29 @@ from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.steps import Step, nested
 
 Event = dict[str, Any]
+_Thread = tuple[int, int]
+"""(process id, thread id)"""
 
 
 def chrome_trace(traces: Iterable[QueryTrace], *, by: Literal["query", "engine"] = "query") -> dict[str, Any]:
-    """`traces` as one JSON-ready object; times in microseconds since the earliest query's start.
+    """Return `traces` as one JSON-ready object; times in microseconds since the earliest query's start.
 
-    `by="query"` makes one process a query with the engines as threads; `by="engine"` makes one process an engine,
-    with the queries as threads. A thread is a lane: its slices never overlap. Flow arrows lead from the primitives
-    that were waited for. Where the plain object told of steps, there are threads for each kind of them.
+    With `by="query"` each process is a query, with the engines as threads; with `by="engine"` each process is an
+    engine, with the queries as threads. A thread is a lane: its slices never overlap. Flow arrows lead from the
+    primitives that others waited for. Each kind of step of the original has threads of its own.
     """
-    found = list(traces)
-    origin = min((t.started for t in found), default=0.0)
+    traces = list(traces)
+    origin = min((t.started for t in traces), default=0.0)
     groups: dict[tuple[str, str], list[tuple[QueryTrace, Span | Step]]] = {}
-    for trace in found:
+    for trace in traces:
         query = f"{trace.app} {trace.query_id}".strip()
         of_engines: list[tuple[str, Span | Step]] = [(span.engine or "client", span) for span in trace.spans]
         for thread, one in [*_steps(trace), *of_engines]:
             key = (query, thread) if by == "query" else (thread, query)
             groups.setdefault(key, []).append((trace, one))
     events: list[Event] = []
-    places: dict[int, tuple[int, int]] = {}
+    threads: dict[int, _Thread] = {}
+    """By identity of the span or step."""
     pids: dict[str, int] = {}
     next_tid = 1
     for (process, thread), members in groups.items():
@@ -44,33 +47,33 @@ def chrome_trace(traces: Iterable[QueryTrace], *, by: Literal["query", "engine"]
             name = thread if lane == 0 else f"{thread} ({lane + 1})"
             events.append(_meta("thread_name", pids[process], next_tid + lane, name))
         for (trace, one), lane in zip(members, lanes, strict=True):
-            place = places[id(one)] = (pids[process], next_tid + lane)
+            slice_thread = threads[id(one)] = (pids[process], next_tid + lane)
             if isinstance(one, Step):
-                events.append(_step_slice(trace, one, place, origin))
+                events.append(_step_slice(trace, one, slice_thread, origin))
             else:
-                events.extend(_slices(trace, one, place, origin))
+                events.extend(_slices(trace, one, slice_thread, origin))
         next_tid += max(lanes) + 1
-    events.extend(_flows(found, places, origin))
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"queries": len(found)}}
+    events.extend(_flows(traces, threads, origin))
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"queries": len(traces)}}
 
 
 def _steps(trace: QueryTrace) -> Iterator[tuple[str, Span | Step]]:
-    """Each with its thread: one for each kind, the outermost first."""
-    kinds = dict.fromkeys(step.kind for _, step in sorted(nested(trace.steps), key=lambda found: found[0]))
+    """Yield (name of the thread, step): a thread for each kind of step, the outermost first."""
+    kinds = dict.fromkeys(step.kind for _, step in sorted(nested(trace.steps), key=lambda item: item[0]))
     for kind in kinds:
         yield from ((f"{kind}s", step) for step in trace.steps if step.kind == kind)
 
 
-def _step_slice(trace: QueryTrace, step: Step, place: tuple[int, int], origin: float) -> Event:
+def _step_slice(trace: QueryTrace, step: Step, thread: _Thread, origin: float) -> Event:
     begin, end = (_micros(at, origin) for at in _extent(trace, step))
     args = {"query": trace.query_id, "kind": step.kind, "outcome": step.outcome, "step": step.id, "in": step.parent}
-    return _slice(step.name, step.kind, place, begin, end, {**dict(step.facts), **args})
+    return _slice(step.name, step.kind, thread, begin, end, {**dict(step.facts), **args})
 
 
 def write_chrome_trace(
     path: str | os.PathLike[str], traces: Iterable[QueryTrace], *, by: Literal["query", "engine"] = "query"
 ) -> Path:
-    """Write `chrome_trace(traces)` to `path` and give that path back."""
+    """Write `chrome_trace(traces)` to `path` and return that path."""
     target = Path(path)
     target.write_text(json.dumps(chrome_trace(traces, by=by), separators=(",", ":")), encoding="utf-8")
     return target
@@ -83,7 +86,7 @@ def _extent(trace: QueryTrace, one: Span | Step) -> tuple[float, float]:
 
 
 def _micros(seconds: float, origin: float) -> float:
-    """Whole nanoseconds, so that slices that touch in the trace touch exactly."""
+    """Return microseconds since `origin`, in whole nanoseconds, so that slices which touch do so exactly."""
     return round((seconds - origin) * 1e9) / 1e3
 
 
@@ -91,25 +94,25 @@ def _meta(name: str, pid: int, tid: int, value: str) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": {"name": value}}
 
 
-def _slices(trace: QueryTrace, span: Span, place: tuple[int, int], origin: float) -> Iterator[Event]:
+def _slices(trace: QueryTrace, span: Span, thread: _Thread, origin: float) -> Iterator[Event]:
     queued, end = (_micros(at, origin) for at in _extent(trace, span))
     begin = _micros(span.begin, origin) if span.started is not None else end
     if begin > queued:
-        yield _slice(f"{span.primitive} (queued)", "queued", place, queued, begin, {})
+        yield _slice(f"{span.primitive} (queued)", "queued", thread, queued, begin, {})
     if span.started is not None or begin == queued:
-        yield _slice(span.primitive, span.kind, place, begin, end, _args(trace, span))
+        yield _slice(span.primitive, span.kind, thread, begin, end, _args(trace, span))
     if span.first is not None:
         at = _micros(span.first, origin)
-        yield {"ph": "i", "s": "t", "name": "first piece", "cat": span.kind, "ts": at, **_at(place)}
+        yield {"ph": "i", "s": "t", "name": "first piece", "cat": span.kind, "ts": at, **_ids(thread)}
 
 
-def _slice(name: str, cat: str, place: tuple[int, int], begin: float, end: float, args: Event) -> Event:
+def _slice(name: str, cat: str, thread: _Thread, begin: float, end: float, args: Event) -> Event:
     dur = max(0, round((end - begin) * 1e3)) / 1e3
-    return {"ph": "X", "name": name, "cat": cat, "ts": begin, "dur": dur, **_at(place), "args": args}
+    return {"ph": "X", "name": name, "cat": cat, "ts": begin, "dur": dur, **_ids(thread), "args": args}
 
 
-def _at(place: tuple[int, int]) -> Event:
-    return {"pid": place[0], "tid": place[1]}
+def _ids(thread: _Thread) -> Event:
+    return {"pid": thread[0], "tid": thread[1]}
 
 
 def _args(trace: QueryTrace, span: Span) -> Event:
@@ -134,7 +137,7 @@ def _args(trace: QueryTrace, span: Span) -> Event:
     }
 
 
-def _flows(traces: Sequence[QueryTrace], places: dict[int, tuple[int, int]], origin: float) -> Iterator[Event]:
+def _flows(traces: Sequence[QueryTrace], threads: dict[int, _Thread], origin: float) -> Iterator[Event]:
     number = 0
     for trace in traces:
         latest = {name: s for name, s in trace.finished().items() if s.started is not None}
@@ -147,5 +150,5 @@ def _flows(traces: Sequence[QueryTrace], places: dict[int, tuple[int, int]], ori
                     continue
                 number += 1
                 common = {"name": "waits for", "cat": "flow", "id": number}
-                yield {"ph": "s", "ts": leave, **common, **_at(places[id(parent)])}
-                yield {"ph": "f", "bp": "e", "ts": _micros(child.begin, origin), **common, **_at(places[id(child)])}
+                yield {"ph": "s", "ts": leave, **common, **_ids(threads[id(parent)])}
+                yield {"ph": "f", "bp": "e", "ts": _micros(child.begin, origin), **common, **_ids(threads[id(child)])}

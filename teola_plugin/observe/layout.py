@@ -1,4 +1,4 @@
-"""Where things go in a drawing: lanes of a timeline, layers of a graph. Pure geometry, no drawing."""
+"""Positions in a drawing: lanes of a timeline, layers of a graph. Pure geometry, no drawing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from teola_plugin.observe.spans import GraphView
 
 
 def pack_lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """A lane number for each (begin, end), such that intervals of one lane never overlap.
+    """Return a lane number for each (begin, end), such that intervals of one lane never overlap.
 
     Uses the fewest lanes possible. Intervals that only touch share a lane.
     """
@@ -29,24 +29,24 @@ def pack_lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """A layered drawing. A place is (layer from the left, y of the middle); y is in units of one node's height."""
+    """A layered drawing. A position is (layer from the left, y of the middle), y in units of one node's height."""
 
-    places: Mapping[str, tuple[int, float]]
+    positions: Mapping[str, tuple[int, float]]
     routes: Mapping[tuple[str, str], tuple[tuple[int, float], ...]]
-    """For each edge, the places it goes through, both ends included; one in every layer that it crosses."""
+    """For each edge, its positions, both ends included; one in every layer that it crosses."""
     layers: int
     height: float
 
 
 def layered(view: GraphView) -> Layered:
-    """Primitives by depth, the deepest at the left; edges run between nodes, never across them.
+    """Lay out primitives by depth, the deepest at the left; edges run between nodes, never across them.
 
-    Sugiyama's way: invisible points stand where a long edge crosses a layer, layers are ordered by the barycentre of
+    Sugiyama's method: invisible points stand where a long edge crosses a layer, layers are ordered by the barycentre of
     their neighbours, and each layer is then moved as close to its neighbours as its order and the spacing allow.
     """
     layer_of = _layers(view)
-    known = dict.fromkeys((a, b) for a, b, _ in view.edges if a in layer_of and b in layer_of)
-    edges = [(a, b) for a, b in known if layer_of[a] < layer_of[b]]
+    distinct = dict.fromkeys((a, b) for a, b, _ in view.edges if a in layer_of and b in layer_of)
+    edges = [(a, b) for a, b in distinct if layer_of[a] < layer_of[b]]
     chains = {edge: _chain(edge, layer_of) for edge in edges}
     rows: list[list[str]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
     for node, layer in layer_of.items():
@@ -72,14 +72,14 @@ def layered(view: GraphView) -> Layered:
 
 
 def _layers(view: GraphView) -> dict[str, int]:
-    """Layer of each node. The recorded depths, or, where an edge contradicts them, the longest way to the end."""
+    """Return the layer of each node, by the recorded depths, or by its longest path if an edge contradicts them."""
     depth = {node[0]: node[3] for node in view.nodes}
-    known = [(a, b) for a, b, _ in view.edges if a in depth and b in depth and a != b]
-    if any(depth[a] <= depth[b] for a, b in known):
+    edges = [(a, b) for a, b, _ in view.edges if a in depth and b in depth and a != b]
+    if any(depth[a] <= depth[b] for a, b in edges):
         depth = dict.fromkeys(depth, 0)
         for _ in depth:  # at most one round a node: ends even if the data has a cycle
             before = dict(depth)
-            for a, b in known:
+            for a, b in edges:
                 depth[a] = max(depth[a], min(depth[b] + 1, len(depth) - 1))
             if depth == before:
                 break
@@ -94,7 +94,7 @@ def _chain(edge: tuple[str, str], layer_of: Mapping[str, int]) -> list[str]:
 
 
 def _ordered(rows: list[list[str]], links: Mapping[str, list[str]], where: Mapping[str, int]) -> list[list[str]]:
-    """The order with the fewest crossings among those that sweeping to and fro comes by."""
+    """Return the order with the fewest crossings that was found by sweeping to and fro."""
     best, fewest = rows, _crossings(rows, links, where)
     for sweep in range(12):
         if not fewest:
@@ -102,9 +102,9 @@ def _ordered(rows: list[list[str]], links: Mapping[str, list[str]], where: Mappi
         forward = sweep % 2 == 0
         rows = [list(row) for row in rows]
         for layer in range(len(rows)) if forward else range(len(rows) - 1, -1, -1):
-            beside = layer - 1 if forward else layer + 1
-            if 0 <= beside < len(rows):
-                at = {point: float(i) for i, point in enumerate(rows[beside])}
+            neighbour = layer - 1 if forward else layer + 1
+            if 0 <= neighbour < len(rows):
+                at = {point: float(i) for i, point in enumerate(rows[neighbour])}
                 mean = {p: _mean((at[q] for q in links.get(p, ()) if q in at), i) for i, p in enumerate(rows[layer])}
                 rows[layer].sort(key=mean.__getitem__)
         crossings = _crossings(rows, links, where)
@@ -125,7 +125,7 @@ def _crossings(rows: Iterable[list[str]], links: Mapping[str, list[str]], where:
 def _straightened(
     rows: list[list[str]], links: Mapping[str, list[str]], where: Mapping[str, int], nodes: frozenset[str]
 ) -> dict[str, float]:
-    """Heights: in a few sweeps, each point as near to its neighbours as the spacing in its layer allows."""
+    """Return heights: in a few sweeps, each point comes as near to its neighbours as the spacing allows."""
     gaps = [[0.0, *(_gap(a in nodes, b in nodes) for a, b in pairwise(row))] for row in rows]
     y: dict[str, float] = {}
     for row, gap in zip(rows, gaps, strict=True):
@@ -138,13 +138,13 @@ def _straightened(
         forward = sweep % 2 == 0
         last = sweep >= 10  # in the end neighbours on both sides count
         for layer in range(len(rows)) if forward else range(len(rows) - 1, -1, -1):
-            wanted = []
+            targets = []
             for point in rows[layer]:
                 near = [q for q in links.get(point, ()) if last or (where[q] < layer) == forward]
                 # What the eye follows should be straight: chains of nodes, and long edges over several layers.
                 heavy = [q for q in near for _ in range(6 if (q in nodes) == (point in nodes) else 1)]
-                wanted.append(_mean((y[q] for q in heavy), y[point]))
-            y.update(zip(rows[layer], _spaced(wanted, gaps[layer]), strict=True))
+                targets.append(_mean((y[q] for q in heavy), y[point]))
+            y.update(zip(rows[layer], _spaced(targets, gaps[layer]), strict=True))
     return y
 
 
@@ -152,15 +152,15 @@ def _gap(a_is_node: bool, b_is_node: bool) -> float:
     return (1.42, 0.9, 0.42)[(not a_is_node) + (not b_is_node)]
 
 
-def _spaced(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
-    """The positions nearest to `wanted` (least squares) in the same order and at least `gaps` apart."""
+def _spaced(targets: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    """Return the heights nearest to `targets` (least squares), in the same order and at least `gaps` apart."""
     offsets, total = [], 0.0
     for gap in gaps:
         total += gap
         offsets.append(total)
     blocks: list[tuple[float, int]] = []  # (mean, length): pool adjacent violators
-    for want, offset in zip(wanted, offsets, strict=True):
-        mean, length = want - offset, 1
+    for target, offset in zip(targets, offsets, strict=True):
+        mean, length = target - offset, 1
         while blocks and blocks[-1][0] >= mean:
             before, count = blocks.pop()
             mean = (before * count + mean * length) / (count + length)
@@ -171,5 +171,5 @@ def _spaced(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
 
 
 def _mean(values: Iterable[float], default: float) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else default
+    values = list(values)
+    return sum(values) / len(values) if values else default

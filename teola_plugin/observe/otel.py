@@ -5,13 +5,20 @@ else `teola.*`.
 
 from __future__ import annotations
 
+import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from teola_plugin.errors import RegistrationError, extra, unknown_name
 from teola_plugin.observe.spans import GENERATION, QueryTrace, Span
 from teola_plugin.observe.steps import Step
 
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import TracerProvider
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanContext, Tracer, TracerProvider
@@ -47,10 +54,17 @@ def emit(
 ) -> int:
     """Send `trace` to OpenTelemetry: one span for the query and below it one for each primitive.
 
-    Where the plain object told of steps, there is one for each of those, too, inside of each other as they were; a
-    primitive is below its step, or links to it if it began before. Uses the global tracer provider unless one is given.
-    Spans link to those that they waited for. The query's span is a child of the one in `parent`, or of the current one.
-    Returns how many spans were made: 0 when opentelemetry-api is not installed.
+    Each step of the original has a span, too, nested as the steps were. A primitive is below its step, or links to it
+    if it began before. Spans link to those that they waited for.
+
+    Args:
+        trace: The trace.
+        provider: The tracer provider; by default the global one.
+        parent: Context of the parent of the query's span; by default the current span is its parent.
+        model_of: Returns the model of an engine.
+
+    Returns:
+        The number of spans: 0 if opentelemetry-api is not installed.
     """
     try:
         from opentelemetry import trace as api
@@ -68,13 +82,12 @@ def emit(
         root.set_status(api.StatusCode.ERROR)
     steps = {0: (root, trace.started)}
     for step in trace.steps:
-        around, _ = steps.get(step.parent, steps[0])
-        steps[step.id] = _emit_step(tracer, around, step, trace, clock), step.began
-    made: dict[str, SpanContext] = {}
+        outer, _ = steps.get(step.parent, steps[0])
+        steps[step.id] = _emit_step(tracer, outer, step, trace, clock), step.began
+    contexts: dict[str, SpanContext] = {}
     for span in sorted(trace.spans, key=lambda s: s.begin):
-        made |= dict.fromkeys(
-            (span.primitive, *span.also), _emit_span(tracer, steps, span, trace, clock, made, model_of)
-        )
+        context = _emit_span(tracer, steps, span, trace, clock, contexts, model_of)
+        contexts |= dict.fromkeys((span.primitive, *span.also), context)
     root.end(clock.nanos(trace.ended))
     return 1 + len(trace.steps) + len(trace.spans)
 
@@ -90,19 +103,19 @@ class _Clock:
         return int((at + self._offset) * 1e9)
 
 
-def _emit_step(tracer: Tracer, around: Any, step: Step, trace: QueryTrace, clock: _Clock) -> Any:
+def _emit_step(tracer: Tracer, outer: Any, step: Step, trace: QueryTrace, clock: _Clock) -> Any:
     from opentelemetry import trace as api
 
-    one = tracer.start_span(
+    emitted = tracer.start_span(
         step.name,
-        context=api.set_span_in_context(around),
+        context=api.set_span_in_context(outer),
         start_time=clock.nanos(step.began),
         attributes=_step_attributes(step, trace),
     )
     if step.outcome == "failed":
-        one.set_status(api.StatusCode.ERROR)
-    one.end(clock.nanos(trace.ended if step.ended is None else step.ended))
-    return one
+        emitted.set_status(api.StatusCode.ERROR)
+    emitted.end(clock.nanos(trace.ended if step.ended is None else step.ended))
+    return emitted
 
 
 def _emit_span(
@@ -111,33 +124,33 @@ def _emit_span(
     span: Span,
     trace: QueryTrace,
     clock: _Clock,
-    made: dict[str, SpanContext],
+    contexts: dict[str, SpanContext],
     model_of: ModelOf | None,
 ) -> SpanContext:
     from opentelemetry import trace as api
 
-    links = [api.Link(made[p]) for p in span.parents if p in made]
-    around, began = steps.get(span.step, steps[0])
-    if began > span.begin and span.step:  # a child that begins before its parent is taken for a clock that is wrong
-        links.append(api.Link(around.get_span_context(), {"teola.link": "early for"}))
-        around, _ = steps[0]
-    one = tracer.start_span(
+    links = [api.Link(contexts[p]) for p in span.parents if p in contexts]
+    outer, began = steps.get(span.step, steps[0])
+    if began > span.begin and span.step:  # tools take a child that begins before its parent for a wrong clock
+        links.append(api.Link(outer.get_span_context(), {"teola.link": "early for"}))
+        outer, _ = steps[0]
+    emitted = tracer.start_span(
         span.primitive,
-        context=api.set_span_in_context(around),
+        context=api.set_span_in_context(outer),
         start_time=clock.nanos(span.begin),
         attributes=_span_attributes(span, model_of),
         links=links,
     )
     if span.first is not None:
-        one.add_event("first piece", timestamp=clock.nanos(span.first))
+        emitted.add_event("first piece", timestamp=clock.nanos(span.first))
     if span.outcome == "failed":
-        one.set_status(api.StatusCode.ERROR)
-    one.end(clock.nanos(trace.ended if span.done is None else span.done))
-    return one.get_span_context()
+        emitted.set_status(api.StatusCode.ERROR)
+    emitted.end(clock.nanos(trace.ended if span.done is None else span.done))
+    return emitted.get_span_context()
 
 
 def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
-    lost, lost_tokens = trace.wasted()
+    wasted, wasted_tokens = trace.wasted()
     return {
         "openinference.span.kind": "CHAIN",
         "gen_ai.operation.name": "invoke_workflow",
@@ -147,18 +160,18 @@ def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
         "teola.query.outcome": trace.outcome,
         "teola.query.critical_path": [step.span.primitive for step in trace.critical_path()],
         "teola.query.passes": [name for name, fired, _ in trace.passes if fired],
-        "teola.wasted.primitives": lost,
-        "teola.wasted.tokens": lost_tokens,
+        "teola.wasted.primitives": wasted,
+        "teola.wasted.tokens": wasted_tokens,
     }
 
 
 def _step_attributes(step: Step, trace: QueryTrace) -> dict[str, Any]:
-    told: dict[str, Any] = {f"teola.step.{key}": value for key, value in step.facts}
-    told |= {"teola.query.id": trace.query_id, "teola.step.kind": step.kind, "teola.outcome": step.outcome}
+    attributes: dict[str, Any] = {f"teola.step.{key}": value for key, value in step.facts}
+    attributes |= {"teola.query.id": trace.query_id, "teola.step.kind": step.kind, "teola.outcome": step.outcome}
     if step.kind == "tool":
         tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": step.name}
-        return told | tool | {"openinference.span.kind": "TOOL", "tool.name": step.name}
-    return told | {"openinference.span.kind": "CHAIN"}
+        return attributes | tool | {"openinference.span.kind": "TOOL", "tool.name": step.name}
+    return attributes | {"openinference.span.kind": "CHAIN"}
 
 
 def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
@@ -188,12 +201,12 @@ def _operation_attributes(span: Span, model_of: ModelOf | None) -> dict[str, str
     """Return the attributes of OpenTelemetry's conventions for a call of a model, a store or a tool."""
     operation = _OPERATIONS.get(_SPAN_KINDS.get(span.kind, ""))
     model = model_of(span.engine) if model_of and span.engine else ""
-    named = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER} if operation else {}
-    return named | ({"gen_ai.request.model": model} if model else {})
+    attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER} if operation else {}
+    return attributes | ({"gen_ai.request.model": model} if model else {})
 
 
 def _token_attributes(span: Span) -> dict[str, int]:
-    """Tokens, cached ones among those of the prompt."""
+    """Return the attributes for tokens; the cached ones are among those of the prompt."""
     if not (span.tokens or span.written):
         return {}
     written = {"llm.token_count.completion": span.written, "gen_ai.usage.output_tokens": span.written}
@@ -208,3 +221,78 @@ def _token_attributes(span: Span) -> dict[str, int]:
     if span.kind.endswith("DECODING"):
         return {"llm.token_count.completion": span.tokens, "gen_ai.usage.output_tokens": span.tokens}
     return {"llm.token_count.total": span.tokens, "gen_ai.usage.input_tokens": span.tokens}
+
+
+log = logging.getLogger("teola_plugin")
+_MAX_WAITING = 1000
+"""Traces that may wait for an exporter; others are dropped meanwhile."""
+_CLOSE_TIMEOUT_S = 5.0
+"""Time, twice, for the waiting traces when the pool is closed."""
+
+
+def tracing_sink(tracing: str | TracerProvider, model_of: ModelOf) -> OpenTelemetrySink:
+    """Return the sink for a pool's `tracing=`: `"opentelemetry"` for the global tracer provider, or a provider.
+
+    Raises:
+        RegistrationError: The name is unknown, or OpenTelemetry is not installed.
+    """
+    if isinstance(tracing, str) and tracing != "opentelemetry":
+        raise unknown_name("tracing", tracing, ["opentelemetry"])
+    try:
+        import opentelemetry.trace  # noqa: F401
+    except ImportError as error:
+        raise RegistrationError("tracing needs OpenTelemetry, which is not installed.", hint=extra("otel")) from error
+    return OpenTelemetrySink(None if isinstance(tracing, str) else tracing, model_of)
+
+
+class OpenTelemetrySink:
+    """A `TraceSink` that sends traces from a thread of its own, since an exporter may wait for a network.
+
+    The span that is current where a query is called becomes the parent of the query's.
+    """
+
+    def __init__(self, provider: TracerProvider | None, model_of: ModelOf) -> None:
+        self._provider = provider
+        self._model_of = model_of
+        self._parents: dict[str, Context] = {}
+        self._waiting: queue.Queue[tuple[QueryTrace, Context | None] | None] = queue.Queue(_MAX_WAITING)
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def query_began(self, query_id: str) -> None:
+        from opentelemetry import context
+
+        self._parents[query_id] = context.get_current()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, name="teola-tracing", daemon=True)
+            self._thread.start()
+
+    def query_ended(self, trace: QueryTrace) -> None:
+        try:
+            self._waiting.put_nowait((trace, self._parents.pop(trace.query_id, None)))
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped == 1:
+                log.warning("OpenTelemetry takes traces too slowly: some queries' are not sent")
+
+    def close(self) -> None:
+        """Send the traces in the queue, for at most 10 s. Idempotent.
+
+        Spans inside the tracer provider are sent when the provider is shut down.
+        """
+        if self._thread is None:
+            return
+        try:
+            self._waiting.put(None, timeout=_CLOSE_TIMEOUT_S)
+        except queue.Full:
+            return
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        self._thread = None  # a pool that is started again begins another
+
+    def _main(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            trace, parent = item
+            try:
+                emit(trace, self._provider, parent=parent, model_of=self._model_of)
+            except Exception:
+                log.warning("the trace of query %s could not be sent", trace.query_id, exc_info=True)

@@ -1,4 +1,4 @@
-"""Progress bars for what takes long: loading models, ingestion, profiling, benchmarks. Silent unless at a terminal."""
+"""Progress bars for long tasks: loading models, ingestion, profiling, benchmarks. Silent unless at a terminal."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 class Bar:
     """One bar. `advance` and `describe` may be called from any thread; on a silent bar they only count."""
 
-    def __init__(self, total: float | None, shown: Progress | None = None, task: TaskID | None = None) -> None:
+    def __init__(self, total: float | None, display: Progress | None = None, task: TaskID | None = None) -> None:
         self.total = total
         self.completed = 0.0
-        self._shown = shown
+        self._display = display
         self._task = task
 
     @property
     def silent(self) -> bool:
-        return self._shown is None
+        return self._display is None
 
     def advance(self, amount: float = 1.0) -> None:
-        """`amount` more units are done."""
+        """Note that `amount` more units are done."""
         self.completed += amount
-        if self._shown is not None and self._task is not None:
-            self._shown.advance(self._task, amount)
+        if self._display is not None and self._task is not None:
+            self._display.advance(self._task, amount)
 
     def describe(self, description: str) -> None:
         """Change the text beside the bar."""
-        if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, description=description)
+        if self._display is not None and self._task is not None:
+            self._display.update(self._task, description=description)
 
 
 _lock = threading.Lock()
@@ -69,7 +69,7 @@ def _is_quiet(quiet: bool | None) -> bool:
 
 
 def _acquire() -> Progress:
-    """The display that all bars of the process share: a terminal can hold only one that is live."""
+    """Return the display that all bars of the process share: a terminal can have only one that is live."""
     global _display, _users
     with _lock:
         if _display is None:

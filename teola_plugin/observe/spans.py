@@ -42,29 +42,29 @@ class Span:
     queued: float
     started: float | None = None
     first: float | None = None
-    """When the first piece came; None where nothing streams."""
+    """Time of the first piece; None if nothing was streamed."""
     done: float | None = None
     engine: str = ""
     """Empty for primitives that run at the client."""
     instance: str = ""
     batch: int = -1
-    """Id of the batch it was last part of; -1 where there was none."""
+    """Id of the last batch of which it was a part; -1 if there was none."""
     scope: tuple[str, ...] = ()
     depth: int = 0
     outcome: str = "done"
     """done, claimed, failed, cancelled or wasted."""
     size: int = 1
-    """Requests."""
+    """Number of requests."""
     tokens: int = 0
-    """Of the prompt; of a decoding those that it wrote."""
+    """Number of tokens of the prompt; for a decoding, of the text."""
     cached: int = 0
-    """Of the tokens, those found in a prefix cache."""
+    """Number of these tokens that were found in a prefix cache."""
     tentative: bool = False
     parents: tuple[str, ...] = ()
     """Ids of the primitives it waited for."""
     detail: Detail = ()
     step: int = 0
-    """Id of the step of the plain object that it belongs to, by a call or as planned; 0 where that is not known."""
+    """Id of the original's step to which it belongs, by a call or as planned; 0 if that is not known."""
     written: int = 0
     """Tokens that a `GENERATION` wrote."""
     drafted: int = 0
@@ -72,9 +72,9 @@ class Span:
     accepted: int = 0
     """Those of them that are part of its text."""
     cause: str = ""
-    """Id of the primitive whose news let it begin, as the scheduler knows; empty where that is not known."""
+    """Id of the primitive whose event let it begin, as the scheduler knows; empty if that is not known."""
     also: tuple[str, ...] = ()
-    """Ids of other primitives that are this very work: the decoding of a `GENERATION`, those of later parts that have
+    """Ids of other primitives with the same requests: the decoding of a `GENERATION`, those of later subplans that have
     adopted it."""
 
     @property
@@ -101,7 +101,7 @@ class GraphView:
 
     @classmethod
     def of_spans(cls, spans: Iterable[Span]) -> GraphView:
-        """The graph as far as the spans tell: every wait is drawn as a data edge."""
+        """Return the graph as far as it is known from spans: every wait is drawn as a data edge."""
         latest = {s.primitive: s for s in spans}
         nodes = tuple((s.primitive, s.kind, s.engine, s.depth, s.tentative) for s in latest.values())
         edges: tuple[GraphEdge, ...] = tuple(
@@ -130,13 +130,13 @@ class QueryTrace:
     wall: float = 0.0
     """Unix time of `started`; 0 where unknown (virtual time)."""
     left_out: int = 0
-    """Spans between the first and the latest that were not kept, because there were too many."""
+    """Number of spans between the first and the latest that were not kept, because there were too many."""
     steps: tuple[Step, ...] = ()
-    """Of the plain object, where it told of any, in the order in which they began."""
+    """Steps of the original, if it reported any, in the order in which they began."""
     steps_left_out: int = 0
-    """Those between the first and the latest that were not kept."""
+    """Number of steps between the first and the latest that were not kept."""
     waits: tuple[Wait, ...] | None = None
-    """What the plain object waited for; None where there was none that could tell."""
+    """Waits of the original; None if there was no original."""
 
     @property
     def seconds(self) -> float:
@@ -148,7 +148,7 @@ class QueryTrace:
         return tuple(dict.fromkeys(s.engine for s in sorted(self.spans, key=lambda s: s.begin) if s.engine))
 
     def view(self) -> GraphView:
-        """The e-graph for drawing; worked out from the spans where none was recorded."""
+        """Return the e-graph for drawing, made from the spans if none was recorded."""
         return self.graph or GraphView.of_spans(self.spans)
 
     def finished(self) -> dict[str, Span]:
@@ -156,8 +156,8 @@ class QueryTrace:
 
         For a primitive that was retried, the last span.
         """
-        found = {name: s for s in self.spans if s.done is not None for name in s.also}
-        return found | {s.primitive: s for s in self.spans if s.done is not None}
+        shared = {name: s for s in self.spans if s.done is not None for name in s.also}
+        return shared | {s.primitive: s for s in self.spans if s.done is not None}
 
     def critical_path(self) -> tuple[PathStep, ...]:
         """Return what the answer waited for at each moment of the query.
@@ -168,17 +168,17 @@ class QueryTrace:
         return critical_path(self)
 
     def waited_for(self) -> dict[str, float]:
-        """Seconds of the critical path by engine ("" is what the client computed for the plan), in the order of the
-        engines; `queued`, in their queues; `code`, of the plain object. They add up to those of the query."""
-        path, found = self.critical_path(), dict.fromkeys(self.engines, 0.0)
+        """Return the seconds of the critical path: by engine, in its order of first use ("" is the client), in queues
+        (`queued`), and in code of the original (`code`). They add up to those of the query."""
+        path, by_engine = self.critical_path(), dict.fromkeys(self.engines, 0.0)
         for step in path:
             if not step.is_code:
-                found[step.span.engine] = found.get(step.span.engine, 0.0) + step.seconds + step.idle
+                by_engine[step.span.engine] = by_engine.get(step.span.engine, 0.0) + step.seconds + step.idle
         queued = sum(step.waited for step in path if not step.is_code)
-        return {**found, "queued": queued, "code": sum(step.total for step in path if step.is_code)}
+        return {**by_engine, "queued": queued, "code": sum(step.total for step in path if step.is_code)}
 
     def busy(self, engine: str) -> float:
-        """Seconds during which at least one of this query's spans ran on `engine` ("" is the client)."""
+        """Return the seconds during which at least one span of the query ran on `engine` ("" is the client)."""
         runs = sorted((s.begin, s.done) for s in self.spans if s.engine == engine and s.done is not None)
         total, until = 0.0, float("-inf")
         for begin, done in runs:
@@ -187,14 +187,14 @@ class QueryTrace:
         return total
 
     def wasted(self) -> tuple[int, int]:
-        """(spans, tokens) of work of engines that was begun and that nobody used."""
-        lost = [s for s in self.spans if s.unused and s.started is not None and s.engine]
-        return len(lost), sum(s.tokens + s.written for s in lost)
+        """Return the numbers of spans and tokens of requests that engines began and whose results nobody used."""
+        wasted = [s for s in self.spans if s.unused and s.started is not None and s.engine]
+        return len(wasted), sum(s.tokens + s.written for s in wasted)
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the query as JSON-ready data; all times in seconds."""
+        """Return the figures of the query as JSON-ready data; all times in seconds."""
         path, waited_for = self.critical_path(), self.waited_for()
-        lost, lost_tokens = self.wasted()
+        wasted, wasted_tokens = self.wasted()
         return {
             "query_id": self.query_id,
             "app": self.app,
@@ -212,8 +212,8 @@ class QueryTrace:
             "critical_waited": sum(step.waited + step.idle for step in path if not step.is_code),
             "critical_code": waited_for["code"],
             "waited_for": waited_for,
-            "wasted_primitives": lost,
-            "wasted_tokens": lost_tokens,
+            "wasted_primitives": wasted,
+            "wasted_tokens": wasted_tokens,
             "left_out": self.left_out,
             "steps": len(self.steps),
             "busy": {engine: self.busy(engine) for engine in self.engines},

@@ -1,4 +1,4 @@
-"""What the drawings share: elements, colours by kind, labels that fit."""
+"""Helpers of all drawings: elements, colours by kind, labels that fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FAMILIES = {
 
 
 def family(kind: str) -> str:
-    """The colour family of a kind; everything that only steers or reshapes is `control`."""
+    """Return the colour family of a kind; `control` for everything that only steers or reshapes."""
     return _FAMILIES.get(kind, "control")
 
 
@@ -44,7 +44,7 @@ def words(kind: str) -> str:
 
 
 def element(tag: str, body: str = "", **attributes: object) -> str:
-    """An element; attribute names are given with `_` for `-`, and `cls` for `class`. `body` is markup."""
+    """Return an element. Attribute names have `_` for `-`, and `cls` for `class`. `body` is markup."""
     pairs = "".join(
         f' {"class" if name == "cls" else name.replace("_", "-")}="{_value(value)}"'
         for name, value in attributes.items()
@@ -64,16 +64,16 @@ def text(x: float, y: float, content: str, cls: str = "", **attributes: object) 
 
 
 def fitted(label: str, width: float, size: float) -> str:
-    """`label` cut to `width` pixels of monospaced text; empty where too little of it would be left."""
+    """Return `label` cut to `width` pixels of monospaced text; empty if too little of it would be left."""
     room = int(width / (size * MONO))
     return "" if room < min(9, len(label)) else shortened(label, room)
 
 
-def ticks(total: float, most: int) -> list[float]:
-    """Round values from 0 to `total`, at most `most` steps apart."""
+def ticks(total: float, max_ticks: int) -> list[float]:
+    """Return round values from 0 to `total`, in at most `max_ticks` steps."""
     if total <= 0:
         return [0.0]
-    rough = total / max(1, most)
+    rough = total / max(1, max_ticks)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= rough * 0.999)
     return [i * step for i in range(int(total / step * 1.0001) + 1)]
@@ -84,21 +84,19 @@ def tick_label(value: float, total: float) -> str:
     return f"{value * factor:g} {unit}" if value else "0"
 
 
-def step_facts(step: Step, around: str, origin: float) -> list[tuple[str, str]]:
-    """Return the lines of the tooltip for a step inside `around`."""
-    found = [("kind", step.kind), *((key, _said(value)) for key, value in step.facts)]
-    found.append(("ran", duration(step.seconds) if step.ended is not None else "did not end"))
-    found.append(("from", f"{duration(max(0.0, step.began - origin))} on"))
-    return [*found, *([("in", around)] if around else []), ("outcome", step.outcome)]
-
-
-def _said(value: object) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+def step_facts(step: Step, outer: str, origin: float) -> list[tuple[str, str]]:
+    """Return the lines of the tooltip for a step inside the step `outer`."""
+    lines = [("kind", step.kind)]
+    for key, value in step.facts:
+        lines.append((key, ("yes" if value else "no") if isinstance(value, bool) else str(value)))
+    lines.append(("ran", duration(step.seconds) if step.ended is not None else "did not end"))
+    lines.append(("from", f"{duration(max(0.0, step.began - origin))} on"))
+    return [*lines, *([("in", outer)] if outer else []), ("outcome", step.outcome)]
 
 
 def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str, str]]:
     """Return the lines of the tooltip for a span of `step`, with times from the query's start."""
-    found = [
+    lines = [
         ("kind", words(span.kind)),
         ("engine", " / ".join(filter(None, (span.engine or "client", span.instance)))),
         ("waited", duration(max(0.0, span.begin - span.queued))),
@@ -106,23 +104,23 @@ def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str
         ("from", f"{duration(max(0.0, span.begin - origin))} on"),
     ]
     if span.first is not None:
-        found.append(("first piece", f"after {duration(max(0.0, span.first - span.begin))}"))
+        lines.append(("first piece", f"after {duration(max(0.0, span.first - span.begin))}"))
     if span.size != 1:
-        found.append(("requests", str(span.size)))
+        lines.append(("requests", str(span.size)))
     if span.tokens:
-        found.append(("tokens", f"{span.tokens}, {span.cached} cached" if span.cached else str(span.tokens)))
+        lines.append(("tokens", f"{span.tokens}, {span.cached} cached" if span.cached else str(span.tokens)))
     if span.written:
-        found.append(("tokens written", str(span.written)))
+        lines.append(("tokens written", str(span.written)))
     if span.drafted:
-        found.append(("tokens drafted", f"{span.drafted}, {span.accepted} accepted"))
+        lines.append(("tokens drafted", f"{span.drafted}, {span.accepted} accepted"))
     if span.also:
-        found.append(("also", ", ".join(span.also)))
+        lines.append(("also", ", ".join(span.also)))
     if span.batch >= 0:
-        found.append(("batch", str(span.batch)))
-    found.append(("depth", str(span.depth)))
+        lines.append(("batch", str(span.batch)))
+    lines.append(("depth", str(span.depth)))
     if span.scope:
-        found.append(("scope", " / ".join(span.scope)))
+        lines.append(("scope", " / ".join(span.scope)))
     if step is not None:
-        found.append(("step", step.label))
-    found.append(("outcome", span.outcome + (", tentative" if span.tentative else "")))
-    return found + list(span.detail)
+        lines.append(("step", step.label))
+    lines.append(("outcome", span.outcome + (", tentative" if span.tentative else "")))
+    return lines + list(span.detail)

@@ -30,23 +30,23 @@ class _Size:
 
     @classmethod
     def of(cls, view: GraphView, layers: int) -> _Size:
-        """Wide nodes where the columns fit the page, else tall ones."""
-        wide = cls(cls._width(view, tall=False, most=172.0), 36.0, 46.0, False)
+        """Return the size of wide nodes if the columns fit the page, else that of tall ones."""
+        wide = cls(cls._width(view, tall=False, max_width=172.0), 36.0, 46.0, False)
         if layers * (wide.width + wide.gap) - wide.gap + 2 * _MARGIN <= _ROOM:
             return wide
-        return cls(cls._width(view, tall=True, most=128.0), 48.0, 34.0, True)
+        return cls(cls._width(view, tall=True, max_width=128.0), 48.0, 34.0, True)
 
     @staticmethod
-    def _width(view: GraphView, *, tall: bool, most: float) -> float:
+    def _width(view: GraphView, *, tall: bool, max_width: float) -> float:
         widest = 0.0
         for name, kind, engine in map(_labels, view.nodes):
             note = max(len(kind), len(engine)) if tall else len(kind) + len(engine) + (3 if engine else 0)
             widest = max(widest, len(name) * _NAME_SIZE * MONO, note * _NOTE_SIZE * _SANS)
-        return min(most, max(84.0, widest + 22))
+        return min(max_width, max(84.0, widest + 22))
 
 
 def graph_svg(trace: QueryTrace, index: int) -> str:
-    """`trace`'s graph, with the critical path in the accent colour. `index` is the trace's, for hovering."""
+    """Draw the graph of `trace`, with the critical path in the accent colour. `index`: see `timeline_svg`."""
     view = trace.view()
     path = _on_the_path(trace)
     unused = {name for s in trace.spans if s.unused for name in (s.primitive, *s.also)}
@@ -72,7 +72,7 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
         head = "url(#head-critical)" if edge in hot else "url(#head)"
         drawn.append(element("path", d=_curve(points, size.width), cls=" ".join(look), marker_end=head))
     for node in view.nodes:
-        layer, row = plan.places[node[0]]
+        layer, row = plan.positions[node[0]]
         drawn.append(_node(node, x(layer), y(row), size, path, unused, index))
     return element(
         "svg",
@@ -86,13 +86,13 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
 
 
 def _on_the_path(trace: QueryTrace) -> dict[str, int]:
-    """Which primitives the answer waited for, and after how many others; those of one span have one number."""
+    """Return the primitives for which the answer waited -> their positions on the path, equal for those of one span."""
     spans = [step.span for step in trace.critical_path() if step.span.kind != CODE]
     return {name: number for number, span in enumerate(spans) for name in (span.primitive, *span.also)}
 
 
 def _labels(node: GraphNode) -> tuple[str, str, str]:
-    """Name, kind and engine. The kind, which usually is part of the id, is not said twice."""
+    """Return name, kind and engine. The kind is removed from the name, of which it usually is a part."""
     name, kind, engine, _, _ = node
     bare = re.sub(rf"[./:]{re.escape(kind.lower())}(?=$|\W)", "", name)
     return bare or name, words(kind), engine
@@ -118,7 +118,7 @@ def _node(
 
 
 def _curve(points: list[tuple[float, float]], width: float) -> str:
-    """Through the gaps between columns in curves, across the columns in straight lines."""
+    """Return the path of an edge: curves in the gaps between columns, straight lines across the columns."""
     (x, y), *rest = points
     parts = [f"M{x + width:.1f} {y:.1f}"]
     at, last = (x + width, y), len(rest) - 1

@@ -33,7 +33,7 @@ class _Scale:
 
 
 def timeline_svg(trace: QueryTrace, index: int, seconds: float) -> str:
-    """`trace` drawn on a scale of `seconds`; `index` is the trace's, for hovering."""
+    """Draw `trace` on a scale of `seconds`. `index`: number of the trace on the page, for hovering."""
     scale = _Scale(trace.started, seconds)
     path = trace.critical_path()
     critical = {step.span for step in path}
@@ -74,7 +74,7 @@ def _grid(seconds: float, scale: _Scale, bottom: float) -> str:
 
 
 def _strip(path: tuple[PathStep, ...], scale: _Scale, top: float, index: int) -> str:
-    """The critical path on one line: what ran, and hatched where the query only waited."""
+    """Draw the critical path on one line: spans that ran, and hatched gaps in which the query only waited."""
     y = top + _PAD + (_LANE - _BAR) / 2
     parts = [text(8, y + 11.5, "critical path", "engine accent")]
     at = scale.origin
@@ -102,7 +102,7 @@ def _group(
     index: int,
     shaded: bool,
 ) -> tuple[str, float]:
-    """The lanes of one engine, and their height."""
+    """Return the lanes of one engine, and their height."""
     bars = [_Bar(span, number, trace, scale) for number, span in members]
     lanes = pack_lanes([bar.extent for bar in bars])
     height = max((max(lanes) + 1) * _LANE, 2 * _LANE - 8) + 2 * _PAD
@@ -116,7 +116,7 @@ def _group(
 
 
 def _steps(trace: QueryTrace, scale: _Scale, top: float, index: int) -> tuple[str, float]:
-    """The lanes of the plain object's steps, those inside of others below them, and their height."""
+    """Return the lanes of the original's steps, inner ones below outer ones, and their height."""
     levels: dict[int, list[_Bar]] = {}
     for level, step in nested(trace.steps):
         levels.setdefault(level, []).append(_step_bar(step, trace, scale, index))
@@ -135,14 +135,14 @@ def _steps(trace: QueryTrace, scale: _Scale, top: float, index: int) -> tuple[st
 
 def _step_bar(step: Step, trace: QueryTrace, scale: _Scale, index: int) -> _Bar:
     drawn = Span("", "", step.name, step.kind, step.began, step.began, None, step.ended)
-    look = f"step{' tool' if step.kind == 'tool' else ''}{' tentative' if step.early else ''}"
+    look = f"step{' tool' if step.kind == 'tool' else ''}{' tentative' if step.is_prefetched else ''}"
     return _Bar(drawn, 0, trace, scale, where=f"{index}:step {step.id}", key=f"{index}/s{step.id}", look=look)
 
 
 class _Bar:
-    """One span on the scale, with the place of its label: in the bar, else right of it, else left of it.
+    """A span on the scale, with its label in the bar, else right of it, else left of it.
 
-    `where` and `key` name it for hovering, `look` is its class; not given, they are those of a primitive.
+    `where` and `key` identify it for hovering, `look` is its class; by default those of a primitive.
     """
 
     def __init__(

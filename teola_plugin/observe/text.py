@@ -1,4 +1,4 @@
-"""A trace for a terminal: plain characters, one line a primitive."""
+"""Traces for a terminal: plain characters, one line for each primitive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEPS_LEGEND = "= a step of the object itself: a superstep, a node, a tool"
 
 
 def duration(seconds: float) -> str:
-    """Three figures and a unit: `1.84 s`, `182 ms`, `41 µs`."""
+    """Return a duration with three figures and a unit: `1.84 s`, `182 ms`, `41 µs`."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         value = seconds * factor
         if abs(value) >= 0.9995:
@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` in at most `width` characters; what is cut is cut from the middle, since ends tell ids apart."""
+    """Return `text` in at most `width` characters, cut in the middle, since ids differ at their ends."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
@@ -28,10 +28,10 @@ def shortened(text: str, width: int) -> str:
 
 
 def timeline_text(trace: QueryTrace, width: int = 100) -> str:
-    """The timeline of `trace`: a bar and its seconds for each primitive, in the order they began; above them, where the
-    plain object told of steps, a bar for each of those.
+    """Return the timeline of `trace`: a bar with its seconds for each primitive, in the order in which they began.
 
-    No line is longer than `width` characters (60 at least).
+    Above them is a bar for each step of the original, if it reported any. No line is longer than `width` characters (60
+    at least).
     """
     width = max(60, width)
     critical = {step.span for step in trace.critical_path()}
@@ -59,14 +59,14 @@ def timeline_text(trace: QueryTrace, width: int = 100) -> str:
 
 
 def _step_name(level: int, step: Step) -> str:
-    return "  " * min(level, 6) + step.name + (" (early)" if step.early else "")
+    return "  " * min(level, 6) + step.name + (" (early)" if step.is_prefetched else "")
 
 
 def _headline(trace: QueryTrace) -> str:
     name = shortened(f"{trace.app} {trace.query_id}".strip(), 32)
-    lost = f" ({trace.left_out} primitives left out)" if trace.left_out else ""
-    lost += f" ({trace.steps_left_out} steps left out)" if trace.steps_left_out else ""
-    return f"{name}: {trace.outcome} in {duration(trace.seconds)}{lost}"
+    left_out = f" ({trace.left_out} primitives left out)" if trace.left_out else ""
+    left_out += f" ({trace.steps_left_out} steps left out)" if trace.steps_left_out else ""
+    return f"{name}: {trace.outcome} in {duration(trace.seconds)}{left_out}"
 
 
 def _cell(at: float, trace: QueryTrace, room: int) -> int:
@@ -96,7 +96,7 @@ def _bar(span: Span, trace: QueryTrace, room: int) -> str:
 
 
 def format_summary(trace: QueryTrace) -> str:
-    """The figures of `trace` in a few lines."""
+    """Return the figures of `trace` in a few lines."""
     s = trace.summary()
     lines = [
         _headline(trace),
@@ -118,9 +118,9 @@ def format_summary(trace: QueryTrace) -> str:
     return "\n".join(lines)
 
 
-def _times(part: float, whole: float) -> str:
-    return f"{part / whole:.2f}x" if whole else "no time"
+def _times(part: float, total: float) -> str:
+    return f"{part / total:.2f}x" if total else "no time"
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+def _percent(part: float, total: float) -> str:
+    return f"{100 * part / total:.0f} %" if total else "0 %"

@@ -401,11 +401,11 @@ class QueryRun:
 
         May be called from any thread. `parent`: by default the step that runs here. `facts` hold no prompts.
         """
-        return self.steps.began(kind, name, self.runtime.time(), parent or current_place.get().step, facts)
+        return self.steps.begin(kind, name, self.runtime.time(), parent or current_place.get().step, facts)
 
     def step_ended(self, step: OpenStep, outcome: str = "done", **facts: object) -> None:
         """Note that a step ends, with more facts about it. Only the first call counts."""
-        self.steps.ended(step, self.runtime.time(), outcome, facts)
+        self.steps.end(step, self.runtime.time(), outcome, facts)
 
     def clear(self) -> None:
         """Forget everything: the query has ended."""

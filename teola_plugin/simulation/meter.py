@@ -75,10 +75,10 @@ class Meter(TraceSink):
 
     # ------------------------------------------------------------ queries
 
-    def began(self, query_id: str) -> None:
+    def query_began(self, query_id: str) -> None:
         self._numbers[query_id] = number.get()
 
-    def ended(self, trace: QueryTrace) -> None:
+    def query_ended(self, trace: QueryTrace) -> None:
         if (query := self._query(trace.query_id)) is not None:
             query.note(trace)
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from teola_plugin.observe import html_page
-from teola_plugin.observe.path_table import shares
+from teola_plugin.observe.html import shares
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import Step
 from teola_plugin.observe.svg import ticks

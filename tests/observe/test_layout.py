@@ -44,28 +44,28 @@ def views(draw: st.DrawFn) -> GraphView:
 @given(views())
 def test_any_graph_is_laid_out_without_overlaps(view: GraphView) -> None:
     plan = layered(view)
-    assert set(plan.places) == {node[0] for node in view.nodes}
-    for (layer, y), (other, z) in combinations(plan.places.values(), 2):
+    assert set(plan.positions) == {node[0] for node in view.nodes}
+    for (layer, y), (other, z) in combinations(plan.positions.values(), 2):
         assert layer != other or abs(y - z) >= 1.4
     for (a, b), route in plan.routes.items():
-        assert (route[0], route[-1]) == (plan.places[a], plan.places[b])
+        assert (route[0], route[-1]) == (plan.positions[a], plan.positions[b])
         assert [layer for layer, _ in route] == list(range(route[0][0], route[-1][0] + 1))
         for layer, y in route[1:-1]:  # clear of every node it passes
-            assert all(abs(y - z) > 0.6 for other, z in plan.places.values() if other == layer)
-    assert all(-1e-9 <= y <= plan.height + 1e-9 for _, y in plan.places.values())
+            assert all(abs(y - z) > 0.6 for other, z in plan.positions.values() if other == layer)
+    assert all(-1e-9 <= y <= plan.height + 1e-9 for _, y in plan.positions.values())
 
 
 def test_the_deepest_is_at_the_left_and_contradicting_depths_are_worked_out() -> None:
     view = trace().view()  # the sample records no depths
     plan = layered(view)
-    assert all(plan.places[a][0] < plan.places[b][0] for a, b, _ in view.edges)
-    assert plan.places["answer.decoding"][0] == plan.layers - 1
+    assert all(plan.positions[a][0] < plan.positions[b][0] for a, b, _ in view.edges)
+    assert plan.positions["answer.decoding"][0] == plan.layers - 1
 
 
 def test_a_chain_is_straight() -> None:
     nodes: tuple[GraphNode, ...] = tuple((f"n{i}", "CALL", "", 4 - i, False) for i in range(5))
     plan = layered(GraphView(nodes, tuple((f"n{i}", f"n{i + 1}", "data") for i in range(4))))
-    assert len({y for _, y in plan.places.values()}) == 1
+    assert len({y for _, y in plan.positions.values()}) == 1
 
 
 def test_crossings_that_can_be_avoided_are_avoided() -> None:
@@ -73,5 +73,5 @@ def test_crossings_that_can_be_avoided_are_avoided() -> None:
         (f"{side}{i}", "CALL", "", depth, False) for side, depth in (("a", 1), ("b", 0)) for i in range(4)
     )
     plan = layered(GraphView(nodes, tuple((f"a{i}", f"b{3 - i}", "data") for i in range(4))))
-    order = sorted(range(4), key=lambda i: plan.places[f"a{i}"][1])
-    assert all(plan.places[f"b{3 - i}"][1] < plan.places[f"b{3 - j}"][1] for i, j in pairwise(order))
+    order = sorted(range(4), key=lambda i: plan.positions[f"a{i}"][1])
+    assert all(plan.positions[f"b{3 - i}"][1] < plan.positions[f"b{3 - j}"][1] for i, j in pairwise(order))

@@ -108,20 +108,20 @@ def many(recorder: TraceRecorder, query: str, count: int) -> QueryTrace:
 
 
 def test_of_a_long_query_the_first_and_the_latest_are_kept() -> None:
-    trace = many(TraceRecorder(most=10), "q", 1000)
+    trace = many(TraceRecorder(max_spans=10), "q", 1000)
     kept = [*range(5), *range(995, 1000)]
     assert [span.primitive for span in trace.spans] == [f"p{i}" for i in kept]
     assert [span.done for span in trace.spans] == [i + 0.5 for i in kept]
     assert trace.left_out == trace.summary()["left_out"] == 990
     assert "990 primitives left out" in format_summary(trace)
     assert "990 more left out" in html_page([trace])
-    short = many(TraceRecorder(most=10), "q", 10)
+    short = many(TraceRecorder(max_spans=10), "q", 10)
     assert (len(short.spans), short.left_out) == (10, 0)
     assert "left out" not in format_summary(short)
 
 
 def test_what_an_open_query_holds_does_not_grow() -> None:
-    recorder = TraceRecorder(most=10)
+    recorder = TraceRecorder(max_spans=10)
     recorder.begin("q", "", 0.0)
     for i in range(1000):
         recorder.queued("q", f"p{i}", float(i), kind="CALL")

@@ -41,26 +41,26 @@ def test_each_step_stands_once_below_the_one_around_it(parents: list[int]) -> No
 
 
 def test_of_many_steps_the_first_and_the_latest_are_kept() -> None:
-    log = StepLog(most=10)
+    log = StepLog(max_steps=10)
     for number in range(30):
-        log.ended(log.began("node", str(number), float(number), None, {}), number + 0.5, "done", {})
-    assert [step.name for step in log.told()] == [*map(str, range(5)), *map(str, range(25, 30))]
+        log.end(log.begin("node", str(number), float(number), None, {}), number + 0.5, "done", {})
+    assert [step.name for step in log.steps()] == [*map(str, range(5)), *map(str, range(25, 30))]
     assert log.left_out == 20
 
 
 def test_steps_may_be_told_of_from_any_thread() -> None:
-    log, begin = StepLog(most=10_000), threading.Barrier(8)
+    log, begin = StepLog(max_steps=10_000), threading.Barrier(8)
 
     def work(thread: int) -> None:
         begin.wait()
-        outer = log.began("node", f"{thread}", 0.0, None, {})
+        outer = log.begin("node", f"{thread}", 0.0, None, {})
         for number in range(200):
-            log.ended(log.began("tool", f"{thread}.{number}", 0.0, outer, {}), 1.0, "done", {"n": number})
-        log.ended(outer, 2.0, "done", {})
+            log.end(log.begin("tool", f"{thread}.{number}", 0.0, outer, {}), 1.0, "done", {"n": number})
+        log.end(outer, 2.0, "done", {})
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8)))
-    found = log.told()
+    found = log.steps()
     assert len(found) == 8 * 201 and len({step.id for step in found}) == len(found)
     outer = {step.id: step.name for step in found if step.kind == "node"}
     assert all(outer[step.parent] == step.name.partition(".")[0] for step in found if step.kind == "tool")
@@ -68,13 +68,13 @@ def test_steps_may_be_told_of_from_any_thread() -> None:
 
 def test_what_ends_a_second_time_or_is_of_another_query_is_not_heard() -> None:
     log, other = StepLog(), StepLog()
-    outer = other.began("node", "elsewhere", 0.0, None, {})
-    step = log.began("tool", "t", 1.0, outer, {"early": True, "args": ["a", 1], "of": None})
-    log.ended(step, 2.0, "failed", {"claimed": False})
-    log.ended(step, 9.0, "done", {"claimed": True})
-    [found] = log.told()
+    outer = other.begin("node", "elsewhere", 0.0, None, {})
+    step = log.begin("tool", "t", 1.0, outer, {"early": True, "args": ["a", 1], "of": None})
+    log.end(step, 2.0, "failed", {"claimed": False})
+    log.end(step, 9.0, "done", {"claimed": True})
+    [found] = log.steps()
     facts = (("early", True), ("args", "a, 1"), ("of", "None"), ("claimed", False))
-    assert found == Step(1, "tool", "t", 1.0, 2.0, 0, "failed", facts) and found.early
+    assert found == Step(1, "tool", "t", 1.0, 2.0, 0, "failed", facts) and found.is_prefetched
 
 
 # ---------------------------------------------------------------- in a live query

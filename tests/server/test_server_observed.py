@@ -106,9 +106,9 @@ def span(query: str, primitive: str, batch: int, size: int = 1, at: float = 0.0)
 def test_sizes_of_batches_are_those_of_all_queries_together() -> None:
     with served() as server:
         sink = server.service.metrics.primitives
-        sink.ended(QueryTrace("q1", "a", 0.0, 1.0, (span("q1", "x", 7, 3),)))
-        sink.ended(QueryTrace("q2", "b", 0.0, 1.0, (span("q2", "y", 7, 2),)))
-        sink.ended(QueryTrace("q3", "b", 20.0, 21.0, ()))
+        sink.query_ended(QueryTrace("q1", "a", 0.0, 1.0, (span("q1", "x", 7, 3),)))
+        sink.query_ended(QueryTrace("q2", "b", 0.0, 1.0, (span("q2", "y", 7, 2),)))
+        sink.query_ended(QueryTrace("q3", "b", 20.0, 21.0, ()))
         with server.client() as http:
             metrics = figures(http)
     assert metrics['teola_batch_requests_sum{engine="embedder"}'] == 5
@@ -121,11 +121,11 @@ def test_sizes_of_batches_are_those_of_all_queries_together() -> None:
 def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
     traces = RecentTraces(max_traces=2)
     for number, batch in enumerate((1, 1, 1, 2)):
-        traces.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, (span(f"q{number}", "x", batch),)))
+        traces.query_ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, (span(f"q{number}", "x", batch),)))
     assert len(traces) == 2 and traces.get("q0") is None
     trace = traces.get("q2")
     assert trace is not None and traces.shared_batches(trace) == []
-    traces.ended(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
+    traces.query_ended(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
     (shared,) = traces.shared_batches(QueryTrace("q4", "a", 0.0, 1.0, (span("q4", "x", 2),)))
     assert (shared.engine, shared.batch, shared.primitives, shared.other_queries) == ("embedder", 2, ("x",), ("q3",))
     traces.forget({"q3", "gone"})
@@ -135,7 +135,7 @@ def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
 def test_at_an_llm_a_batch_is_what_runs_at_the_same_time() -> None:
     traces = RecentTraces()
     for name, at in (("q0", 0.0), ("q1", 0.5), ("q2", 1.0), ("q3", 5.0)):  # each runs for a second
-        traces.ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
+        traces.query_ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
     trace = traces.get("q1")
     assert trace is not None
     assert [one.other_queries for one in traces.shared_batches(trace, ["embedder"])] == [("q0", "q2")]
@@ -146,7 +146,7 @@ def test_traces_are_fewer_where_they_are_large() -> None:
     traces = RecentTraces(max_traces=100, max_spans=10)
     for number in range(5):
         spans = tuple(span(f"q{number}", f"x{i}", i) for i in range(6))
-        traces.ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, spans))
+        traces.query_ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, spans))
     assert len(traces) == 1
 
 

@@ -177,7 +177,7 @@ class ToolPrefetch:
         self._finish()
         if self._step is not None:
             at = run.runtime.time() if self._ended_at is None else self._ended_at
-            run.steps.ended(self._step, at, "claimed" if self.is_claimed else "wasted", {})
+            run.steps.end(self._step, at, "claimed" if self.is_claimed else "wasted", {})
 
 
 def _not_copied(outcome: ToolOutcome) -> NoReturn:

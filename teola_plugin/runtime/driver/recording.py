@@ -59,7 +59,7 @@ class RunTrace:
         ]
         is_adopted = makers and len(makers) == len(live.entries)
         kind = p.kind.name if live.entries and live.entries[-1].claims.made_by is Caller.ORIGINAL else ""
-        if not (is_adopted and self.recorder.same(run.id, p.id, makers[-1], kind=kind)):
+        if not (is_adopted and self.recorder.share_span(run.id, p.id, makers[-1], kind=kind)):
             self.queued(run, p, live.depth, payloads)
 
     def called(self, run: QueryRun, name: str, entries: Sequence[EngineRequest], depth: int, step: int = 0) -> None:
@@ -102,7 +102,7 @@ class RunTrace:
             if first is None or first is live or first.group is None:
                 continue
             twin = next((m for m in first.group.members if (m.kind, m.item) == (p.kind, p.item)), None)
-            if twin is not None and self.recorder.same(run.id, p.id, twin.id):
+            if twin is not None and self.recorder.share_span(run.id, p.id, twin.id):
                 return
         self.queued(run, p, live.depth, step=live.step)
         self.started(run, p.id)
@@ -201,7 +201,7 @@ class RunTrace:
         component = names[0].removesuffix(".prefilling")  # in case the query ended before its decoding was recorded
         name = component if component != names[0] else ""
         self.recorder.merge(run.id, names[0], names[1:], kind=call.kind, name=name)
-        self.recorder.lasted(run.id, names[0], call.began, call.ended_at)
+        self.recorder.correct_times(run.id, names[0], call.began, call.ended_at)
         if call.used:
             self.recorder.settle(run.id, names[0], "done")
         elif (

@@ -128,7 +128,7 @@ def test_a_stop_that_is_asked_for_with_the_call(at: World) -> None:
     fast = at.fast(agent(at.model, [reads(at)], checkpointer=InMemorySaver()))
     config: Any = {"configurable": {"thread_id": "1"}}
     fast.invoke(GIVEN, config, interrupt_before=["tools"])
-    assert at.ran == [] and not any(step.early for step in fast.last_trace().steps)
+    assert at.ran == [] and not any(step.is_prefetched for step in fast.last_trace().steps)
     made = fast.invoke(None, config)["messages"]
     assert at.ran == ["Rome"] and made[2].content == "sunny in Rome" and made[-1].content == "done"
 

@@ -131,7 +131,7 @@ def test_handlers_hear_what_the_tool_calls_when_it_is_called(at: World, kind: st
 
     fast = at.fast(plain)
     assert heard(fast, at.has_run()) == heard(plain)
-    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
+    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
 
 
 def normal(events: list[Any]) -> list[Any]:
@@ -183,10 +183,10 @@ async def test_a_tool_that_calls_others_is_called_in_its_place_while_somebody_st
     fast = at.fast(plain)
     at.writes(call("look", topic="sheep"))
     assert normal(await stream_of(fast, CONFIG)) == normal(await stream_of(plain, CONFIG))
-    assert at.ran == ["sheep"] * 2 and [s for s in fast.last_trace().steps if s.early] == []
+    assert at.ran == ["sheep"] * 2 and [s for s in fast.last_trace().steps if s.is_prefetched] == []
     at.writes(call("look", topic="sheep"), lambda: len(at.ran) > 2)
     await fast.ainvoke(GIVEN)
-    assert at.ran == ["sheep"] * 3 and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
+    assert at.ran == ["sheep"] * 3 and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
 
 
 class Hidden:
@@ -218,12 +218,12 @@ async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: Wo
     at.ran.clear()
     at.writes(call("look", topic="sheep"))
     second = normal(await stream_of(fast, CONFIG))
-    assert at.ran == ["sheep"] and [s for s in fast.last_trace().steps if s.early] == []
+    assert at.ran == ["sheep"] and [s for s in fast.last_trace().steps if s.is_prefetched] == []
     assert first == second == normal(await stream_of(plain, CONFIG))
     at.ran.clear()
     at.writes(call("look", topic="sheep"), at.has_run())
     await fast.ainvoke(GIVEN)
-    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().steps if s.early] == ["claimed"]
+    assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
 
 
 @pytest.mark.parametrize("mode", ["updates", "values", "messages", "tasks", "debug"])

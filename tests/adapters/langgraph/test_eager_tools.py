@@ -49,7 +49,7 @@ def weather_of(at: World, *, coroutine: bool = False, raises: BaseException | No
 
 def outcomes(graph: Any) -> list[str]:
     """Of the tools that ran early in the last call."""
-    return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.early]
+    return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.is_prefetched]
 
 
 # ---------------------------------------------------------------- read-only tools
@@ -291,8 +291,8 @@ def test_the_trace_tells_of_every_call_of_a_tool(at: World) -> None:
     run(fast, "invoke")
     steps = {step.id: step for step in fast.last_trace().steps}
     early, plain = (step for step in steps.values() if step.kind == "tool")
-    assert (early.name, early.early, early.outcome) == ("weather", True, "claimed")
-    assert (plain.name, plain.early, plain.outcome) == ("weather", False, "done")
+    assert (early.name, early.is_prefetched, early.outcome) == ("weather", True, "claimed")
+    assert (plain.name, plain.is_prefetched, plain.outcome) == ("weather", False, "done")
     assert (steps[early.parent].name, steps[plain.parent].name) == ("model", "tools")
     assert early.ended is not None and early.ended <= plain.began
 

@@ -50,7 +50,7 @@ def look_of(at: World, *, on_loop: bool = False, error: Exception | None = None,
 
 
 def early_outcomes(graph: Any) -> list[str]:
-    return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.early]
+    return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.is_prefetched]
 
 
 def comparable(events: list[Any]) -> list[Any]:
