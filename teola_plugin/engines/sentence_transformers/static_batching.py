@@ -29,7 +29,7 @@ from teola_plugin.requests.results import Done, Failed, Result
 Outcome = Any | Exception
 
 
-class LoadedModel(Protocol):
+class TorchModel(Protocol):
     """A loaded model, which runs in the torch thread."""
 
     def compute(self, payloads: Sequence[Any]) -> Sequence[Any]:
@@ -76,7 +76,7 @@ class StaticBatchingEngine:
             dedicated=dedicated,
         )
         self._worker: TorchWorker | None = None
-        self._loaded: LoadedModel | None = None
+        self._loaded: TorchModel | None = None
         self._changing = LoopLock()
         self._live: dict[str, asyncio.Queue[Result]] = {}
 
@@ -104,7 +104,7 @@ class StaticBatchingEngine:
 
     # For subclasses
 
-    def _load(self) -> LoadedModel:
+    def _load(self) -> TorchModel:
         """Load the model; runs in the torch thread."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class StaticBatchingEngine:
                     await worker.close()
             self._worker = worker
 
-    async def _load_in(self, worker: TorchWorker) -> LoadedModel:
+    async def _load_in(self, worker: TorchWorker) -> TorchModel:
         try:
             return await worker.run(self._load)
         except Exception as error:
@@ -290,7 +290,7 @@ class StaticBatchingEngine:
         return self._profile
 
 
-def _compute_isolated(model: LoadedModel, payloads: Sequence[Any]) -> list[Outcome]:
+def _compute_isolated(model: TorchModel, payloads: Sequence[Any]) -> list[Outcome]:
     """Return the values, with an exception for each payload that the model rejects, found by halving the batch."""
     if not payloads:
         return []
