@@ -15,9 +15,8 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.context import CallPlace
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.server.admission import Admission, AdmissionRefusal
-from teola_plugin.server.callers import Caller, KeyLimits, PoolNames, RequestHeaders
+from teola_plugin.server.callers import Caller, KeyLimits, PoolNames, RequestHeaders, find_key, secret_from_headers
 from teola_plugin.server.errors import HttpError, not_found, too_many
-from teola_plugin.server.keys import find_key, secret_from_headers
 from teola_plugin.server.live_queries import LiveQueries, LiveQuery, RequestSession
 from teola_plugin.server.metrics import Metrics, add_sink
 from teola_plugin.server.models.apps import App, app, separate_tenants

@@ -45,7 +45,7 @@ def run_key(options: argparse.Namespace) -> int:
     """Print a new key, which is stored nowhere, and the lines for the file, which hold its hash."""
     from rich.console import Console
 
-    from teola_plugin.server.keys import new_key
+    from teola_plugin.server.callers import new_key
 
     key, console = new_key(), Console(highlight=False, soft_wrap=True, markup=False)
     console.print(key.secret)

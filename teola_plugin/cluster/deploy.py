@@ -1,10 +1,12 @@
-"""Starts and ends a pool: its Ray cluster, if it has none yet, its directory and its engines."""
+"""Start and end of a pool: its Ray cluster, if it has none yet, its directory and its engines."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from teola_plugin.cluster import connection
@@ -12,7 +14,7 @@ from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.head import end_process, is_alive, start_head
 from teola_plugin.cluster.deployment.records import Record, address_of
 from teola_plugin.cluster.deployment.room import Reservation, need_room
-from teola_plugin.cluster.names import actor_name, directory_name, directory_options, pool_of
+from teola_plugin.cluster.names import actor_name, directory_name, directory_options, host_options, pool_of
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.errors import ConfigError, RegistrationError
@@ -90,7 +92,6 @@ def _exists(pool: str) -> bool:
 
 def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None], on_waiting: Callable[[str], None]) -> None:
     ray = connection.ensure_ray()
-    from teola_plugin.cluster.deployment.directory import Directory
 
     directory = ray.remote(Directory).options(**directory_options(config.name)).remote(config.model_dump())
     if ray.get(directory.settings.remote()) != config.model_dump():
@@ -185,3 +186,70 @@ def _host(pool: str, engine: str) -> Any:
         return connection.actor(actor_name(pool, engine))
     except ValueError:
         raise RegistrationError(f"pool {pool!r} has no engine {engine!r}.", hint="`teola status` lists them") from None
+
+
+# ------------------------------------------------------------ the directory of a pool
+
+
+class Directory:
+    """The actor by whose name a pool is found. It makes the engine hosts, and makes them again when asked."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = PoolConfig.model_validate(config)
+        self._hosts: dict[str, Any] = {}
+
+    async def start(self, engine: str) -> EngineFacts:
+        """Start one engine. Idempotent. Raises `EngineUnavailable`."""
+        facts: EngineFacts = await self._host(engine).start.remote()
+        return facts
+
+    def _host(self, engine: str) -> Any:
+        import ray
+
+        from teola_plugin.cluster.host.engine_host import EngineHost
+
+        if engine not in self._hosts:
+            settings = self.config.engines[engine].model_dump()
+            actor_class = ray.remote(EngineHost).options(**host_options(self.config.name, engine))
+            self._hosts[engine] = actor_class.remote(self.config.name, engine, settings)
+        return self._hosts[engine]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the pool's settings, as plain data."""
+        return self.config.model_dump()
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, engines and versions, as plain data."""
+        from importlib.metadata import version
+
+        return {
+            "name": self.config.name,
+            "engines": list(self.config.engines),
+            "python": platform.python_version(),
+            "ray": version("ray"),
+        }
+
+    async def status(self) -> list[dict[str, Any]]:
+        """Return the state of each engine; `{"engine": ..., "error": ...}` for one that does not answer."""
+        return list(await asyncio.gather(*(self._status(engine) for engine in self.config.engines)))
+
+    async def _status(self, engine: str) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = await asyncio.wait_for(self._host(engine).status.remote(), 10)
+            return status
+        except Exception as error:
+            return {"engine": engine, "running": False, "error": f"{type(error).__name__}", "instances": []}
+
+    async def stop(self) -> None:
+        """End every engine, then their hosts."""
+        import ray
+
+        await asyncio.gather(*(self._stop(engine) for engine in self.config.engines))
+        for host in self._hosts.values():
+            ray.kill(host, no_restart=True)
+
+    async def _stop(self, engine: str) -> None:
+        try:
+            await asyncio.wait_for(self._host(engine).stop.remote(), 60)
+        except Exception:
+            pass  # it is killed next

@@ -11,17 +11,15 @@ from teola_plugin.workflow.component import Component
 from teola_plugin.workflow.config import Config
 from teola_plugin.workflow.control import Branch, Condition, Loop, Map
 from teola_plugin.workflow.decomposition import Decomposition
-from teola_plugin.workflow.deployment import Deployment
+from teola_plugin.workflow.deployment import Deployment, Result, Running, Stream
 from teola_plugin.workflow.flow import Flow
 from teola_plugin.workflow.functions import Function, Tool
-from teola_plugin.workflow.generation import Generation, QueryExpansion
+from teola_plugin.workflow.generation import Generation, QueryExpansion, Synthesis
 from teola_plugin.workflow.indexing import PER_QUERY, Chunking, Embedding, Indexing, Ingestion
 from teola_plugin.workflow.inputs import Input
 from teola_plugin.workflow.prompts import Prompt
-from teola_plugin.workflow.result import Result, Running, Stream
 from teola_plugin.workflow.searching import Reranking, Searching, WebSearch
 from teola_plugin.workflow.settings import on_engine, reads, setting
-from teola_plugin.workflow.synthesis import Synthesis
 from teola_plugin.workflow.values import Document, Kind, Value
 from teola_plugin.workflow.workflow import Workflow
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import GraphError
-from teola_plugin.graph import INPUT, Ref
+from teola_plugin.graph import INPUT, Graph, Primitive, PrimitiveKind, Ref, WorkflowTemplate, build_pgraph
 from teola_plugin.tracer.draft import TraceResult
-from teola_plugin.workflow.checks import check_names, check_order
 from teola_plugin.workflow.component import check_name
 from teola_plugin.workflow.config import Config, config_of, config_schema
 from teola_plugin.workflow.control import configured, free_names, moved
@@ -243,3 +243,51 @@ def _nearest(flow: Flow, output: str, values: Mapping[str, Value]) -> str:
         seen.update(names)
         names = [n for name in names for n in flow[name].needs() if n in values and n not in seen]
     return ""
+
+
+# ------------------------------------------------------------ checks of a workflow when it is made
+
+
+def check_names(flow: Flow) -> None:
+    """Raises `GraphError` for a name that two components have, also in bodies: settings and results go by names."""
+    counts = Counter(one.name for one in flow.everything())
+    for name, count in counts.items():
+        if count > 1:
+            raise GraphError(f"{count} components share the name {name!r}.", hint="rename all but one of them")
+
+
+def check_order(template: WorkflowTemplate) -> None:
+    """Raises `GraphError` for a component that reads what another one writes, where nothing says which comes first:
+    a query would give one answer or the other."""
+    _check(build_pgraph(template))
+
+
+def _check(graph: Graph) -> None:
+    touching = [(p, e) for p in graph for e in p.effects if e.resource != "*"]
+    for writer, written in touching:
+        for reader, read in touching:
+            if not written.writes or read.writes or written.resource != read.resource:
+                continue
+            first, second = (p.id.partition(".")[0] for p in (writer, reader))
+            if writer.id == reader.id:
+                if writer.kind is PrimitiveKind.MAP:
+                    raise GraphError(
+                        f"items of {first} write {written.resource} and read it, side by side, so that what one finds "
+                        "depends on how far the others are.",
+                        hint=f"write all of it before {first}, or into a collection that it does not search",
+                    )
+            elif not _in_order(graph, writer, reader):
+                raise GraphError(
+                    f"{first} writes {written.resource} and {second} reads it, and nothing says which comes first.",
+                    hint=f"join them: {first} >> {second}",
+                )
+    for holder in graph:
+        for body in (holder.fragment, holder.otherwise):
+            if body is not None:
+                _check(body.graph)
+
+
+def _in_order(graph: Graph, one: Primitive, other: Primitive) -> bool:
+    return bool(
+        graph.bits[one.id] & graph.ancestor_masks[other.id] or graph.bits[other.id] & graph.ancestor_masks[one.id]
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from teola_plugin.cluster.host import cache_reports
-from teola_plugin.cluster.host.cache_reports import CacheReports, without_reports
+from teola_plugin.cluster.host.instance_host import MAX_EVENTS, CacheReports, without_reports
 from teola_plugin.cluster.wire import pack, unpack
 from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.requests.results import Done
@@ -29,7 +28,7 @@ def test_a_parcel_takes_along_what_there_is_to_tell() -> None:
 def test_what_nobody_fetches_does_not_pile_up() -> None:
     engine: Any = SimpleNamespace(on_prefix_events=None)
     reports = CacheReports(engine)
-    for _ in range(cache_reports.MAX_EVENTS + 1):
+    for _ in range(MAX_EVENTS + 1):
         engine.on_prefix_events((PrefixStored((1,)),))
     (report,) = reports.take()
     assert report.news == (PrefixesCleared(),)

@@ -19,9 +19,8 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.admission import FIRST, Admission, AdmissionRefusal, Ticket
-from teola_plugin.server.callers import KeyLimits
+from teola_plugin.server.callers import KeyLimits, find_key, hash_secret, new_key, secret_from_headers
 from teola_plugin.server.client import AsyncQueryClient, QueryClient, joining
-from teola_plugin.server.keys import find_key, hash_secret, new_key, secret_from_headers
 from teola_plugin.server.settings import KeySettings, host_without_port, is_loopback
 
 CHAT: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}

@@ -4,23 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.cluster.client.shared_engine import settings_of
 from teola_plugin.cluster.coalescing import coalesced
 from teola_plugin.cluster.deployment.engine_factory import build_engine
-from teola_plugin.cluster.host.cache_reports import CacheReport, CacheReports
 from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine, forget, listen
 from teola_plugin.engines.calibration import calibrate
+from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.errors import EngineError
 from teola_plugin.graph.device import on_host
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Failed, Result
 from teola_plugin.runtime.failures import too_large_error, unqueueable_error
+
+MAX_EVENTS = 10_000
+"""Events that wait for a parcel; beyond, the host is told that nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Events of a prefix cache, as one more message of a parcel."""
+
+    news: PrefixEvents
+
+
+class CacheReports:
+    """The instance's end: collects the events of its engine, if it publishes any, until a parcel leaves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._events: list[PrefixStored | PrefixRemoved | PrefixesCleared] = []
+        if hasattr(engine, "on_prefix_events"):
+            engine.on_prefix_events = self._add_events
+
+    def _add_events(self, events: PrefixEvents) -> None:
+        self._events.extend(events)
+        if len(self._events) > MAX_EVENTS:
+            self._events = [PrefixesCleared()]
+
+    def take(self) -> list[CacheReport]:
+        """Return the report for the next parcel, in a list; empty if there are no events."""
+        events, self._events = tuple(self._events), []
+        return [CacheReport(events)] if events else []
+
+
+def without_reports(messages: Iterable[Any], on_events: Callable[[PrefixEvents], None] | None) -> Iterator[Any]:
+    """Yield the results among the messages (the host's end), and pass the events of reports to `on_events`."""
+    for message in messages:
+        if not isinstance(message, CacheReport):
+            yield message
+        elif on_events is not None:
+            on_events(message.news)
+
+
+# ------------------------------------------------------------ the actor of an instance
 
 PARCEL_INTERVAL_S = 0.02
 """Seconds of pieces that travel together: one message for each token would cost more than the token."""

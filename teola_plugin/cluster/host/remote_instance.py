@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.host.cache_reports import without_reports
+from teola_plugin.cluster.host.instance_host import without_reports
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import EngineLoad
