@@ -17,16 +17,17 @@ from pathlib import Path
 
 PACKAGES = ("teola_plugin", "adapters", "tracer", "server")
 
-# The limits are what the sources reach today. They only go down (the least function length: up).
-MAX_VAGUE_NAMES_PER_1000_LINES = 3.9
-MAX_FRAGMENT_DOCSTRINGS = 0.002
+# The limits are what the sources reach today, with a little room. They only go down (the length of a function: up).
+MAX_VAGUE_NAMES_PER_1000_LINES = 1.0
+MAX_FRAGMENT_DOCSTRINGS = 0.0012
 """The share of all docstrings that may begin with a fragment."""
 MAX_REPEATED_CLASS_NAMES = 6
-MAX_FILES = 560
+MAX_FILES = 535
 MIN_MEDIAN_FUNCTION_LINES = 6
 MAX_LONG_FILES = 0
 MAX_CLASSES_WITH_MANY_BOOLEANS = 0
 
+MAX_LISTED = 100
 LONG_FILE_LINES = 600
 REPEATED_IN_FILES = 3
 MANY_BOOLEANS = 6
@@ -128,11 +129,17 @@ def problems(root: Path) -> list[str]:
     for measure, value, limit, unit in rows:
         if value > limit:
             texts.append(f"{measure}: {value:.4g} {unit}".rstrip() + f"; at most {limit}")
-            texts += [f"  {file}:{line}: {text}" for file, line, text in sorted(places[measure])]
+            texts += listing(places[measure])
     if median < MIN_MEDIAN_FUNCTION_LINES:
         texts.append(f"lines of a function (median): {median:.4g}; at least {MIN_MEDIAN_FUNCTION_LINES}")
-        texts += [f"  {file}:{line}: {text}" for file, line, text in sorted(places["short functions"])]
+        texts += listing(places["short functions"])
     return texts
+
+
+def listing(places: list[tuple[str, int, str]]) -> list[str]:
+    """Return a line for each place, at most `MAX_LISTED`."""
+    lines = [f"  {file}:{line}: {text}" for file, line, text in sorted(places)]
+    return lines[:MAX_LISTED] + [f"  ... and {len(lines) - MAX_LISTED} more"] * (len(lines) > MAX_LISTED)
 
 
 def main() -> int:
