@@ -374,6 +374,15 @@ def batch_of_one_at_a_time(kit: Kit) -> Any:
     return RunnablePassthrough() | RunnableLambda(take_notes)
 
 
+def mapped_behind_a_call(kit: Kit) -> Any:
+    plan, note = (
+        ChatPromptTemplate.from_template(text) | kit.model | StrOutputParser()
+        for text in ("plan {topic}", "note {item}")
+    )
+    items = RunnableLambda(lambda inputs: [{"item": item} for item in inputs["items"]])
+    return RunnablePassthrough.assign(plan=plan) | RunnablePassthrough.assign(notes=items | note.map())
+
+
 CHAINS: dict[str, Callable[[Kit], Any]] = {
     build.__name__: build
     for build in (
@@ -383,9 +392,10 @@ CHAINS: dict[str, Callable[[Kit], Any]] = {
         chain_function_with_config,
         batch_with_exceptions,
         batch_of_one_at_a_time,
+        mapped_behind_a_call,
     )
 }
-RACING_CHAINS = {"mapped_function", "batch_with_exceptions"}
+RACING_CHAINS = {"mapped_function", "mapped_behind_a_call", "batch_with_exceptions"}
 NEVER_PREFETCHED_CHAINS = {"batch_of_one_at_a_time"}
 
 # ------------------------------------------------------------ conditions
