@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from teola_plugin.errors import unknown_name
-from teola_plugin.graph import Terms, on_loop
+from teola_plugin.graph import RequestContext, on_loop
 from teola_plugin.pool import EnginePool, need_pool
 from teola_plugin.requests.payloads import Vector
-from teola_plugin.runtime.context import current_run, current_terms, during
+from teola_plugin.runtime.context import current_request_context, current_run, during
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -36,7 +36,7 @@ def carries_openai(engine: Any) -> bool:
     return bool(getattr(engine, "carries_openai", False))
 
 
-def joined(run: Any, terms: Terms | None = None) -> AbstractContextManager[None]:
+def joined(run: Any, terms: RequestContext | None = None) -> AbstractContextManager[None]:
     """Return a context whose calls belong to `run`, or to no query and are made under `terms`; None changes nothing."""
     if terms is not None:
         return _joined(run, terms)
@@ -44,8 +44,8 @@ def joined(run: Any, terms: Terms | None = None) -> AbstractContextManager[None]
 
 
 @contextmanager
-def _joined(run: Any, terms: Terms) -> Iterator[None]:
-    with during(current_run, run), during(current_terms, terms):
+def _joined(run: Any, terms: RequestContext) -> Iterator[None]:
+    with during(current_run, run), during(current_request_context, terms):
         yield
 
 
@@ -71,12 +71,12 @@ async def aitems_inside(context: Context, items: AsyncIterator[T]) -> AsyncGener
             yield item
 
 
-def streamed_in(run: Any, terms: Terms | None, items: Iterator[T]) -> Generator[T, None, None]:
+def streamed_in(run: Any, terms: RequestContext | None, items: Iterator[T]) -> Generator[T, None, None]:
     """Return the items, each made inside `joined(run, terms)`."""
     return items_inside(partial(joined, run, terms), items)
 
 
-def astreamed_in(run: Any, terms: Terms | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+def astreamed_in(run: Any, terms: RequestContext | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """Return the items as `streamed_in` does, in a loop."""
     return aitems_inside(partial(joined, run, terms), items)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from teola_plugin.errors import QueryTimeout, RegistrationError
-from teola_plugin.graph import Query, Terms
-from teola_plugin.runtime.context import current_terms
+from teola_plugin.graph import Query, RequestContext
+from teola_plugin.runtime.context import current_request_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RequestedTerms:
         seconds = _number(deadline_s, values.get(deadline_s), positive=False)
         return cls(tenant_name, seconds, _number(weight, values.get(weight), positive=True))
 
-    def terms(self, base: Terms, now: float) -> Terms:
+    def terms(self, base: RequestContext, now: float) -> RequestContext:
         """Return `base` with the requested terms; of two deadlines the earlier."""
         deadline = None if self.deadline_s is None else now + self.deadline_s
         ends = [at for at in (deadline, base.deadline) if at is not None]
@@ -45,7 +45,7 @@ class RequestedTerms:
             deadline=min(ends, default=None),
         )
 
-    def fits(self, base: Terms, now: float) -> bool:
+    def fits(self, base: RequestContext, now: float) -> bool:
         """Return True if work under `base` meets the request: the same tenant and weight, and no earlier deadline."""
         return self.terms(base, now) == base
 
@@ -58,7 +58,7 @@ class CallContext(NamedTuple):
 
     run: Any
     """The live query that it joins; None for none."""
-    terms: Terms | None
+    terms: RequestContext | None
     """The terms of a call without a query; None for the ambient ones."""
 
 
@@ -76,19 +76,19 @@ def context_of(requested: RequestedTerms, runs: Iterable[Any], pool: Any) -> Cal
     return CallContext(None, requested.terms(outer_terms(runs), now))
 
 
-def outer_terms(runs: Iterable[Any]) -> Terms:
+def outer_terms(runs: Iterable[Any]) -> RequestContext:
     """Return the terms of a call that requests none itself."""
     run = next(iter(runs), None)
     if run is None:
-        return current_terms.get() or Terms()
-    terms: Terms = run.query.terms
+        return current_request_context.get() or RequestContext()
+    terms: RequestContext = run.query.terms
     return replace(terms, deadline=None) if run.closed else terms
 
 
 NO_APP = "default"
 
 
-def with_app(terms: Terms, app: str) -> Terms:
+def with_app(terms: RequestContext, app: str) -> RequestContext:
     """Return the terms with the name of the accelerated object; without one they keep that of the object around it."""
     return terms if app == NO_APP else replace(terms, app=app)
 
@@ -101,16 +101,16 @@ def new_query(requested: RequestedTerms, runs: Iterable[Any], app: str, input: A
 
 def unplanned(
     requested: RequestedTerms, runs: Sequence[Any], app: str, clock: Callable[[], float]
-) -> tuple[Terms | None, Any]:
+) -> tuple[RequestContext | None, Any]:
     """Return the terms and the `Deadline` of a call without a query of its own; None twice in a live one that fits."""
-    if requested is NOTHING_REQUESTED and app == NO_APP and not runs and current_terms.get() is None:
+    if requested is NOTHING_REQUESTED and app == NO_APP and not runs and current_request_context.get() is None:
         return None, None
     terms = requested.terms(outer_terms(runs), clock())
     if runs and not runs[0].closed and terms == runs[0].query.terms:
         return None, None
     terms = with_app(terms, app)
     deadline = None if terms.deadline is None else Deadline(terms.deadline, clock)
-    return (terms if runs or terms != Terms() else None), deadline
+    return (terms if runs or terms != RequestContext() else None), deadline
 
 
 def _number(key: str, value: Any, *, positive: bool) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, Shape, Terms, WorkflowTemplate
+from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, RequestContext, Shape, WorkflowTemplate
 from teola_plugin.lazy_names import later
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
@@ -283,7 +283,7 @@ class EnginePool:
         tentative: bool = False,
         keep_remote: bool = False,
         run: Any = None,
-        terms: Terms | None = None,
+        terms: RequestContext | None = None,
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 

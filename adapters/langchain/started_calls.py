@@ -19,7 +19,7 @@ from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.adapters.terms import Deadline, interrupting
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.context import current_run, during
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun
@@ -125,7 +125,7 @@ class StartedCall(NamedTuple):
     chain: Runnable[Any, Any]
     """What runs: the original, or a copy in which some of its parts are served or planned by themselves."""
     table: QueryCalls | None = None
-    terms: Terms | None = None
+    terms: RequestContext | None = None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None = None
     composites: Any = None

@@ -32,8 +32,8 @@ from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.routing import RoutingRules, route_of
 from teola_plugin.adapters.terms import NO_APP, with_app
-from teola_plugin.graph import Terms
-from teola_plugin.runtime.context import current_run, current_terms
+from teola_plugin.graph import RequestContext
+from teola_plugin.runtime.context import current_request_context, current_run
 from teola_plugin.shims.llamaindex.engines import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -143,7 +143,7 @@ def _under_app_name(app: str) -> Iterator[None]:
     if app == NO_APP or current_run.get() is not None:
         yield
         return
-    with joined(None, with_app(current_terms.get() or Terms(), app)):
+    with joined(None, with_app(current_request_context.get() or RequestContext(), app)):
         yield
 
 

@@ -53,7 +53,7 @@ from teola_plugin.adapters.terms import (
     unplanned,
 )
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
@@ -125,7 +125,7 @@ class StartedCall(NamedTuple):
     run: Run | None
     target: Any
     """The object whose method is called."""
-    terms: Terms | None
+    terms: RequestContext | None
     """The terms of the original's requests where there is no query; None for the terms around the call."""
     deadline: Deadline | None
     prefetcher: Prefetching | None = None

@@ -31,7 +31,7 @@ from teola_plugin.graph.primitive import (
     is_impure,
 )
 from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
-from teola_plugin.graph.query import Query, Terms
+from teola_plugin.graph.query import Query, RequestContext
 from teola_plugin.graph.refs import (
     CARRY,
     INPUT,
@@ -81,10 +81,10 @@ __all__ = [
     "PromptPart",
     "Query",
     "Ref",
+    "RequestContext",
     "Role",
     "Shape",
     "Slice",
-    "Terms",
     "UnfitValue",
     "WorkflowTemplate",
     "build_pgraph",

@@ -14,7 +14,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RequestContext:
     """The context of a request: for which tenant and app it is made, and how urgent it is. It never affects the result.
 
     It travels with every call into the pool, also with calls that belong to no plan.
@@ -51,13 +51,13 @@ class Query:
     """Time on the runtime's clock; None for no deadline."""
     weight: float = 1.0
 
-    _terms: Terms = field(init=False, repr=False, compare=False, default=Terms())
+    _terms: RequestContext = field(init=False, repr=False, compare=False, default=RequestContext())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_terms", Terms(self.tenant, self.app, self.deadline, weight=self.weight))
+        object.__setattr__(self, "_terms", RequestContext(self.tenant, self.app, self.deadline, weight=self.weight))
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> RequestContext:
         """The context of its requests, created once."""
         return self._terms
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.observe.waits import TracedCall
 from teola_plugin.requests.payloads import AnswerForm
@@ -20,7 +20,7 @@ current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", defau
 
 in_child(lambda: current_run.set(None))  # the query goes on in the parent, and only there
 
-current_terms: ContextVar[Terms | None] = ContextVar("teola_current_terms", default=None)
+current_request_context: ContextVar[RequestContext | None] = ContextVar("teola_current_terms", default=None)
 """The request context of calls that belong to no live query, also where planning fell back."""
 
 

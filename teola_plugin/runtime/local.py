@@ -15,11 +15,11 @@ from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.devices.assignment import assign_devices, on_cards
 from teola_plugin.engines.prefix_events import request_prefix_events
 from teola_plugin.errors import pool_closed, pool_not_started, unknown_name
-from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, Terms
+from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, RequestContext
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import AnswerForm, Version
-from teola_plugin.runtime.context import current_call, current_place, current_terms
+from teola_plugin.runtime.context import current_call, current_place, current_request_context
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.engine_requests.engine_request import placed
 from teola_plugin.runtime.handles import CallHandle, PieceLog
@@ -265,7 +265,7 @@ class LocalRuntime:
     def _due(self, query: Query) -> float | None:
         if query.deadline is not None:
             return query.deadline
-        terms = current_terms.get()
+        terms = current_request_context.get()
         return None if terms is None or terms.goal is None else self.time() + terms.goal
 
     def _admit(
@@ -330,7 +330,7 @@ class LocalRuntime:
         tentative: bool = False,
         keep_remote: bool = False,
         run: QueryRun | None = None,
-        terms: Terms | None = None,
+        terms: RequestContext | None = None,
     ) -> CallHandle:
         """Make a call, with one request per payload; inside a live query, earlier requests are claimed.
 
@@ -414,12 +414,12 @@ class LocalRuntime:
                 await forget(engine, tenant)
 
 
-def _terms_of(run: QueryRun | None, terms: Terms | None) -> Terms:
+def _terms_of(run: QueryRun | None, terms: RequestContext | None) -> RequestContext:
     """Return the request context of a call at its place. Code that goes on after a query keeps its tenant."""
     if terms is not None:
         return terms
     if run is None:
-        terms = current_terms.get() or Terms()
+        terms = current_request_context.get() or RequestContext()
     else:
         terms = replace(run.query.terms, deadline=None) if run.closed else run.query.terms
     caller = current_place.get()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, pool_closed
-from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Terms
+from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, RequestContext
 from teola_plugin.observe.waits import OpenWait
 from teola_plugin.requests.payloads import Generate, IngestRow, SearchVector, Version
 from teola_plugin.requests.request import Request
@@ -50,7 +50,7 @@ class RequestedCall:
     payloads: Sequence[Any]
     keys: Sequence[RequestKey | None]
     """Request keys of the payloads; empty if nothing can be claimed."""
-    terms: Terms
+    terms: RequestContext
     future: Future[list[Any]]
     log: PieceLog | None
     """Reader of its pieces; None unless it is streamed."""

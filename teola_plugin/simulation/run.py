@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.context import current_request_context
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.simulation import meter
 from teola_plugin.simulation.arrivals import Arrival
@@ -112,7 +112,7 @@ async def _run_queries(
         async def query(number: int, arrival: Arrival) -> None:
             await asyncio.sleep(arrival.at - measured.now())
             meter.number.set(number)
-            current_terms.set(Terms(app=arrival.app, goal=goals.get(arrival.app)))
+            current_request_context.set(RequestContext(app=arrival.app, goal=goals.get(arrival.app)))
             with pool.watching(arrival.app):
                 await _run_query(asks[arrival.app], arrival.value, results[number], measured)
             progressed()

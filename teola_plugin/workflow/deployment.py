@@ -17,11 +17,11 @@ from teola_plugin.adapters.explain import ended_trace, explain
 from teola_plugin.adapters.plan_report import PlanReport
 from teola_plugin.adapters.terms import RequestedTerms, outer_terms, with_app
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import Query, Terms, has_own_thread, own_thread
+from teola_plugin.graph import Query, RequestContext, has_own_thread, own_thread
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool, need_pool
-from teola_plugin.runtime.context import current_run, current_terms
+from teola_plugin.runtime.context import current_request_context, current_run
 from teola_plugin.runtime.handles import CallHandle, PieceLog
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.query_run import QueryRun
@@ -264,7 +264,7 @@ class Deployment:
         )
         return running, live
 
-    def _query(self, lowered: Lowered, values: dict[str, Any], terms: Terms) -> Query:
+    def _query(self, lowered: Lowered, values: dict[str, Any], terms: RequestContext) -> Query:
         collection = {THIS_QUERY: f"query_{uuid.uuid4().hex}"} if lowered.temporary else {}
         return Query(
             {"input": values | collection},
@@ -274,7 +274,7 @@ class Deployment:
             weight=terms.weight,
         )
 
-    def _terms(self, options: Mapping[str, Any]) -> Terms:
+    def _terms(self, options: Mapping[str, Any]) -> RequestContext:
         """Return the request context of a query. Raise RegistrationError for an invalid option."""
         for key in options:
             if key not in ("tenant", "deadline_s", "weight", "app"):
@@ -388,11 +388,11 @@ class _InContext(Mapping[str, Callable[..., Any]]):
     """A workflow's functions for one query: those of the user's see the context variables of whoever asked, and
     what they ask of pools is asked on the query's terms."""
 
-    def __init__(self, calls: Mapping[str, Callable[..., Any]], terms: Terms) -> None:
+    def __init__(self, calls: Mapping[str, Callable[..., Any]], terms: RequestContext) -> None:
         self._calls = calls
         self._context = contextvars.copy_context()
         self._context.run(current_run.set, None)
-        self._context.run(current_terms.set, terms)
+        self._context.run(current_request_context.set, terms)
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         call = self._calls[name]

@@ -9,7 +9,7 @@ import pytest
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.engines.fake import FakeLLM
-from teola_plugin.graph import PrimitiveKind, Terms
+from teola_plugin.graph import PrimitiveKind, RequestContext
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation, Prompt, Sampling
 
@@ -34,7 +34,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[EnginePool]:
 
 def accepted(pool: EnginePool, tenant: str) -> int:
     asked = Generate(Prompt(text="The same question as ever, of enough words."), Sampling(max_tokens=64))
-    terms = Terms(tenant=tenant, app="a")
+    terms = RequestContext(tenant=tenant, app="a")
     [made] = pool.call(PrimitiveKind.PREFILLING, "llm", [asked], terms=terms).result(30)
     assert isinstance(made, Generation)
     return made.accepted

@@ -35,7 +35,7 @@ from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Generate, Generation
-from teola_plugin.runtime.context import current_run, current_terms
+from teola_plugin.runtime.context import current_request_context, current_run
 from teola_plugin.shims.llamaindex.models import (
     OpenAIParts,
     chat_silently,
@@ -85,7 +85,7 @@ def _achat(copied: Any, original: Body) -> Body:
 def _stream_chat(copied: Any, original: Body) -> Body:
     def stream_chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         pieces = raising_pool_errors_in(original(copied, *args, **kwargs))
-        return streamed_in(current_run.get(), current_terms.get(), pieces)
+        return streamed_in(current_run.get(), current_request_context.get(), pieces)
 
     return stream_chat
 
@@ -94,7 +94,7 @@ def _astream_chat(copied: Any, original: Body) -> Body:
     async def astream_chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
             pieces = araising_pool_errors_in(await original(copied, *args, **kwargs))
-        return astreamed_in(current_run.get(), current_terms.get(), pieces)
+        return astreamed_in(current_run.get(), current_request_context.get(), pieces)
 
     return astream_chat
 

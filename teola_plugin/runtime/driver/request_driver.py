@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.graph import LLM_KINDS, InstancePath, LeftToOriginal, Primitive, PrimitiveKind, Terms
+from teola_plugin.graph import LLM_KINDS, InstancePath, LeftToOriginal, Primitive, PrimitiveKind, RequestContext
 from teola_plugin.requests.payloads import AnswerForm, Generate, SearchVector
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -169,7 +169,7 @@ class RequestDriver:
         kind: PrimitiveKind,
         payload: Any,
         key: RequestKey | None,
-        terms: Terms,
+        terms: RequestContext,
         primitive: str,
         name: str = "",
         graph: PlannerGraph = OWN_GRAPH,

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from teola_plugin.errors import EngineError
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.requests.payloads import CallTool, Generate, Version
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Piece
@@ -20,7 +20,7 @@ from teola_plugin.runtime.engine_requests.stream import ResultStream
 from teola_plugin.runtime.handles import PieceLog
 
 _numbers = itertools.count(1)
-NO_TERMS = Terms()
+NO_CONTEXT = RequestContext()
 
 
 class RequestState(Enum):
@@ -61,7 +61,7 @@ class EngineRequest:
     primitive: str
     """The primitive that it is queued, run and traced as."""
     claims: Claims = field(default_factory=Claims)
-    terms: Terms = NO_TERMS
+    terms: RequestContext = NO_CONTEXT
     """Those of its most urgent caller; they hold on a retry, too."""
     state: RequestState = RequestState.QUEUED
     is_cancelled: bool = False
@@ -181,12 +181,12 @@ class EngineRequest:
         """See `Claimable`."""
         return not (self.is_cancelled or self.has_failed_in_passing or self.search.is_outdated)
 
-    def subscribe(self, caller: Caller, terms: Terms) -> None:
+    def subscribe(self, caller: Caller, terms: RequestContext) -> None:
         """Note that a caller waits for the result, on these terms."""
         self.claims.add(caller)
         self.take_terms(terms)
 
-    def take_terms(self, terms: Terms) -> None:
+    def take_terms(self, terms: RequestContext) -> None:
         """Make the request as urgent as these terms require."""
         if terms is not self.terms:
             self.terms = more_urgent(self.terms, terms)
@@ -206,14 +206,14 @@ class EngineRequest:
             self.forget()
 
 
-def placed(terms: Terms, depth: int, gang: str) -> Terms:
+def placed(terms: RequestContext, depth: int, gang: str) -> RequestContext:
     """Return the same terms at another place of the query. (`dataclasses.replace` takes several times as long.)"""
     if terms.depth == depth and terms.gang == gang:
         return terms
-    return Terms(terms.tenant, terms.app, terms.deadline, terms.goal, terms.weight, depth, terms.session, gang)
+    return RequestContext(terms.tenant, terms.app, terms.deadline, terms.goal, terms.weight, depth, terms.session, gang)
 
 
-def more_urgent(one: Terms, other: Terms) -> Terms:
+def more_urgent(one: RequestContext, other: RequestContext) -> RequestContext:
     """Return the terms of a request that two callers want: the earlier deadline and goal, greater weight and depth."""
     if one == other:
         return one

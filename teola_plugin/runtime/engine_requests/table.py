@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.requests.payloads import IngestRow, SearchVector
 from teola_plugin.runtime.claims import MAX_REMEMBERED, OWN_GRAPH, Caller, ClaimTable, PlannerGraph
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
@@ -42,7 +42,7 @@ class RequestTable:
         query: str,
         key: RequestKey | None,
         caller: Caller,
-        terms: Terms,
+        terms: RequestContext,
         make: Callable[[], EngineRequest],
         graph: PlannerGraph = OWN_GRAPH,
     ) -> EngineRequest:

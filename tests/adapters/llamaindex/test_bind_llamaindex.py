@@ -29,7 +29,7 @@ from teola_plugin.adapters.routing import route_of
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.openai.wire import WirePrompt
 from teola_plugin.errors import QueryTimeout, RegistrationError
-from teola_plugin.graph import PrimitiveKind, Terms
+from teola_plugin.graph import PrimitiveKind, RequestContext
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.interceptors import worker_of
 
@@ -278,7 +278,7 @@ def test_a_deadline_reaches_the_caller_and_is_not_asked_again(way: str, served, 
     model = bound(own(max_retries=3), "llm", served)
     stub.asked.clear()
     stub.go.clear()
-    late = Terms(tenant="acme", deadline=served.runtime.time() + 1.0)
+    late = RequestContext(tenant="acme", deadline=served.runtime.time() + 1.0)
     asked = [ChatMessage("slowly")]
 
     async def within(made: Callable[[], Any]) -> Any:

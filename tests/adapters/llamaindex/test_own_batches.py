@@ -181,9 +181,9 @@ def test_ingestion_is_scheduled_under_its_app(pool: EnginePool, monkeypatch: pyt
     call = pool.runtime.call
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        from teola_plugin.runtime.context import current_terms
+        from teola_plugin.runtime.context import current_request_context
 
-        terms = current_terms.get()
+        terms = current_request_context.get()
         apps.append(terms.app if terms else "")
         return call(*args, **kwargs)
 

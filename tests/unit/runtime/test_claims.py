@@ -23,7 +23,7 @@ from teola_plugin.graph import (
     PromptPart,
     Query,
     Ref,
-    Terms,
+    RequestContext,
     named,
 )
 from teola_plugin.pool import EnginePool
@@ -31,7 +31,7 @@ from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, Generatio
 from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece
 from teola_plugin.runtime import original_calls
-from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.context import current_request_context
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.handles import CallHandle
 from teola_plugin.runtime.prefetch_failures import OncePerCause
@@ -295,10 +295,10 @@ def test_a_query_that_failed_tells_its_story() -> None:
 
 
 def test_calls_of_no_query_go_by_their_own_terms_or_those_of_the_context(seen: Seen) -> None:
-    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("a")], terms=Terms("acme")).result(5)
-    token = current_terms.set(Terms("ambient"))
+    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("a")], terms=RequestContext("acme")).result(5)
+    token = current_request_context.set(RequestContext("ambient"))
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("b")]).result(5)
-    current_terms.reset(token)
+    current_request_context.reset(token)
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("c")]).result(5)
     assert [request.tenant for request in seen.asked] == ["acme", "ambient", ""]
 

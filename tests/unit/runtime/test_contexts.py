@@ -12,7 +12,7 @@ import pytest
 
 from teola_plugin import EnginePool
 from teola_plugin.engines.fake import FakeLLM
-from teola_plugin.graph import PrimitiveKind, Query, Terms
+from teola_plugin.graph import PrimitiveKind, Query, RequestContext
 from teola_plugin.requests.payloads import Generate, Message, Prompt
 
 VALUE: ContextVar[object] = ContextVar("value")
@@ -30,7 +30,7 @@ def pool() -> Iterator[EnginePool]:
 
 def asked(pool: EnginePool) -> None:
     """A call of no query, which has a deadline: it gives its engine work and sets a timer of its own."""
-    terms = Terms(deadline=pool.runtime.time() + 600)
+    terms = RequestContext(deadline=pool.runtime.time() + 600)
     request = Generate(Prompt((Message("user", "Q"),)))
     pool.call(PrimitiveKind.PREFILLING, "llm", [request], terms=terms).result(5)
 

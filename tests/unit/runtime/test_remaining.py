@@ -13,10 +13,10 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
-from teola_plugin.graph import Terms
+from teola_plugin.graph import RequestContext
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.estimate import ANSWER_TOKENS, remaining_times
-from teola_plugin.runtime.context import current_terms
+from teola_plugin.runtime.context import current_request_context
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling.engine_events import Enqueue
@@ -55,10 +55,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Enqueue]:
     return found
 
 
-def run(make: Any, given: Any, terms: Terms | None = None) -> Any:
+def run(make: Any, given: Any, terms: RequestContext | None = None) -> Any:
     async def main() -> Any:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
-            current_terms.set(terms)
+            current_request_context.set(terms)
             return accelerate(make(pool)).plan(given), await accelerate(make(pool)).ainvoke(given)
 
     return run_virtual(main(), inline=True)
@@ -83,6 +83,6 @@ def test_what_is_spliced_in_leads_to_the_planned_end(events: list[Enqueue]) -> N
 
 
 def test_a_goal_says_when_it_is_due(events: list[Enqueue]) -> None:
-    run(answers, {"question": "why?"}, Terms(goal=5.0))
+    run(answers, {"question": "why?"}, RequestContext(goal=5.0))
     assert events[0].left == pytest.approx(5.0)
     assert events[-1].left is not None and 0 < events[-1].left < 5.0

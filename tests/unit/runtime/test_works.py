@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.graph import PrimitiveKind, Terms
+from teola_plugin.graph import PrimitiveKind, RequestContext
 from teola_plugin.requests.payloads import (
     UNKNOWN,
     Chunk,
@@ -28,7 +28,7 @@ from teola_plugin.runtime.engine_requests.table import RequestTable
 
 ENGINE = EngineFingerprint("engine")
 EARLY, PLAIN = Caller.PLANNER, Caller.ORIGINAL
-TERMS = Terms("acme")
+TERMS = RequestContext("acme")
 
 
 class Table:
@@ -39,7 +39,12 @@ class Table:
         self.count = 0
 
     def join(
-        self, party: Caller, payload: Any, query: str = "q", terms: Terms = TERMS, graph: PlannerGraph = OWN_GRAPH
+        self,
+        party: Caller,
+        payload: Any,
+        query: str = "q",
+        terms: RequestContext = TERMS,
+        graph: PlannerGraph = OWN_GRAPH,
     ) -> EngineRequest:
         self.count += 1
         request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
@@ -225,7 +230,7 @@ def test_nothing_is_shared_across_queries_or_tenants() -> None:
     made = Table()
     work = made.join(EARLY, TEXT)
     assert made.join(PLAIN, TEXT, query="another") is not work
-    assert made.join(PLAIN, TEXT, terms=Terms("another")) is not work
+    assert made.join(PLAIN, TEXT, terms=RequestContext("another")) is not work
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "stale"])
@@ -243,8 +248,8 @@ def test_what_failed_was_cancelled_or_is_stale_is_never_claimed(how: str) -> Non
 
 def test_a_work_goes_by_the_most_urgent_of_its_subscribers() -> None:
     one, other = (
-        Terms("acme", deadline=5.0, weight=1.0, depth=1),
-        Terms("acme", goal=2.0, weight=3.0, depth=4, gang="g"),
+        RequestContext("acme", deadline=5.0, weight=1.0, depth=1),
+        RequestContext("acme", goal=2.0, weight=3.0, depth=4, gang="g"),
     )
     both = more_urgent(one, other)
     assert (both.deadline, both.goal, both.weight, both.depth, both.gang) == (5.0, 2.0, 3.0, 4, "g")
