@@ -25,7 +25,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery
 
-from teola_plugin.request_keys import TargetKey, freeze
+from teola_plugin.request_keys import freeze
 from teola_plugin.shims.interception import (
     STREAM_OPENED,
     ClassAttribute,
@@ -242,15 +242,12 @@ class LlamaIndexInvocation:
         return is_async_method(self._method)
 
     def key(self) -> Hashable:
-        """Return the object, the method and the arguments.
+        """Return the very object, the method and the arguments.
 
-        Objects of an integration are equal if their configuration is. One of a user's own class equals itself only:
-        it may count its calls in a field.
+        Where two objects of equal configuration embed the same query, the planner makes a call for each of them.
         """
         kwargs = {name: self._kwargs[name] for name in sorted(self._kwargs)}
-        is_integration = type(self.target).__module__.startswith("llama_index.")
-        target = TargetKey(self.target) if is_integration else id(self.target)
-        return target, self._method, freeze(self._args, query_key), freeze(kwargs, query_key)
+        return id(self.target), self._method, freeze(self._args, query_key), freeze(kwargs, query_key)
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
         """Call the body of the method; return its chunks behind `STREAM_OPENED` if it returns a generator."""

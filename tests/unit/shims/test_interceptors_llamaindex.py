@@ -230,17 +230,16 @@ async def test_async_methods_come_to_their_bodies(scope: Passing, kit: Kit) -> N
     assert [call.is_async for call in scope.calls] == [True, True]
 
 
-def test_keys_are_equal_for_equal_calls_of_equal_objects() -> None:
+def test_keys_are_equal_for_equal_calls_of_one_object() -> None:
     def key(llm: Any, *args: Any, **kwargs: Any) -> Any:
         return seam.LlamaIndexInvocation(llm, "_chat", print, args, kwargs).key()
 
     one, other = OpenAI(model="gpt-4o", api_key="none"), OpenAI(model="gpt-4o", api_key="none")
     messages = [ChatMessage(content="oats")]
-    assert key(one, messages) == key(other, [ChatMessage(content="oats")])
+    assert key(one, messages) == key(one, [ChatMessage(content="oats")])
     assert key(one, messages) != key(one, [ChatMessage(content="rye")])
     assert key(one, messages) != key(one, messages, tools=[])
-    assert key(one, messages) != key(OpenAI(model="gpt-4o", api_key="none", temperature=1.0), messages)
-    assert key(one, messages) != key(OpenAI(model="gpt-4o", api_key="another"), messages)
+    assert key(one, messages) != key(other, messages)
 
 
 def test_keys_of_searches_compare_vectors_by_their_numbers() -> None:
