@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
@@ -156,3 +157,12 @@ def test_a_chain_is_run_on_the_engine_as_it_ships_as_often_and_from_the_same_sta
     assert len(prepared) == 3 and case.answers_equal and case.facts()["plain_same_engine_s"] == case.plain_s
     other = replace(case, shipped=(replace(case.shipped[0], answer="b"),))
     assert not other.answers_equal
+
+
+def test_with_bindings_the_traces_of_the_original_show_the_engines() -> None:
+    """They are what the bound and the savings are calculated from."""
+    model = FakeListChatModel(responses=["That."])
+    with EnginePool.local(fake_engines()) as pool:
+        case = run_case("one", model, "What?", pool, lambda: None, repeats=2, bind=[(model, "llm")])
+    for run in case.plain:
+        assert [(span.kind, span.engine) for span in run.trace.spans] == [("GENERATION", "llm")]

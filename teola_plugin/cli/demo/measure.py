@@ -140,11 +140,12 @@ def run_case(
                     runs[variant].append(run)
                 bar.advance()
     if bind:
+        on_engines = accelerate(chain, pool=pool, bind=bind, app="demo", passes=(), speculate="off")
         traces = []
         for _ in range(min(repeats, 3)):
             prepare()
             pool.reset()
-            traces.append(_run_original(fast.chain, value, pool).trace)
+            traces.append(_run_accelerated(on_engines, value).trace)
         runs["plain"] = [replace(run, trace=trace) for run, trace in zip(runs["plain"], cycle(traces), strict=False)]
     plain, accelerated, on_shipped = (tuple(runs.get(variant, ())) for variant in ("plain", "accelerated", "shipped"))
     fired = plans.fired if plans is not None else ()
