@@ -53,15 +53,15 @@ class ClaimRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannerGraph:
-    """One of the graphs with which the planner makes requests for a query: its own one, or that of a part."""
+    """One of the graphs with which the planner makes requests for a query: its own one, or that of a subplan."""
 
     name: str = ""
-    """Name of the part; empty for the query's own graph."""
+    """Name of the subplan; empty for the query's own graph."""
     round: str = ""
-    """Graphs of one round run in parallel, so one of them does not claim what another one has requested. A part on its
-    own is a round."""
+    """Graphs of one round run in parallel, so one of them does not claim what another one has requested. A lone subplan
+    is a round."""
     lookahead: bool = False
-    """True if it runs ahead of code for which later parts may begin: these claim what it has requested."""
+    """True if it runs ahead of code for which later subplans may begin: these claim what it has requested."""
     since: int = 0
     """Number of calls that the original had made when the graph began."""
     names: frozenset[str] = field(init=False, repr=False)
@@ -93,11 +93,11 @@ class Claims:
     open_by_planner: int = 0
     """Claims that were not given up."""
     graphs: frozenset[str] = _NO_NAMES
-    """Graphs of the planner that have it, by the names of their parts, until these parts are over."""
+    """Graphs of the planner that have it, by the names of their subplans, until these are over."""
     rounds: frozenset[str] = _NO_NAMES
     """Rounds of graphs that have ever claimed it."""
     is_for_later_graph: bool = False
-    """True if it was made for a part that has yet to begin, whose own graph may claim it."""
+    """True if it was made for a subplan that has yet to begin, whose own graph may claim it."""
     last_claim: int = 0
     """1-based number of the original's call that last claimed it; 0 if none did."""
 
@@ -135,7 +135,7 @@ class Claims:
         self.rounds = self.rounds | graph.rounds if self.rounds else graph.rounds
 
     def remove_graph(self, name: str) -> bool:
-        """Note that a part is over. Return True if no graph of the query has the entry any more."""
+        """Note that a subplan is over. Return True if no graph of the query has the entry any more."""
         self.graphs -= {name}
         return not self.graphs
 
@@ -174,7 +174,7 @@ class ClaimTable(Generic[Entry]):
         self._max_remembered = max_remembered
         self._entries: dict[Hashable, list[Entry]] = {}
         self._remembered: OrderedDict[int, Entry] = OrderedDict()
-        """Ended entries of the original, and of parts that are over, by their identity."""
+        """Ended entries of the original, and of subplans that are over, by their identity."""
         self._writes: OrderedDict[int, Entry] = OrderedDict()
         """Ended writes of the original."""
         self._has_lookahead = False
@@ -281,9 +281,9 @@ class ClaimTable(Generic[Entry]):
                 self._drop(entry)
 
     def _can_be_claimed_late(self, entry: Entry) -> bool:
-        """Return True if a part may begin that claims an entry which both callers, or a part that is over, have had.
+        """Return True if a subplan may begin that claims an entry which both callers, or a finished subplan, have had.
 
-        A prefix stays warm. Among parts that look ahead, one may begin for what another one began for.
+        A prefix stays warm. Among subplans that look ahead, one may begin for the code for which another one began.
         """
         if not entry.is_claimable or entry.claims.key is None:
             return False
@@ -333,7 +333,7 @@ def _may_claim(entry: Claimable, caller: Caller, graph: PlannerGraph) -> bool:
     if rule in _REPEATABLE:
         return True
     if rule is ClaimRule.ONCE_PER_CALLER and graph.lookahead and 0 < claims.last_claim <= graph.since:
-        return False  # the original had that before the part began: what the part is for is another call
+        return False  # the original had that before the subplan began, which is for another call
     if caller not in claims.callers:
         return True
     if graph.round in claims.rounds:
