@@ -48,7 +48,7 @@ async def _ain_time(
         return [error] * inputs
 
 
-class Batches:
+class BatchMethods:
     """Stands before the framework's class in the order of methods."""
 
     if TYPE_CHECKING:

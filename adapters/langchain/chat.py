@@ -30,7 +30,7 @@ from pydantic import ConfigDict
 from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain import replies
 from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
-from teola_plugin.adapters.langchain.listening import Answer, ModelCall, listening
+from teola_plugin.adapters.langchain.listening import ModelCall, PendingAnswer, listening
 from teola_plugin.adapters.langchain.tools import ToolDefinition, Tools, described, without_tools
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.errors import RegistrationError, unknown_name
@@ -264,7 +264,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         handle: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
         return handle
 
-    def _ask(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> Answer:
+    def _ask(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> PendingAnswer:
         """A call whose answer comes whole; an agent hears of the calls of tools in it."""
         request = asking.payload(messages)
         run, terms = call_context(self.pool, run_manager)
@@ -274,9 +274,9 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         handle = self.pool.call(
             _PREFILLING, self.engine, [request], stream=hearing is not None, tentative=True, run=run, terms=terms
         )
-        return Answer(handle, hearing)
+        return PendingAnswer(handle, hearing)
 
-    def _result(self, answer: Answer, values: Sequence[Generation], tools: Tools | None) -> ChatResult:
+    def _result(self, answer: PendingAnswer, values: Sequence[Generation], tools: Tools | None) -> ChatResult:
         message = self._message(values[0], tools)
         answer.is_whole(message)
         info = {"finish_reason": values[0].finish_reason}

@@ -107,7 +107,7 @@ class Hearing:
             _log(error)
 
 
-class Answer:
+class PendingAnswer:
     """The values of a model's call, to be waited for by `result()` or by `await`. Somebody may be listening."""
 
     def __init__(self, handle: CallHandle, hearing: Hearing | None) -> None:

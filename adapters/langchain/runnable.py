@@ -20,7 +20,7 @@ from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.early_work import can_start_early, expected_sizes, joinable, log_fallback, submit
-from teola_plugin.adapters.langchain.batches import Batches
+from teola_plugin.adapters.langchain.batches import BatchMethods
 from teola_plugin.adapters.langchain.current_query import active_runs, form_of_answers, requested_terms
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
@@ -71,7 +71,7 @@ def _is_accelerated(cls: Any, instance: Any) -> bool:
 _KIND: Any = type("AcceleratedKind", (type(RunnableBindingBase),), {"__instancecheck__": _is_accelerated})
 
 
-class AcceleratedRunnable(Batches, RunnableBindingBase[Any, Any], metaclass=_KIND):  # type: ignore[metaclass]
+class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass=_KIND):  # type: ignore[metaclass]
     """The original (`.bound`) with a live query beside it.
 
     The original runs unchanged, so results, prompts, types, events and errors are its own. Its pool-backed parts find

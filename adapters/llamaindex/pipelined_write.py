@@ -26,7 +26,7 @@ _PORTIONS = 8
 """Parts of a list whose storing overlaps with its embedding, at least; each costs a transaction."""
 
 
-class Store(Protocol):
+class WritableStore(Protocol):
     """A vector store that rows are written to."""
 
     pool: Any
@@ -42,7 +42,7 @@ class Store(Protocol):
 class PipelinedWrite:
     """The write of one list of nodes into one store."""
 
-    def __init__(self, store: Store, nodes: Sequence[BaseNode] = ()) -> None:
+    def __init__(self, store: WritableStore, nodes: Sequence[BaseNode] = ()) -> None:
         self.store = store
         self.nodes = list(nodes)
         """The nodes that are being embedded, as far as they are known."""

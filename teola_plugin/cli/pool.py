@@ -57,7 +57,7 @@ def run_up(options: argparse.Namespace) -> int:
 
     from teola_plugin.cluster import deploy
     from teola_plugin.cluster.config import PoolConfig
-    from teola_plugin.cluster.deployment.records import Record
+    from teola_plugin.cluster.deployment.records import DeploymentRecord
 
     config = PoolConfig.read(options.config)
     console, notes = Console(), Console(stderr=True)
@@ -71,7 +71,7 @@ def run_up(options: argparse.Namespace) -> int:
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
     console.print(f"  in an app:  EnginePool.connect({address!r}, pool={config.name!r})", highlight=False)
-    if (record := Record.read(config.name)) is not None and record.token:
+    if (record := DeploymentRecord.read(config.name)) is not None and record.token:
         console.print(f"  its token:  {record.token}", highlight=False, soft_wrap=True)
     console.print(f"  to end it:  teola down --pool {config.name}", highlight=False)
     return 0

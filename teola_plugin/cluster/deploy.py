@@ -12,7 +12,7 @@ from typing import Any
 from teola_plugin.cluster import connection
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.head import end_process, is_alive, start_head
-from teola_plugin.cluster.deployment.records import Record, address_of
+from teola_plugin.cluster.deployment.records import DeploymentRecord, address_of
 from teola_plugin.cluster.deployment.room import Reservation, need_room
 from teola_plugin.cluster.names import actor_name, directory_name, directory_options, host_options, pool_of
 from teola_plugin.cluster.ray_errors import translated
@@ -48,7 +48,7 @@ def up(
     record = _running(config.name) if address is None else None
     started = record is None and address is None
     if record is None:
-        record = _start_cluster(config.name, host) if address is None else Record(config.name, address)
+        record = _start_cluster(config.name, host) if address is None else DeploymentRecord(config.name, address)
     try:
         connection.connect(record.address, token=record.token)
         if not _exists(config.name):
@@ -69,13 +69,13 @@ def up(
     return record.address
 
 
-def _start_cluster(name: str, host: str) -> Record:
+def _start_cluster(name: str, host: str) -> DeploymentRecord:
     head = start_head(name, host)
-    return Record(name, head.address, head.pid, head.token)
+    return DeploymentRecord(name, head.address, head.pid, head.token)
 
 
-def _running(name: str) -> Record | None:
-    record = Record.read(name)
+def _running(name: str) -> DeploymentRecord | None:
+    record = DeploymentRecord.read(name)
     if record is not None and record.pid and not is_alive(record.pid):
         record.forget()
         return None
@@ -146,7 +146,7 @@ def scale(pool: str, engine: str, instances: int, address: str | None = None) ->
 
 def down(pool: str, address: str | None = None) -> None:
     """End the pool's engines, then its cluster if `up` started one. Raises `EngineUnavailable`, `RegistrationError`."""
-    record = Record.read(pool)
+    record = DeploymentRecord.read(pool)
     connection.connect(address_of(pool, address))
     ray = connection.ensure_ray()
     directory = _directory(pool)

@@ -68,7 +68,7 @@ class _OpenPathStep:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _WaitingScope:
     """A step of the original, a provider call, or the query itself, with the waits and steps directly in it."""
 
     step: Step | None
@@ -97,7 +97,7 @@ class _PathFinder:
         if trace.waits is not None:
             self._scopes = self._nest(trace.waits)
         else:
-            self._scopes = {0: _Scope(None, trace.started, self._wait_for_graph())}
+            self._scopes = {0: _WaitingScope(None, trace.started, self._wait_for_graph())}
 
     def path(self) -> tuple[PathStep, ...]:
         if self._trace.waits is None and not self._spans and not self._trace.steps:
@@ -113,11 +113,11 @@ class _PathFinder:
         ends = [s.done for s in used if s.done is not None]
         return [Wait(self._trace.started, max(ends), tuple(s.primitive for s in used))] if ends else []
 
-    def _nest(self, waits: Iterable[Wait]) -> dict[int, _Scope]:
+    def _nest(self, waits: Iterable[Wait]) -> dict[int, _WaitingScope]:
         """Return the scope of the query (0) and those of the steps by id, with the waits and steps in each."""
-        scopes = {0: _Scope(None, self._trace.started)}
+        scopes = {0: _WaitingScope(None, self._trace.started)}
         for step in self._trace.steps:
-            scopes[step.id] = _Scope(step, step.began)
+            scopes[step.id] = _WaitingScope(step, step.began)
         for step in self._trace.steps:
             outer = 0 if step.parent >= step.id or step.parent not in scopes else step.parent
             if not step.is_prefetched:
@@ -142,7 +142,7 @@ class _PathFinder:
 
     # ------------------------------------------------------------ code of the original
 
-    def _walk_code(self, scope: _Scope, *, is_inside: bool = False) -> None:
+    def _walk_code(self, scope: _WaitingScope, *, is_inside: bool = False) -> None:
         """Walk through the code of a scope, and everything that it waited for, to its beginning or before it.
 
         `is_inside`: `_at` is a moment in the middle of the scope, at which it let something begin.
@@ -161,7 +161,7 @@ class _PathFinder:
                 self._walk_code(self._scopes[last.id], is_inside=_end(last, self._trace) > before)
             is_inside |= self._at < last.began
 
-    def _last(self, scope: _Scope, is_inside: bool) -> Wait | Step | None:
+    def _last(self, scope: _WaitingScope, is_inside: bool) -> Wait | Step | None:
         """Return the wait or step that ended last before `_at`. With `is_inside`, one that was running counts, too."""
 
         def is_candidate(item: Wait | Step) -> bool:
@@ -172,7 +172,7 @@ class _PathFinder:
         candidates = filter(is_candidate, items)
         return max(candidates, key=lambda item: (min(self._at, _end(item, self._trace)), item.began), default=None)
 
-    def _walk_wait(self, scope: _Scope, wait: Wait) -> None:
+    def _walk_wait(self, scope: _WaitingScope, wait: Wait) -> None:
         """Walk through the primitives that a call waited for; through none, if its values were there before."""
         spans = [self._spans[name] for name in wait.spans if name in self._spans]
         span = max((s for s in spans if s.begin < self._at), key=lambda s: (s.done or 0.0, -s.depth), default=None)
@@ -182,7 +182,7 @@ class _PathFinder:
         self._add_code(scope, min(span.done, self._at))
         self._walk_primitives(span, wait.began)
 
-    def _add_code(self, scope: _Scope, since: float) -> None:
+    def _add_code(self, scope: _WaitingScope, since: float) -> None:
         """Add the code of a scope that ran since then. Functions that the plan knows have names of their own."""
         since = max(since, self._trace.started)  # a call may have been on its way before its query began here
         while self._at > since:
@@ -195,7 +195,7 @@ class _PathFinder:
             else:
                 self._add(last, max(since, last.queued))
 
-    def _code_span(self, scope: _Scope) -> Span:
+    def _code_span(self, scope: _WaitingScope) -> Span:
         from teola_plugin.observe.spans import Span
 
         trace, step = self._trace, scope.step
@@ -231,7 +231,7 @@ class _PathFinder:
             self._seen.add(id(span))
             inner_waits = [wait for name in (span.primitive, *span.also) for wait in self._inner_waits.get(name, ())]
             if inner_waits:
-                self._walk_code(_Scope(None, span.begin, inner_waits, code=span))
+                self._walk_code(_WaitingScope(None, span.begin, inner_waits, code=span))
             if not self._path or self._path[-1].span is not span:
                 self._path.append(_OpenPathStep(span))
             step = self._path[-1]

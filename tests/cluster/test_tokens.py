@@ -13,7 +13,7 @@ import pytest
 from teola_plugin.cluster.connection import host_and_port
 from teola_plugin.cluster.deployment import token
 from teola_plugin.cluster.deployment.head import prepare, start_head
-from teola_plugin.cluster.deployment.records import Record, token_of
+from teola_plugin.cluster.deployment.records import DeploymentRecord, token_of
 from teola_plugin.errors import ConfigError, EngineUnavailable
 
 READ: list[str] = []
@@ -62,8 +62,8 @@ def test_what_the_user_has_set_stands(
 
 
 def test_a_token_goes_to_its_own_cluster_alone() -> None:
-    Record("a", "127.0.0.1:1", 1, "a.token").write()
-    Record("b", "127.0.0.1:2", 2).write()
+    DeploymentRecord("a", "127.0.0.1:1", 1, "a.token").write()
+    DeploymentRecord("b", "127.0.0.1:2", 2).write()
     assert token_of("127.0.0.1:1") == token_of("localhost:1") == "a.token"
     assert token_of("127.0.0.1:2") == token_of("10.0.0.1:1") == ""
     READ.clear()

@@ -16,7 +16,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DeploymentRecord:
     """A pool that `up` started on this machine."""
 
     name: str
@@ -31,18 +31,18 @@ class Record:
         return folder() / f"{name}.json"
 
     @classmethod
-    def read(cls, name: str) -> Record | None:
+    def read(cls, name: str) -> DeploymentRecord | None:
         return cls._of(cls.path(name))
 
     @classmethod
-    def _of(cls, path: Path) -> Record | None:
+    def _of(cls, path: Path) -> DeploymentRecord | None:
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
     @classmethod
-    def every(cls) -> Iterator[Record]:
+    def every(cls) -> Iterator[DeploymentRecord]:
         for path in sorted(folder().glob("*.json")):
             if (record := cls._of(path)) is not None:
                 yield record
@@ -66,7 +66,7 @@ def address_of(pool: str, address: str | None = None) -> str | None:
     """Return the given address, or that of the pool if it was started on this machine; None if neither is known."""
     if address or os.environ.get(ADDRESS):
         return address
-    record = Record.read(pool)
+    record = DeploymentRecord.read(pool)
     return record.address if record is not None else None
 
 
@@ -80,5 +80,10 @@ def token_of(address: str) -> str:
     """Return the token file of the cluster at this address if a pool of this machine has one there, else ""."""
     plain_address = plain(address)
     return next(
-        (record.token for record in Record.every() if plain(record.address) == plain_address and record.token), ""
+        (
+            record.token
+            for record in DeploymentRecord.every()
+            if plain(record.address) == plain_address and record.token
+        ),
+        "",
     )
