@@ -47,10 +47,7 @@ def test_sources_of_six_modules_without_any_finding_pass(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("measure", BROKEN)
-def test_a_sample_that_breaks_a_measure_is_named_with_file_and_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: str
-) -> None:
-    monkeypatch.setattr(check, "MAX_REPEATED_CLASS_NAMES", 0)
+def test_a_sample_that_breaks_a_measure_is_named_with_file_and_line(tmp_path: Path, measure: str) -> None:
     title, *places = check.problems(write(tmp_path, **BROKEN[measure]))
     assert title.startswith(f"{measure}: ")
     assert places[0].startswith("  server/broken.py:")

@@ -21,7 +21,7 @@ PACKAGES = ("teola_plugin", "adapters", "tracer", "server")
 MAX_VAGUE_NAMES_PER_1000_LINES = 1.0
 MAX_FRAGMENT_DOCSTRINGS = 0.0012
 """The share of all docstrings that may begin with a fragment."""
-MAX_REPEATED_CLASS_NAMES = 6
+MAX_REPEATED_CLASS_NAMES = 0
 MAX_FILES = 535
 MIN_MEDIAN_FUNCTION_LINES = 6
 MAX_LONG_FILES = 0
