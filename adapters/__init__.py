@@ -87,7 +87,7 @@ def accelerate(
             serves several objects.
         engines: `auto` makes engines for your own models by itself, where they talk to an OpenAI-compatible server of
             this machine or a private network, or are local sentence-transformers; `bind` goes first. One pool is
-            started for the whole process. Servers get no request that the plain object would not send; `dedicated`
+            started for the whole process. Servers get no request that the original would not send; `dedicated`
             declares that they are there for your apps, and may be sent prompts ahead of time.
             `fast.explain()` says what was bound, what was not and why, and how to write it by hand.
 

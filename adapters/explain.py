@@ -173,7 +173,7 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
     """Return the seconds that the measured calls take in the order of the p-graph; None if the trace does not tell.
 
     A call takes as long as its spans together, early beginnings of prompts too; the longest way through the p-graph
-    counts. With user code, which has no spans, and with what the plain object asks for by itself (rows that it writes),
+    counts. With user code, which has no spans, and with what the original asks for by itself (rows that it writes),
     the trace does not tell.
     """
     if any(is_impure(one) for p in source for one in leaf_primitives(p)):

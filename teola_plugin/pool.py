@@ -367,7 +367,7 @@ class EnginePool:
 
     @contextmanager
     def watching(self, app: str = "plain") -> Iterator[QueryRun]:
-        """Calls that plain objects make in the body are traced as one query: `run.trace` after the body."""
+        """Calls that original objects make in the body are traced as one query: `run.trace` after the body."""
         run = self.runtime.watch(Query({"input": None}, app=app))
         token = current_run.set(run)
         try:

@@ -129,7 +129,7 @@ class EmbeddingLeaf:
 
 @dataclass(frozen=True, slots=True)
 class WrappedLeaf:
-    """The user's own model or retriever: called as it is, where the plain object would call it.
+    """The user's own model or retriever: called as it is, where the original would call it.
 
     The value of its component is what the object returns (a message, a text, documents).
     """

@@ -1,7 +1,7 @@
 """The tokens that LangChain's models report, counted where no call of the pool below them was counted.
 
 The handler reaches every model in the counting code through a context variable, as LangChain's own does that counts
-usage. Calls ahead of their place are told where the plain object makes them.
+usage. Calls ahead of their place are told where the original makes them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def add_compare(commands: Any) -> None:
         help="your own chain on your own inputs, plain and accelerated",
         description="Runs an object plain (sync, async, and again as control) and accelerated, in turn. Every input is "
         "run seven times for each repeat, and twice before, so not for objects with side effects. Exit status: 1 if "
-        "answers differ where the plain object agrees with itself, 2 for bad input.",
+        "answers differ where the original agrees with itself, 2 for bad input.",
     )
     parser.add_argument(
         "object",

@@ -185,7 +185,7 @@ def warm_up(
             errors.append(original_run.error)
     if first_valid is None:
         raise RegistrationError(
-            f"the plain object raised on every input; on line {inputs[0].line}: {errors[0]}.",
+            f"the original raised on every input; on line {inputs[0].line}: {errors[0]}.",
             hint="inputs must be what its entry takes, one JSON value a line",
         )
     for variant in variants:

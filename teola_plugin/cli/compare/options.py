@@ -91,7 +91,7 @@ def accelerate_arguments(
     if target.fast is not None and arguments:
         raise RegistrationError(
             "the object is accelerated already, on terms of its own.",
-            hint="leave --pool, --bind, --engines and --speculate away, or name the plain object",
+            hint="leave --pool, --bind, --engines and --speculate away, or name the original",
         )
     return {"app": "compare", **arguments}
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = ("median", "p90", "p99", "min", "max")
 _EQUALITY_TEXTS = {
-    "equal": "equal: every accelerated answer is the plain object's",
-    "different": "DIFFERENT where the plain object agrees with itself: this is a bug, please report it",
-    "undecided": "undecided: the plain object does not give the same answer every time, so a difference of the "
+    "equal": "equal: every accelerated answer is the original's",
+    "different": "DIFFERENT where the original agrees with itself: this is a bug, please report it",
+    "undecided": "undecided: the original does not give the same answer every time, so a difference of the "
     "accelerated one proves nothing. Try temperature 0, a seed, or other inputs",
 }
 _MAX_LISTED = 10
@@ -146,7 +146,7 @@ def _verdict_text(best: Mapping[str, Any]) -> str:
         return f"Cannot tell: {best['pairs']} pairs of runs say nothing, {FEWEST_PAIRS} are needed: raise --repeats"
     if best["low"] <= 1.0 <= best["high"]:
         return f"Cannot tell: {_ratio_text(best)}, and the interval holds 1"
-    return f"Cannot tell: {_ratio_text(best)}, and the plain object differs as much from itself"
+    return f"Cannot tell: {_ratio_text(best)}, and the original differs as much from itself"
 
 
 def _ratio_text(ratio: Mapping[str, Any]) -> str:
