@@ -220,7 +220,10 @@ class RequestSession:
 
     @contextmanager
     def at_call_place(self) -> Iterator[QueryRun]:
-        """Make the calls in the body at the depth and in the gang that the request's headers name."""
+        """Make the calls in the body at the place in the query that the request's headers name.
+
+        The place is a depth (steps to the query's end) and a gang (equal calls whose results are put together).
+        """
         with during(current_place, self.call_place):
             yield self.run
 

@@ -46,7 +46,8 @@ def to_chunks(
 
 
 def _chunk(text: str, metadata: Mapping[str, Any], id: str | None) -> Chunk:
-    kept_metadata = {key: _scalar_or_text(key, value) for key, value in metadata.items()}
+    """Return the row of a document. One without an id gets one made of its content."""
+    kept_metadata = {key: _checked_copy(key, value) for key, value in metadata.items()}
     return Chunk(id or content_id(text, kept_metadata), text, kept_metadata)
 
 
@@ -55,8 +56,8 @@ def latest(chunks: Iterable[Chunk]) -> list[Chunk]:
     return list({chunk.id: chunk for chunk in chunks}.values())
 
 
-def _scalar_or_text(key: Any, value: Any) -> Any:
-    """The value as the store gives it back: equal, and a copy."""
+def _checked_copy(key: Any, value: Any) -> Any:
+    """Return a copy of a metadata value. Raise `TeolaError` for one that JSON cannot keep unchanged."""
     try:
         copy = json.loads(json.dumps(value, allow_nan=False))
         same = isinstance(key, str) and copy == value

@@ -353,7 +353,11 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
     def _unplanned(self, config: RunnableConfig | None, terms: RequestedTerms, runs: list[Any]) -> StartedCall:
-        """The original, on the terms that were asked for: in the query around it, if that fits, or in none."""
+        """Start the original alone, without a plan.
+
+        It belongs to the query around it if the same terms were requested there, and otherwise has its own deadline
+        and app.
+        """
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
         call_terms, deadline = unplanned(terms, runs, self._app, clock)
         return StartedCall(

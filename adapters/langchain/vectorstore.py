@@ -388,6 +388,7 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
         return getattr(self.vectorstore, "pool", None)
 
     def _joined(self, run_manager: Any) -> AbstractContextManager[None]:
+        """Let engine calls in the body belong to the query of the retriever's caller."""
         return joined(*call_context(self.vectorstore.pool, run_manager))  # type: ignore[attr-defined]
 
     def _get_relevant_documents(

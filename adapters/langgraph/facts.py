@@ -388,6 +388,7 @@ def _waits_of(plan: TraceResult, call: str) -> list[str]:
 
 
 def _user_code(plan: TraceResult) -> set[str]:
+    """Return the names of the components that are user code, of which the tracer knows nothing."""
     return {component.name for component in plan.template.components if component.role is Role.OPAQUE}
 
 

@@ -52,9 +52,10 @@ class WritingSession(ServedObject):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Prefetch, in the body, the calls that the original makes to the user's own models one after the other.
+        """Let the original write in the body: its models are routed, its calls to the user's own models prefetched.
 
-        Requests to engines belong to the app.
+        For a run of a pipeline, and for nodes that are added to an index. Requests to engines are made under the app's
+        name.
         """
         is_off = self._options.speculate == "off"
         with (

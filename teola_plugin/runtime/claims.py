@@ -221,7 +221,10 @@ class ClaimTable(Generic[Entry]):
             return True
 
     def has(self, key: Hashable) -> bool:
-        """Return True if there is an entry with this key whose result can be claimed, or could."""
+        """Return True if an entry with this key is expected, under way or done, and was not cancelled or lost.
+
+        It does not matter who may claim it. A prefetcher that finds one makes no equal call.
+        """
         with self._lock:
             return any(entry.is_claimable for entry in self._entries.get(key, ()))
 

@@ -48,9 +48,10 @@ class CallNotShared(Exception):
 
 
 class Parked(Exception):
-    """Raised in a prefetch that may not make its call: the original makes it, and `call` tells what comes of it.
+    """Raised in a prefetch that waits for a call that only the original may make.
 
-    An `Exception`, since LangChain's `agenerate` takes any other for a result.
+    `CallScope` raises it where the prefetch asks for the result. The adapter's prefetcher catches it, and asks again
+    when `call` is over. It is an `Exception`, since LangChain's `agenerate` takes any other for a result.
     """
 
     def __init__(self, call: ProviderCall) -> None:

@@ -172,7 +172,11 @@ def _number(source: str, data: Mapping[str, Any], key: str, default: float | Non
 
 
 def filled(sample: Any, text: str | None, word: str) -> Any:
-    """Return the sample with the text in it; without a text, with the word in front of its own. Raises `ValueError`."""
+    """Return the sample with the text in place of each `{text}`, or, if it has no such mark, in place of its only text.
+
+    If `text` is None, all its texts stay, with `word` in front of each, so that no two inputs are equal. Raise
+    `ValueError` if the sample does not say where the text goes.
+    """
     positions = _text_positions(sample)
     marked = [position for position in positions if TEXT in position[1]]
     targets = marked if text is not None and marked else positions

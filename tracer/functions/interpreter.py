@@ -174,7 +174,11 @@ def enter_call(
 def enter_function(
     func: FunctionType, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
 ) -> tuple[Definition, CallFrame] | None:
-    """Return the source of a plain function and its first frame, as `enter_call` does, whoever wrote it."""
+    """Return the source of a plain function and the frame with which a call of it begins.
+
+    For the function that is traced itself, which may be the framework's. Calls that it makes are entered by
+    `enter_call`, which leaves the framework's functions alone. Return None for functions without source.
+    """
     code = func.__code__
     parameters = code.co_varnames[: code.co_argcount]
     defaults: dict[str, Any] = dict(zip(parameters[::-1], (func.__defaults__ or ())[::-1], strict=False))

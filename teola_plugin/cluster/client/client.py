@@ -74,7 +74,7 @@ class ClusterRuntime(LocalRuntime):
         self._open(ports)
 
     async def _close_engines(self) -> None:
-        """Close nothing: the engines go on, for others."""
+        """Leave the shared engines running, for others; stop fetching results for callers of this client."""
         for task in self._fetching:
             task.cancel()
 

@@ -272,6 +272,7 @@ class SharedPort(ForwardingPort):
             self._end(entry, news.value, news.error)
 
     def _end(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
+        """End a request with its value or error: forget it here, and tell the runtime."""
         self._unfinished.end(entry.request.id)
         self._adopted.discard(entry.request.id)
         self._listener.on_end(entry, value, error)

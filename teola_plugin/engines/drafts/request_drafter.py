@@ -198,7 +198,11 @@ class RequestDrafter:
 
     @property
     def speed(self) -> float:
-        """The tokens per step that the row has produced here; 1 at first."""
+        """Return how many tokens a step has written on average in this request; 1 at first.
+
+        A step writes the accepted tokens and one more, so all written tokens less the accepted ones are the number of
+        steps.
+        """
         written = len(self) - self._initial_tokens
         return (written + _STEADY) / (written - self.accepted + _STEADY)
 

@@ -434,6 +434,10 @@ def install_routing(kind: type) -> None:
 
 
 def _calls_super(body: Any) -> bool:
+    """Return True for a method that calls the one of the class above: `super()` leaves `__class__` among its names.
+
+    Such a method keeps its own code; the one above is intercepted in its place.
+    """
     code = getattr(getattr(body, _ORIGINAL, body), "__code__", None)
     return code is not None and "__class__" in code.co_freevars
 

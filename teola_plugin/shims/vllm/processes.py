@@ -13,10 +13,10 @@ _START = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def lacking() -> tuple[str, ...]:
-    """Variables set here that the installed vLLM does not read: `vllm.envs.environment_variables`, as in 0.26 to 0.32.
+    """Return the variables set here that the installed vLLM (0.26 to 0.32) does not read.
 
-    vLLM ignores variables that it does not know: its processes are then those that it makes by itself. Where the table
-    itself is gone, nothing is known to be missing.
+    The start of an engine on CPUs warns of them: vLLM ignores unknown variables, and decides by itself how many
+    processes it makes and on which cores. Where the table itself is gone, nothing is known to be missing.
     """
     try:
         from vllm.envs import environment_variables
