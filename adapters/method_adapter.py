@@ -242,6 +242,11 @@ class MethodLowering:
         return self._in_order(self.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes)))
 
     def _in_order(self, ref: Ref) -> Ref:
+        """Order the component of `ref` after the provider call or loop that was added last. Return `ref`.
+
+        Called for provider calls and loops, which keep the order of the app's own code; pure values may run at any
+        time and are not ordered.
+        """
         if self._last:
             self.draft.order.append((self._last, ref.producer))
         self._last = ref.producer
@@ -449,6 +454,11 @@ class MethodQuery:
             _end(result, Outcome(value))
 
     def _value(self, items: list[Any], invocation: MethodInvocation) -> Any:
+        """Return the value of one prefetched provider call, made of the items that the call gave.
+
+        It is the list of all chunks if the provider method streams, else its single result. `_read` and `_aread` pass
+        it to the query's graph as the outcome of the prefetch.
+        """
         return items if invocation.streams else items[0]
 
 

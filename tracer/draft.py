@@ -249,11 +249,10 @@ def _with_labels(
 
 
 def _with_splits(components: tuple[Component, ...], spellings: Mapping[str, str]) -> tuple[Component, ...]:
-    """Return the components, each GENERATION that becomes a list marked splittable, with `("items", spelling)`.
+    """Return the components, with each GENERATION marked splittable whose items are read one by one.
 
-    `spellings` names the components that hand a model's text on (message, parser, key access, user code) and how they
-    expect a list to be spelled, empty where they do not say. A MAP is expected to be as wide as the generation that it
-    maps over.
+    `spellings`: components that hand a model's text on (parser, user code) -> how they read a list (a kind of
+    `ItemStream`), empty if unknown. A MAP over a GENERATION gets its expected number of items.
     """
     readers: dict[str, list[Component]] = {}
     for c in components:

@@ -86,7 +86,11 @@ def _generates(c: Component) -> bool:
 
 
 def _names_behind_engines(draft: Draft) -> set[str]:
-    """Return the names of the components whose values wait for an engine."""
+    """Return the names of the components that use an engine, or that read from one that does.
+
+    Producers come first in `draft.components`. Where an LLM could write early for several of the next nodes,
+    `lookahead_of_arms` rules out those whose prompts wait for these components of what runs before.
+    """
     names: set[str] = set()
     for c in draft.components.values():
         if _uses_engine(c) or not names.isdisjoint(_producers(c)):

@@ -95,7 +95,11 @@ def with_unique_names(pairs: Iterator[tuple[str, Ref]]) -> tuple[tuple[str, Ref]
 
 
 def packer(value: Record) -> tuple[tuple[tuple[str, Ref], ...], Callable[..., dict[str, Any]]]:
-    """Return the inputs of a CALL that builds the dictionary from values, and its callable."""
+    """Return the inputs of a CALL that builds the dictionary at run time, and the function it calls.
+
+    An input is named after its path of keys (`a.b`); `BASE` names a dictionary whose items come before the others.
+    `Draft.materialize` adds the CALL for a reader of the whole. Raise `NotUnderstood` for a prompt inside.
+    """
     path_refs: list[tuple[tuple[str, ...], Ref]] = list(_paths(value, ()))
     inputs = with_unique_names((".".join(path) or BASE, ref) for path, ref in path_refs)
     paths = {name: path for (name, _), (path, _) in zip(inputs, path_refs, strict=True)}

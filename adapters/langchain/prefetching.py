@@ -302,6 +302,11 @@ class QueryCalls:
         return prefetch.result if prefetch is not None and is_read else None
 
     def _make_prefetch(self, site: CallSite, scope: CallScope, part: str) -> Prefetch:
+        """Create the prefetch for a site that the planner has come to; drop it if the query has ended.
+
+        `part`: name of the subplan that prefetches, empty for the query's own graph. If a prefetched call changes its
+        arguments, nothing is prefetched at the site from then on.
+        """
         scope.on_change = site.keeps_its_place.set
         prefetch = Prefetch(site, None, scope)
         scope.stop = lambda: prefetch.cancel()
@@ -397,7 +402,11 @@ class QueryCalls:
         return self._form.streams and not site.mapped and not site.in_code
 
     def _silent(self, prefetch: Prefetch, manager: Any) -> RunnableConfig:
-        """Return the config of a prefetch, and let provider calls here find it."""
+        """Return the config of a prefetch, which the user's callbacks do not hear, and make it ambient.
+
+        Called in the prefetch's own thread or task, just before its model or retriever is called. Provider calls made
+        there find the scope of the prefetch. `manager`: the class of the callback manager.
+        """
         config, site_config = self._inherited, prefetch.site.config
         if site_config:
             config = _inherited(merge_configs(site_config, config))

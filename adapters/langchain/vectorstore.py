@@ -467,4 +467,9 @@ def _diverse(
 
 
 def _waited(future: Future[Any]) -> asyncio.Future[Any]:
+    """Return a future that the running loop can await for one that another thread completes.
+
+    Async methods await the store's own operations with it: `get` before a write and in `aget_by_ids`, and the
+    deletions of `adelete`. Searches return a handle that can be awaited itself.
+    """
     return asyncio.wrap_future(future)

@@ -13,7 +13,10 @@ __all__ = ["Command", "memory_saver", "postgres_saver"]
 
 
 def memory_saver() -> InMemorySaver:
-    """Create a checkpointer in this process's memory."""
+    """Create a checkpointer in this process's memory, whose checkpoints end with the process.
+
+    `app_frameworks.checkpoint_saver` takes it for a server whose store is not a PostgreSQL database.
+    """
     return InMemorySaver()
 
 

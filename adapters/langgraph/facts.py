@@ -90,6 +90,10 @@ class GraphFacts:
 
     @cached_property
     def _shape(self) -> GraphShape | None:
+        """Return the shape that the report's facts are read from; None for a graph without edges.
+
+        It is that of the plans, if there are plans.
+        """
         return shape_of(self.graph) if self.plans is None else self.plans.shape
 
     def _node(self, node: NodeShape, has_pool: bool) -> NodeFacts:
@@ -342,6 +346,11 @@ def _choice(branch: Branch, node: str) -> Choice:
 
 
 def _successors(node: NodeShape) -> set[str]:
+    """Return the names of the nodes that the edges and known conditional edges of a node lead to.
+
+    `_reason_in_place` finds the nodes before a given one by it, to explain in the report why a call of that node is
+    not prefetched.
+    """
     return {*node.successors, *node.joins, *(name for branch in node.branches for name in branch.nodes)}
 
 

@@ -199,7 +199,11 @@ _SHAPING = ("builder", "interrupt_before_nodes", "interrupt_after_nodes", "cache
 
 
 def shaping_of(graph: Any) -> tuple[Any, ...]:
-    """Return what of a graph decides how it runs: its nodes, what they call, where it stops."""
+    """Return a tuple of what the plans of a graph depend on, to be compared by `is_same_shape`.
+
+    It has the builder, interrupts, cache policy, nodes and what these call. Acceleration keeps it, to notice later
+    that the original was changed, or that plans fit a copy of it.
+    """
     fields = vars(graph)
     stops = (tuple(value) if isinstance(value := fields.get(name), list) else value for name in _SHAPING)
     nodes = fields["nodes"]

@@ -126,6 +126,10 @@ class Tickets:
     """Random names for pages of queries, each valid once and for a short time."""
 
     def __init__(self) -> None:
+        """Begin without tickets. Each is stored with its tenant, the id of its query and its time of expiry.
+
+        The server's app has one such object. A browser redeems a ticket for the page of that query.
+        """
         self._tickets: dict[str, tuple[str, str, float]] = {}
 
     def new(self, tenant: str, id: str, now: float) -> str:

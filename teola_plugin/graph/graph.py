@@ -167,7 +167,11 @@ class Graph:
 
     @cached_property
     def ancestors(self) -> Mapping[str, frozenset[str]]:
-        """The ids of all ancestors of each primitive: all that must end before it starts."""
+        """The ids of all ancestors of each primitive: all that must end before it starts.
+
+        Each set is built from its mask on first use. Passes and the adapters' plans for prefetching read it to see
+        whether one primitive waits for another.
+        """
         return _AncestorSets(self.bits, self.ancestor_masks)
 
     @cached_property

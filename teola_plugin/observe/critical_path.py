@@ -162,7 +162,11 @@ class _PathFinder:
             is_inside |= self._at < last.began
 
     def _last(self, scope: _WaitingScope, is_inside: bool) -> Wait | Step | None:
-        """Return the wait or step that ended last before `_at`. With `is_inside`, one that was running counts, too."""
+        """Return the wait or inner step of a scope that ended last before `_at`; None if none is left.
+
+        `_walk_code` goes back from one to the next. `is_inside`: `_at` is a moment in the middle of the scope, at
+        which it let something begin. A wait or step that was still running then counts, too.
+        """
 
         def is_candidate(item: Wait | Step) -> bool:
             is_running = is_inside and item.began < self._at

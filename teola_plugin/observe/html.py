@@ -323,6 +323,10 @@ def shares(trace: QueryTrace) -> list[tuple[str, str, float]]:
 
 
 def _label(step: PathStep) -> str:
+    """Return the description, in the bar of shares, of a critical path's step that is not user code.
+
+    It names the kind of work of an engine. A step without an engine is the plan's own work between requests.
+    """
     if not step.span.engine:
         return "glue of the plan"
     name = family(step.span.kind)

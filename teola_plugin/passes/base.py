@@ -132,10 +132,10 @@ class PassPipeline:
     max_rounds: int = 16
 
     def run(self, graph: Graph, context: PassContext) -> Optimised:
-        """Return the fixed point of the passes, with fragments optimised, too.
+        """Apply the passes until none changes the graph, and also to its fragments. Return the result.
 
-        Raises:
-            PassError: A pass failed, or the graph still changed after `max_rounds`.
+        `GraphCache` calls this on a miss. Fragments are the graphs inside primitives: bodies of loops and branches.
+        Raise `PassError` if a pass fails, or if the graph still changes after `max_rounds`.
         """
         optimised = self._run_to_fixed_point(graph, context)
         if self.passes:

@@ -65,7 +65,11 @@ def forms_of_tools(tools: str) -> tuple[str, ...]:
 
 
 def _calls(tool: Any) -> Iterator[str]:
-    """Yield the JSON of a call of a tool, for each key under which models write arguments."""
+    """Yield the JSON text of a call of a tool, once for each key under which models write arguments.
+
+    `GAP` stands for what the model fills in; a gap at the end of the arguments is left out. Yield nothing for a tool
+    that is not described as OpenAI does.
+    """
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return

@@ -77,6 +77,10 @@ class _Pattern:
     """A parser of the matches of a pattern whose item ends with its line."""
 
     def __init__(self, pattern: str) -> None:
+        """Create a parser of the items that the first group of `pattern` matches.
+
+        It parses numbered and markdown lists. Items that end before `_done`, a position in the text, were returned.
+        """
         self._pattern = re.compile(pattern, re.MULTILINE)
         self._text = ""
         self._done = 0

@@ -147,7 +147,10 @@ class Claimable(Protocol):
 
     @property
     def is_claimable(self) -> bool:
-        """False once it was cancelled, failed in a way that may pass, or is out of date."""
+        """Return False once it was cancelled, withdrawn, outdated, or failed in a way that may pass.
+
+        The table checks it whenever the original or the planner makes an equal request, and when an entry ends.
+        """
         ...
 
     @property

@@ -395,7 +395,11 @@ def _prefillings(graph: Graph) -> Iterator[Primitive]:
 
 
 def _has_literals(p: Primitive, prompt: str) -> bool:
-    """Return True if the literals of a prefilling are in the prompt, in order, and long enough to recognize it."""
+    """Return True if `prompt` contains a prefilling's literal texts in order, and they are long enough.
+
+    `drafts_of_call` finds by it the prefilling that corresponds to a call of the original, whose answer may repeat the
+    prefilling's draft texts. A part that is a variable matches any text.
+    """
     position = characters = 0
     for part in p.prompt:
         literal = part.text.strip()

@@ -205,7 +205,11 @@ class ProviderCall:
                 arrived.wait()
 
     async def aitems(self) -> AsyncIterator[Item]:
-        """Yield the items as they come, on the running loop. Raises as `items` does."""
+        """Yield the items as they come, without blocking the running loop. Raise as `items` does.
+
+        `CallScope` reads with it a call that the query's other caller (planner or original) makes, on any thread or
+        loop. `_next` returns False for an item that is yet to come, and has `wake` called then.
+        """
         position, loop, arrived = 0, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -141,7 +141,11 @@ class TopologyAware:
         return dict(sorted(levels.items(), key=lambda item: urgency(item[1][0])))
 
     def _had_turn(self, query: str, first: QueuedPrimitive, running: Running) -> bool:
-        """Return True if a primitive of the query runs that goes before the first that waits."""
+        """Return True if a running primitive of the query is deeper than its first waiting one.
+
+        Depth is the longest distance to a sink of the graph, so the deepest primitives run first. `pick` skips such a
+        query in its first round, since its deepest level already has slots.
+        """
         return running.deepest(query) > first.depth
 
     def _take_next_level(self, left: Levels) -> list[QueuedPrimitive]:

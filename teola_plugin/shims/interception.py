@@ -129,7 +129,11 @@ class MethodInterceptors:
         self._originals[cls, name] = (slot, current, wrapper)
 
     def add(self, cls: type, methods: Mapping[str, Wrap]) -> None:
-        """Wrap those of the methods that a class inherits, in that class alone. Idempotent."""
+        """Wrap inherited methods in the given class alone, not in the class that defines them. Idempotent.
+
+        The class gets attributes of its own, which `uninstall` deletes. Used for LangChain classes whose objects are
+        routed to an engine: the methods that they inherit from the framework would run on a thread.
+        """
         with self._lock:
             self.is_installed = True
             for name in [name for name in methods if name not in vars(cls) and hasattr(cls, name)]:

@@ -149,10 +149,10 @@ RunOne = Callable[..., Any]
 
 
 def tool_node_with(node: Any, around: Callable[[RunOne], RunOne], in_loop: Callable[[RunOne], RunOne]) -> Any:
-    """Return a copy of a `ToolNode` in which `around` and `in_loop` wrap the function that runs a single call.
+    """Return a copy of a `ToolNode` whose functions that run a single call are wrapped.
 
-    Private: `_run_one` and `_arun_one` of that class, which `_func` and `_afunc` call for each tool call; since
-    langgraph-prebuilt 1.0.0. `tool_node_parts` tells before whether they are there.
+    `around` wraps the sync one, `in_loop` the coroutine one: tools claim prefetched calls there. Private: `_run_one`,
+    `_arun_one`, `_func` and `_afunc`; since langgraph-prebuilt 1.0.0. `tool_node_parts` checks that they are there.
     """
     copied = copy.copy(node)
     attributes = vars(copied)

@@ -260,6 +260,10 @@ class Synthesis(Asking):
         return Value(answer, Kind.TEXT)
 
     def _refine(self, decomposition: Decomposition, question: Value, texts: Ref) -> Ref:
+        """Add an answer from the first text, and a FOLD that refines it with each further text.
+
+        The modes `refine` and `compact` use it; they differ in how passages are packed into texts.
+        """
         first = {"question": question, "context": Value(texts.at(0), Kind.TEXT)}
         answer = self.write(decomposition, self.prompt, first, "first")
 

@@ -89,7 +89,10 @@ def _document(value: Any) -> Document:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON data: passages, chunks and documents as objects, values without a JSON form as text."""
+    """Return a value as JSON data, for `Result.to_dict`.
+
+    Passages, chunks and documents become objects; values without a JSON form become text.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (Chunk, Document, Hit)):

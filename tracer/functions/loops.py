@@ -324,7 +324,11 @@ def _flatten(lists: Expression, key: str) -> Expression:
 
 
 def _read_each(interpreter: FunctionInterpreter, results: Ref, key: str) -> Symbol:
-    """Return `[one[key] for one in results]`; without a key, the results themselves."""
+    """Return `[one[key] for one in results]`; without a key, the results themselves.
+
+    `results` is the list that the MAP of a `for` loop gives, one value per iteration. If the loop adds items to
+    several names, each value is a dictionary by name, and `key` is one of the names.
+    """
     expression = interpreter.to_expression(results)
     if not key or expression is None:
         return results

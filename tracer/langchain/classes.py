@@ -252,7 +252,11 @@ def unwrap_accelerated(node: Any) -> Any:
 
 
 def find_pool_backed(node: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield (path, part) for the pool-backed and the accelerated objects that a composite's attributes show."""
+    """Yield (path, part) for each pool-backed or accelerated object among a node and its parts.
+
+    Only `children` are searched, and nothing inside an object that was found. The tracer reports these objects where
+    it does not understand the composite: their calls join the query.
+    """
     pending = [(path, node)]
     while pending:
         part_path, part = pending.pop()
@@ -299,7 +303,11 @@ _CHOICES: tuple[tuple[type, Callable[[Any], Choice]], ...] = (
 
 
 def choice_of(node: Node) -> Choice | None:
-    """Return what a composite may call, None for a composite that may do anything with its parts."""
+    """Return the parts that a branch, router, fallbacks or retry may call; None for any other node.
+
+    Return None, too, if a method is overridden. The tracer calls it for a node that it does not understand, and adds
+    the requests of these parts that are known before the choice.
+    """
     for kind, to_choice in _CHOICES:
         if type(node) is kind and not find_override(node, kind):
             choice = to_choice(node)

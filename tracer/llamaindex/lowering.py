@@ -224,7 +224,11 @@ class Lowering:
                 self.lowered.add(id(node))
 
     def restore_lowered(self, lowered: Set[int]) -> None:
-        """Unmark objects that were marked as lowered after `lowered` was saved."""
+        """Unmark the objects that were marked as lowered since the set `lowered` was copied.
+
+        Called when the body of a branch or loop is not understood and is discarded: the graph does not make the model
+        calls of these objects then, so they may be accelerated on their own.
+        """
         self.lowered.intersection_update(lowered)
 
     # ------------------------------------------------------------ components

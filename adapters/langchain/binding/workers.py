@@ -424,6 +424,11 @@ def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:
 
 
 def _mixin(obj: Any, worker: Any) -> type:
+    """Return the mixin for the class of an object that `pool.bound` puts on an engine.
+
+    `worker`: the object that does the work of `obj` there. If tracers cannot know a model's requests (`planned` of a
+    `CarriedModel` is None: its server is not declared to cache prefixes), the mixin has no leaf.
+    """
     if not isinstance(obj, BaseLanguageModel):
         return _PlannedObject
     return _BoundModel if isinstance(worker, CarriedModel) and worker.planned is None else _PlannedModel

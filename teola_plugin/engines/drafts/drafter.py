@@ -189,6 +189,11 @@ class Drafter:
         return name in self._running
 
     def running(self, name: str) -> DraftedRequest | None:
+        """Return the running or preempted request of this id; None if it has not begun or has ended.
+
+        Engines call this at each decoding step: the request's `row` guesses its next tokens (speculative decoding).
+        The `row` is None for a request that samples, for which nothing is drafted.
+        """
         return self._running.get(name)
 
     def begin(

@@ -28,7 +28,11 @@ class Administration(ABC):
 
     @abstractmethod
     def _connection(self) -> Any:
-        """Return a context with a connection of the pool."""
+        """Return an async context manager that takes a connection from the engine's connection pool.
+
+        `PgVectorEngine` implements it, and uses it for its searches and writes, too. Raise `EngineUnavailable` if the
+        engine is not running.
+        """
 
     def _write_lock(self, collection: str) -> asyncio.Lock:
         """Return the lock of all writes to a collection: of two rows with one id, the later one must stay."""

@@ -138,7 +138,11 @@ class Replicas:
         self._threads = ThreadPoolExecutor(self.count, "teola-replica", initializer=lambda: use_threads(share))
 
     def compute(self, work: Callable[[Any, list[SizedT]], Sequence[V]], items: Sequence[SizedT]) -> list[V]:
-        """Call `work(model, part)` for parts of similar lengths. Return the values in the order of `items`."""
+        """Call `work(model, part)` on all replicas' threads. Return the values in the order of `items`.
+
+        Each part gets short and long items alike, so that all take about as long. The embedding engine calls this on a
+        CPU, for two batches of texts or more; fewer texts run on one model. The first call makes the twins.
+        """
         self._models += [twin(self._models[0]) for _ in range(self.count - len(self._models))]
         order = sorted(range(len(items)), key=lambda at: len(items[at]))
         parts = [order[first :: self.count] for first in range(self.count)]

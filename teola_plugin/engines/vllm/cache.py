@@ -38,7 +38,11 @@ class CachedPrefixes:
     """
 
     def __init__(self, block: int, max_expected: int = 20_000) -> None:
-        """`block`: tokens in a block; `max_expected`: blocks that are remembered of prompts not cached yet."""
+        """Create the record of an empty cache whose blocks have `block` tokens.
+
+        `max_expected`: number of token blocks, of the latest prompts, whose text is remembered. `_references` counts,
+        for each text block by its hash, the cached blocks of tokens that complete it.
+        """
         self._block, self._max_expected = block, max_expected
         self._expected: OrderedDict[int, TextBlocks] = OrderedDict()
         """Text blocks of prompts that are not cached yet, by the key of a block of tokens and all before it."""

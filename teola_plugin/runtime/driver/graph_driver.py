@@ -395,7 +395,11 @@ class GraphDriver:
         self._end(run, End(run.id, "failed", None, primitive))
 
     def withdraw_all(self) -> None:
-        """Give up all followers that were sent along, for they may be lost: the graph will send them itself."""
+        """Give up the followers of all running queries that their graphs have not dispatched yet.
+
+        A follower is a primitive whose requests were sent along with those of the one before it. `SharedPort` calls
+        this when an engine's host or a remote value was lost; the graph then sends the requests itself.
+        """
         for run in self.runs.values():
             self.engines.prescheduling.withdraw(run)
 

@@ -170,7 +170,11 @@ class EnginePort:
         return all(map(listens, self.instances.values()))
 
     def listen(self, entries: Sequence[EngineRequest]) -> None:
-        """Have pieces of these requests streamed. A queued one is sent later, as its request is by then."""
+        """Have those of the requests that are running streamed from now on, because they have a reader now.
+
+        A request that is still queued is skipped: it is already marked to be streamed when it is sent to an instance.
+        Engines that do not support late readers (`engines.base.listens`) stream from the start.
+        """
         for entry in entries:
             outstanding = self._outstanding.of(entry)
             running = self.scheduler.running.by_id.get(outstanding.name) if outstanding is not None else None

@@ -45,12 +45,10 @@ def rebalance(
     hot_ratio: float = HOT_RATIO,
     max_moves: int = MAX_MOVES,
 ) -> list[Move]:
-    """Return moves that bring the loads closer together, at most `max_moves`.
+    """Return at most `max_moves` moves of key portions that bring the loads of instances closer together.
 
-    The hottest instance is paired with the coldest, the second with the second, and so on, while the first of a pair
-    has `hot_ratio` times the load of the other. The cheapest shared portions move first, as long as the first of the
-    pair stays the hotter. An instance with one shared portion only would move its heat: that portion is copied, if
-    first tokens are slower.
+    The hottest instance is paired with the coldest, and so on, while it has `hot_ratio` times the load. Its cheapest
+    shared portions move while it stays the hotter; a lone shared one is copied, if first tokens are slower.
     """
     ranked = sorted(loads, key=lambda pair: (pair[1], pair[0]))
     moves: list[Move] = []

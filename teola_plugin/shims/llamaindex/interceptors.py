@@ -465,6 +465,11 @@ def is_intercepted(kind: type, name: str) -> bool:
 
 
 def _is_framework_default(cls: type) -> bool:
+    """Return True for a base class of `llama_index.core` whose methods call others of the same object.
+
+    `install` does not intercept methods that such a class defines. `install_routing` does, but only to hand the work
+    of routed models to their workers: prefetched calls are not claimed there.
+    """
     return cls.__module__.startswith("llama_index.core.") and cls.__name__ in _DEFAULTS
 
 

@@ -233,6 +233,11 @@ def install_silencing() -> None:
 
 
 def _silenceable(method: Any) -> Any:
+    """Return a wrapper of a method that notifies handlers: in a silent context, it notifies nobody.
+
+    In a context that refuses events (`Silence.REFUSED`), it raises `CallsPublicMethod`. `__teola_asks__` marks methods
+    that are wrapped already.
+    """
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)

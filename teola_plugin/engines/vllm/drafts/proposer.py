@@ -40,6 +40,10 @@ class DraftProposer:
         """Do nothing: there is no model. vLLM calls this."""
 
     def attach(self, runner: shim.Runner) -> None:
+        """Set the view of vLLM's model runner, which tells the request of each row. Nothing is drafted before.
+
+        `shims.vllm.drafts.attach` calls this in vLLM's worker, once per model runner.
+        """
         self._runner = runner
 
     def set_longest_drafts(self, longest_drafts: LongestDrafts) -> None:
