@@ -33,8 +33,8 @@ def is_private(url: str) -> bool:
 
 
 def computes_with(engine: Any, loaded: Any) -> bool:
-    """Return True if an engine was given that very model, or an equal one: then there is nothing else to compare."""
-    model = getattr(engine, "given", None)
+    """Return True if an engine computes with that very model, or with an equal one."""
+    model = getattr(engine, "loaded_model", None)
     if model is None or loaded is None:
         return False
     from teola_plugin.engines.sentence_transformers.loaded_models import same_model

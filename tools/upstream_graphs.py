@@ -69,7 +69,7 @@ class Routing:
         graph = _adapter("graph").AcceleratedGraph
         node = _adapter("graph_call").WatchedNode
         run = importlib.import_module("teola_plugin.runtime.query_run").QueryRun
-        counted = [(graph, "stream", "call"), (graph, "astream", "call"), (run, "part", "part")]
+        counted = [(graph, "stream", "call"), (graph, "astream", "call"), (run, "begin_subplan", "part")]
         counted += [(node, "invoke", "node"), (node, "ainvoke", "node")]
         for owner, name, kind in counted:
             setattr(owner, name, self._counted(getattr(owner, name), kind))

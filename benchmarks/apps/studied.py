@@ -106,7 +106,7 @@ class _Made(Cluster):
     def policies(self) -> dict[str, str]:
         return dict.fromkeys(("llm", "proxy", "embedder", "reranker", "store", "web"), self.ground.policy)
 
-    def made(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
+    def make_engines(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
         return self.ground.made()
 
 

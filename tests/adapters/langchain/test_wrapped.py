@@ -394,15 +394,15 @@ def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert accelerate(chain) is chain
 
 
-def test_nothing_ahead_inside_map_or_behind_code_that_decides() -> None:
-    """What runs is known only when the code has run; a mapped model may never be called at all."""
+def test_calls_inside_map_are_prefetched_where_the_list_needs_no_call_before() -> None:
     ledger = Ledger()
-    chain = (
-        RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
-        | RunnableLambda(lambda x: [x["question"]] * 2)
-        | ask("{q}", Chat(ledger=ledger, says="m")).map()
-    )
-    assert untouched(chain)
+
+    def chain(made: Any) -> Any:
+        first = RunnablePassthrough.assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
+        return first | RunnableLambda(made) | ask("{q}", Chat(ledger=ledger, says="m")).map()
+
+    assert not untouched(chain(lambda x: [x["question"]] * 2))
+    assert untouched(chain(lambda x: [x["a"]] * ledger.calls["m"]))  # user code
 
 
 def test_a_retriever_never_overtakes_user_code_that_might_write() -> None:

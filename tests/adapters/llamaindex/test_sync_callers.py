@@ -31,7 +31,13 @@ LocalEmbedding.__module__ = "llama_index.embeddings.fastembed.base"
 
 
 class OwnEmbedding(RemoteEmbedding):
-    """A subclass, which may add anything."""
+    """A subclass that counts its calls, which threads would do at once."""
+
+    calls: int = 0
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        self.calls += 1
+        return super()._get_query_embedding(query)
 
 
 @pytest.fixture
