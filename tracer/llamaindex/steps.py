@@ -349,14 +349,14 @@ class _StepReader:
         """Make the engine or retriever that the step makes of an index: one that asks the same objects the same."""
         values = {key: known_value(symbol) for key, symbol in arguments.keywords.items()}
         all_known = arguments.complete and not arguments.positional and all(is_known for is_known, _ in values.values())
-        known = {key: value for key, (_, value) in values.items()}
+        options = {key: value for key, (_, value) in values.items()}
         lowering = Lowering(own_models=self.own_models)
         try:
             node_ids = lowering.read_parts(QueriedIndexParts, index).index_struct.nodes_dict
-            llm = known.pop("llm", None) or lowering.read_parts(SettingsParts, Settings).llm
+            llm = options.pop("llm", None) or lowering.read_parts(SettingsParts, Settings).llm
             if not all_known or not (name == "as_retriever" or is_instance(llm, LLM)):
                 return UNKNOWN_VALUE
-            part = index.as_retriever(**known) if name == "as_retriever" else make_query_engine(index, llm, known)
+            part = index.as_retriever(**options) if name == "as_retriever" else make_query_engine(index, llm, options)
         except Exception:  # the original raises it as well, or it is not understood
             return UNKNOWN_VALUE
         self.guards += [*lowering.guards, ElementsGuard(node_ids, tuple(node_ids.values()))]

@@ -279,7 +279,7 @@ class VectorStoreIndexParts(Parts):
 
 @dataclass(frozen=True, slots=True)
 class QueriedIndexParts(Parts):
-    """What the engines and retrievers of an index are made of."""
+    """The parts of an index of which its engines and retrievers are made."""
 
     OF: ClassVar = (VectorStoreIndex,)
     METHODS: ClassVar = ("as_query_engine", "as_retriever")
