@@ -31,15 +31,15 @@ _TRACE_TIMEOUT_S = 5.0
 _LLM = frozenset(kind.name for kind in LLM_KINDS)
 NO_POOL = "no part of it can start before its place, and none is served by an engine"
 COMPARE = "`teola compare` measures it"
-_OWN = "not estimated, as your own models are not measured"
+NOT_MEASURED = "not known yet, as your own models are not measured"
 
 
 def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
-    """Return the trace of the last call, if there was one and it has ended. `last`: the run, or nothing."""
+    """Return the trace of the last call, if there was one and it has ended well. `last`: the run, or nothing."""
     if not last or not (last[0].trace.done() or last[0].query_run.closed):
         return None
     trace: QueryTrace | None = last[0].trace.result(_TRACE_TIMEOUT_S)
-    return trace
+    return trace if trace is not None and trace.outcome in ("done", "closed") else None
 
 
 def left_for_form(last: Sequence[Any]) -> tuple[str, ...]:
@@ -60,9 +60,9 @@ def unplanned(prefetched: Sequence[str], trace: QueryTrace | None = None) -> str
     """Return the expected gain of an object without a plan. `trace`: of its last call, if there was one."""
     if not prefetched:
         return f"no gain: {NO_POOL}"
-    if trace is not None and trace.outcome in ("done", "closed"):
+    if trace is not None:
         return measured(trace)
-    return f"faster; {_OWN}: {COMPARE}"
+    return f"{NOT_MEASURED}: {COMPARE}"
 
 
 def expected(
@@ -93,11 +93,11 @@ def expected(
 def _with_early_calls(
     optimised: Optimised, source: Graph, context: PassContext, trace: QueryTrace | None, waits: Mapping[str, Any]
 ) -> str:
-    if trace is not None and trace.outcome in ("done", "closed"):
+    if trace is not None:
         return measured(trace, None if waits else source)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in leaf_primitives(p)):
-        return f"faster; {_OWN}: {COMPARE}"
-    return f"faster; not estimated before the first call, as the length of answers is not known: {COMPARE}"
+        return f"{NOT_MEASURED}: {COMPARE}"
+    return f"not known before the first call, as the length of answers is not known: {COMPARE}"
 
 
 def _why_none(source: Graph | None) -> str:
@@ -129,21 +129,16 @@ def measured(trace: QueryTrace, source: Graph | None = None) -> str:
 
     `source`: the p-graph, where the duration of its calls in their order is comparable.
     """
-    took = trace.seconds
-    in_order = None if source is None else as_written(source, trace.spans)
-    if in_order is not None and took:
-        return (
-            f"{in_order / took:.2f} times faster in the last call: {duration(took)}, its calls as written "
-            f"{duration(in_order)} (less where calls made at once slow each other down): {COMPARE}"
-        )
-    saved = seconds_saved(trace)
+    took, saved = trace.seconds, seconds_saved(trace, source)
     if saved is None or not took:
-        return f"faster; the last call took {duration(took)}: {COMPARE}"
-    if saved < _LEAST_GAIN * took:
+        return f"not known, as the trace of the last call ({duration(took)}) does not tell: {COMPARE}"
+    if abs(saved) < _LEAST_GAIN * took:
         return f"no gain in the last call ({duration(took)}): what could start before its place did not end sooner"
+    in_place = took + saved
+    ratio, how = (in_place / took, "faster") if saved > 0 else (took / in_place, "slower")
     return (
-        f"{1 + saved / took:.2f} times faster in the last call: {duration(took)}, about {duration(took + saved)} with "
-        f"each call in its place: {COMPARE}"
+        f"{ratio:.2f} times {how} in the last call: {duration(took)}, about {duration(in_place)} with each call in its "
+        f"place (less where calls made at once slow each other down): {COMPARE}"
     )
 
 
@@ -151,11 +146,17 @@ _LEAST_GAIN = 0.02
 """The share of the duration from which on time that was saved is called a gain."""
 
 
-def seconds_saved(trace: QueryTrace) -> float | None:
-    """Return how much less the original waited for its calls than they took; None if the trace does not tell.
+def seconds_saved(trace: QueryTrace, source: Graph | None = None) -> float | None:
+    """Return how much longer the last call would have taken with each call in its place; None if its trace does not
+    tell. Negative if it would have been sooner done.
 
-    It tells for calls of the user's own models that the original makes one after the other.
+    With `source`, the p-graph, the calls of the trace are put in their order; the time in which no call ran stays as it
+    is. Else the time counts by which the original waited less for its calls than they took. That holds for calls of
+    the user's own models that the original makes one after the other.
     """
+    in_order = None if source is None else as_written(source, trace.spans)
+    if in_order is not None:
+        return in_order - _busy_s(span for span in trace.spans if span.engine)
     spans, saved, until = trace.finished(), 0.0, trace.started
     for wait in sorted(trace.waits or (), key=lambda wait: wait.began):
         calls = [spans[name] for name in wait.spans if name in spans]
@@ -242,7 +243,9 @@ def explain(
     calls that begin early without a plan; `left`: calls that the last call left in their place, see `left_for_form`;
     `calls`: the rows of all calls, where the plan has not all of them.
     """
-    figures: Any = {} if trace is None else {"seconds": trace.seconds, "seconds_saved": seconds_saved(trace)}
+    waits = own_calls is not None and own_calls.one_by_one
+    source = None if optimised is None or waits else optimised.source
+    figures: Any = {} if trace is None else {"seconds": trace.seconds, "seconds_saved": seconds_saved(trace, source)}
     if optimised is None or pool is None:
         return PlanReport(traced.report, tuple(more), unplanned(more, trace), tuple(calls or ()), **figures)
     context = PassContext(pool.profiles)

@@ -245,10 +245,22 @@ class PlanReport:
     seconds: float | None = None
     """How long the last query took; None before one, or if it was not traced."""
     seconds_saved: float | None = None
-    """How much less that query waited for its calls than they took; None if its trace does not tell."""
+    """How much longer that query would have taken with each call in its place; None if its trace does not tell."""
 
     def __str__(self) -> str:
         return self.text(details=True)
+
+    @property
+    def expected_speed_up(self) -> float | None:
+        """How many times faster than the original a query like the last one is; None if that is not known yet.
+
+        It is 1 where nothing starts before its place. Else it is what the last query shows.
+        """
+        if not self.prefetched:
+            return 1.0
+        if not self.seconds or self.seconds_saved is None:
+            return None
+        return (self.seconds + self.seconds_saved) / self.seconds
 
     def with_status(self, status: Status) -> tuple[CallRow, ...]:
         """Return the rows of this status."""

@@ -117,7 +117,7 @@ def _expectation(
     if trace is not None and left:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
     unstreamed = [call.name for call in calls if call.start and call.is_whole_only]
-    text = f"faster; not estimated, as a graph decides while it runs: {COMPARE}" if trace is None else measured(trace)
+    text = f"not known yet, as a graph decides while it runs: {COMPARE}" if trace is None else measured(trace)
     return f"{text}; {only_whole(unstreamed)}" if unstreamed else text
 
 

@@ -16,7 +16,7 @@ from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[at
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.early_work import log_fallback
-from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured
+from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured, seconds_saved
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
@@ -27,6 +27,7 @@ from teola_plugin.adapters.terms import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.shims.llamaindex.workflows import Result, call_when_ended, intercept_result, step_names
 from teola_plugin.tracer.llamaindex.classes import is_pool_object
@@ -112,10 +113,23 @@ class WorkflowSession(Session):
         with self.routing():
             call = self._begin(RUN, None, is_async=True)
             if self._step_plans is not None:
-                call = call._replace(prefetcher=self._step_plans.start_run())
+                call = call._replace(prefetcher=self._step_plans.start_run(self._trace_run(self._step_plans)))
             with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
                 handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
+
+    def _trace_run(self, plans: StepPlans) -> Run | None:
+        """Start the trace of a run whose steps prefetch calls; None if none does, or if it cannot be traced."""
+        current = current_run.get()
+        try:
+            if not plans.prefetches_calls():
+                return None
+            run = self._watch_call([] if current is None else [current])
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error, self.original, "the trace of a run")
+            return None
+        self._last[:] = [run]
+        return run
 
     def _target_for(self, entry: str, graph_input: GraphInput | None) -> Any:
         return self._runner
@@ -253,9 +267,9 @@ def explain_workflow(
     if not prefetched:
         in_place = "no gain is known: its steps run as they are written, each call in its place"
         return PlanReport(report, (), in_place, calls)
-    expected = f"faster; not estimated, as it decides while it runs: {COMPARE}" if trace is None else measured(trace)
-    seconds = None if trace is None else trace.seconds
-    return PlanReport(report, prefetched, expected, calls, seconds=seconds)
+    expected = f"not known yet, as it decides while it runs: {COMPARE}" if trace is None else measured(trace)
+    figures: Any = {} if trace is None else {"seconds": trace.seconds, "seconds_saved": seconds_saved(trace)}
+    return PlanReport(report, prefetched, expected, calls, **figures)
 
 
 def _phrases_of_prefetched(workflow: Any, accelerate: Accelerate) -> Iterator[str]:

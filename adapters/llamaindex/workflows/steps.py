@@ -24,6 +24,7 @@ from teola_plugin.adapters.llamaindex.prefetching import (
     plan_of_sites,
     rows_of_sites,
 )
+from teola_plugin.adapters.llamaindex.session import Run
 from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.context import during
@@ -92,9 +93,9 @@ class StepPlans:
             plan = self._plans[name, is_alone] = _StepPlan(traced, prefetched, objects, allowed.sites)
         return plan
 
-    def start_run(self) -> RunPrefetching:
-        """Return the prefetched calls of a run that begins."""
-        return RunPrefetching(self)
+    def start_run(self, traced_run: Run | None) -> RunPrefetching:
+        """Return the prefetched calls of a run that begins. `traced_run`: the query whose trace contains them."""
+        return RunPrefetching(self, traced_run)
 
     def prefetched_calls(self) -> list[str]:
         """Return a phrase for each step whose calls are prefetched: side by side, or before the step begins."""
@@ -136,8 +137,8 @@ class StepPlans:
 class RunPrefetching:
     """The prefetched calls of one run of a workflow."""
 
-    def __init__(self, plans: StepPlans) -> None:
-        self._plans = plans
+    def __init__(self, plans: StepPlans, traced_run: Run | None) -> None:
+        self._plans, self._traced_run = plans, traced_run
         self._gains = plans.prefetches_calls()
         self._running = set[object]()
         """One object for each step that is under way."""
@@ -152,10 +153,14 @@ class RunPrefetching:
                 yield
         except BaseException:
             self._drop()
+            if self._traced_run is not None:
+                self._traced_run.cancel()
             raise
 
     def close(self) -> None:
         """End the run, which has succeeded: calls that have not started do not start any more."""
+        if self._traced_run is not None:
+            self._traced_run.close()
         live, self._live = self._live, []
         for prefetcher, *_ in live:
             prefetcher.close(is_read_from_code=True)
@@ -200,7 +205,8 @@ class RunPrefetching:
         if plan.prefetched is None or plan.prefetched_calls() <= covered or not plan.prefetched.intercept():
             return earlier
         values = {EVENT: event_values(event), STORE: await stored_values(context, plan.steps.store_keys)}
-        prefetcher = QueryPrefetcher(plan.prefetched, values, None, earlier)
+        report_to = None if self._traced_run is None else self._traced_run.query_run
+        prefetcher = QueryPrefetcher(plan.prefetched, values, report_to, earlier)
         if is_alone:
             self._live.append((prefetcher, plan, list(plan.steps.calls)[1:]))
         return prefetcher

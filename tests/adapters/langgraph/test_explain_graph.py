@@ -98,7 +98,7 @@ def test_the_text() -> None:
         f"""Understood:    5 parts: 2 optimized, 2 shared (RunnableSequence and ToolNode), 1 unchanged (search_the_web)
 Starts early:  retrieve.retrieve: with rewrite, once rewrite.model has answered; search: its searches begin when its \
 call is written
-Expect:        faster; not estimated, as a graph decides while it runs: `teola compare` measures it; \
+Expect:        not known yet, as a graph decides while it runs: `teola compare` measures it; \
 change first: grade.model: docs and question stand before 452 constant tokens: put them last
 
 What was understood

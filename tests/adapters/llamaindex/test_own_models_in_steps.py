@@ -416,3 +416,47 @@ def test_runs_side_by_side_have_their_own_results() -> None:
 
 def test_prompts_that_depend_on_unknown_code_are_asked_once() -> None:
     compared(Rewritten)
+
+
+# ------------------------------------------------------------ traces of runs
+
+
+def test_run_whose_steps_prefetch_is_traced() -> None:
+    fast = accelerate(Loop(HostedLLM()))
+    assert fast.last_trace() is None
+
+    async def run() -> Any:
+        return await fast.run(query="oats")
+
+    asyncio.run(run())
+
+    trace = fast.last_trace()
+    assert trace.outcome in ("done", "closed")
+    assert len([span for span in trace.spans if span.engine]) == len(NODES)
+    assert fast.report().expected_speed_up > 1.5
+    assert "times faster in the last call" in fast.explain()
+
+
+def test_trace_ends_with_a_run_that_fails() -> None:
+    fast = accelerate(Loop(HostedLLM(fails_on="text 1")))
+
+    async def run() -> Any:
+        return await fast.run(query="oats")
+
+    with pytest.raises(Exception, match="text 1"):
+        asyncio.run(run())
+
+    assert fast.last_trace().outcome not in ("done", "closed")
+    assert "times faster" not in fast.explain()
+
+
+def test_run_without_prefetched_calls_is_not_traced() -> None:
+    fast = accelerate(Gathered(HostedLLM()))
+
+    async def run() -> Any:
+        return await fast.run(query="oats")
+
+    asyncio.run(run())
+
+    assert fast.last_trace() is None
+    assert fast.report().expected_speed_up == 1.0

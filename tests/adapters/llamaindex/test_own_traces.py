@@ -71,7 +71,7 @@ def test_each_call_of_the_object_has_its_own_trace(own: Watched) -> None:
 
 def test_explain_says_how_long_it_took(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
-    assert "not estimated" in fast.explain(ASKED)
+    assert "not known yet" in fast.explain(ASKED)
     traced(fast)
     assert "times faster in the last call" in fast.explain(ASKED)
 
