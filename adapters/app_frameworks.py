@@ -103,7 +103,7 @@ def to_message(
 
     `fields`: `name` and `tool_call_id`, if the message has them. `calls`: id, name and arguments of calls of tools.
     """
-    from teola_plugin.adapters.langchain.replies import from_openai
+    from teola_plugin.adapters.langchain.chat import from_openai
 
     return from_openai(role, text, fields, calls)
 

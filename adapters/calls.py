@@ -12,8 +12,8 @@ from teola_plugin.errors import unknown_name
 from teola_plugin.graph import RequestContext, on_loop
 from teola_plugin.pool import EnginePool, need_pool
 from teola_plugin.requests.payloads import Vector
-from teola_plugin.runtime.context import current_request_context, current_run, during
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
+from teola_plugin.runtime.query_run import current_request_context, current_run, during
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 T = TypeVar("T")

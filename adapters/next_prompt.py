@@ -25,7 +25,7 @@ from teola_plugin.passes import Pass
 from teola_plugin.passes.prefilling_split import PrefillingSplit
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Prompt
-from teola_plugin.runtime.driver.incremental_prefilling import common_prefix_length
+from teola_plugin.runtime.primitive_requests import common_prefix_length
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 
 _NAME = "next_prompt"

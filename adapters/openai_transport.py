@@ -40,8 +40,8 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm, Generate
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.context import current_run, during
-from teola_plugin.runtime.handles import CallHandle, PieceLog
+from teola_plugin.runtime.loop_thread import CallHandle, PieceLog
+from teola_plugin.runtime.query_run import current_run, during
 
 T = TypeVar("T")
 _capture: ContextVar[bool] = ContextVar("teola_capture", default=False)

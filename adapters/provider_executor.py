@@ -19,15 +19,15 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError, pool_closed
 from teola_plugin.graph import INPUT, Batching, EngineProfile, Graph, PrimitiveKind, Ref
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Result
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.forks import ForkedLock, in_child
 from teola_plugin.runtime.local import LocalRuntime
-from teola_plugin.runtime.ports.outstanding_requests import Callers, OutstandingRequests
+from teola_plugin.runtime.ports.batches import Callers, OutstandingRequests
 from teola_plugin.runtime.ports.port import DirectPort, Port, PortListener
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 
 
 @dataclass(frozen=True, slots=True)

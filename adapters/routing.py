@@ -17,7 +17,7 @@ from weakref import ref
 
 from teola_plugin.adapters.calls import aitems_inside, items_inside
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import during
+from teola_plugin.runtime.query_run import during
 
 T = TypeVar("T")
 ROUTE = "__teola_route__"

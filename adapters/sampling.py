@@ -1,19 +1,27 @@
-"""Sampling parameters: fields of the model, overridden by the keyword arguments of one call."""
+"""The options of a call: its sampling parameters, and its request context, query and deadline.
+
+Sampling parameters are fields of the model, overridden by the keyword arguments of one call.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import PoolField, check_engine
-from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.graph import DraftText
+from teola_plugin.errors import QueryTimeout, RegistrationError, unknown_name
+from teola_plugin.graph import DraftText, Query, RequestContext
 from teola_plugin.requests.draft_texts import forms_of_tools
 from teola_plugin.requests.json_forms import forms_of_schema
 from teola_plugin.requests.payloads import Sampling
+from teola_plugin.runtime.query_run import current_request_context
 
 _PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
 _OF_THE_FRAMEWORK = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})
@@ -188,3 +196,165 @@ def sampling_fields(model: Any, more: dict[str, Any]) -> dict[str, Any]:
 def _value(model: Any, name: str) -> Any:
     value = vars(model).get(name)
     return None if callable(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedTerms:
+    """The terms that a caller requests; None for a term that it does not mention."""
+
+    tenant: str | None = None
+    deadline_s: float | None = None
+    """Seconds from the start of the call."""
+    weight: float | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, tenant: str, deadline_s: str, weight: str) -> RequestedTerms:
+        """Read the terms under these keys. A tenant of None is the one without a name; other Nones are not mentioned.
+
+        Raises `RegistrationError` for what is no number.
+        """
+        value = values.get(tenant, ...)
+        tenant_name = None if value is ... else "" if value is None else str(value)
+        seconds = _number(deadline_s, values.get(deadline_s), positive=False)
+        return cls(tenant_name, seconds, _number(weight, values.get(weight), positive=True))
+
+    def terms(self, base: RequestContext, now: float) -> RequestContext:
+        """Return `base` with the requested terms; of two deadlines the earlier."""
+        deadline = None if self.deadline_s is None else now + self.deadline_s
+        ends = [at for at in (deadline, base.deadline) if at is not None]
+        return replace(
+            base,
+            tenant=base.tenant if self.tenant is None else self.tenant,
+            weight=base.weight if self.weight is None else self.weight,
+            deadline=min(ends, default=None),
+        )
+
+    def fits(self, base: RequestContext, now: float) -> bool:
+        """Return True if work under `base` meets the request: the same tenant and weight, and no earlier deadline."""
+        return self.terms(base, now) == base
+
+
+NOTHING_REQUESTED = RequestedTerms()
+
+
+class CallContext(NamedTuple):
+    """The query or the terms that a call belongs to."""
+
+    run: Any
+    """The live query that it joins; None for none."""
+    terms: RequestContext | None
+    """The terms of a call without a query; None for the ambient ones."""
+
+
+def context_of(requested: RequestedTerms, runs: Iterable[Any], pool: Any) -> CallContext:
+    """Return the context of a call into `pool` with these terms, made within `runs` (innermost first)."""
+    runs = list(runs)
+    if not runs and requested == NOTHING_REQUESTED:
+        return CallContext(None, None)
+    now = pool.runtime.time()
+    for run in runs:
+        if not run.closed and run.runtime is pool.runtime and requested.fits(run.query.terms, now):
+            return CallContext(run, None)
+    if runs and runs[0].closed:  # work that outlives its query keeps the tenant, and has no deadline any more
+        requested = replace(requested, deadline_s=None)
+    return CallContext(None, requested.terms(outer_terms(runs), now))
+
+
+def outer_terms(runs: Iterable[Any]) -> RequestContext:
+    """Return the terms of a call that requests none itself."""
+    run = next(iter(runs), None)
+    if run is None:
+        return current_request_context.get() or RequestContext()
+    terms: RequestContext = run.query.terms
+    return replace(terms, deadline=None) if run.closed else terms
+
+
+NO_APP = "default"
+
+
+def with_app(terms: RequestContext, app: str) -> RequestContext:
+    """Return the terms with the name of the accelerated object; without one they keep that of the object around it."""
+    return terms if app == NO_APP else replace(terms, app=app)
+
+
+def new_query(requested: RequestedTerms, runs: Iterable[Any], app: str, input: Any, now: float) -> Query:
+    """Create a query that begins now, within `runs` (innermost first)."""
+    terms = with_app(requested.terms(outer_terms(runs), now), app)
+    return Query({"input": input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+
+
+def unplanned(
+    requested: RequestedTerms, runs: Sequence[Any], app: str, clock: Callable[[], float]
+) -> tuple[RequestContext | None, Any]:
+    """Return the terms and the `Deadline` of a call without a query of its own; None twice in a live one that fits."""
+    if requested is NOTHING_REQUESTED and app == NO_APP and not runs and current_request_context.get() is None:
+        return None, None
+    terms = requested.terms(outer_terms(runs), clock())
+    if runs and not runs[0].closed and terms == runs[0].query.terms:
+        return None, None
+    terms = with_app(terms, app)
+    deadline = None if terms.deadline is None else Deadline(terms.deadline, clock)
+    return (terms if runs or terms != RequestContext() else None), deadline
+
+
+def _number(key: str, value: Any, *, positive: bool) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if not number or (positive and value <= 0):
+        raise RegistrationError(
+            f"{key} is {value!r:.80}, which is no {'positive ' if positive else ''}number.", hint=f"e.g. {key}=2.0"
+        )
+    return float(value)
+
+
+# ------------------------------------------------------------ deadlines of callers
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The time at which a caller has its answer or `QueryTimeout`, even if only the caller's own code is at work."""
+
+    at: float
+    clock: Callable[[], float]
+    query: str = ""
+
+    @classmethod
+    def of(cls, run: Any) -> Deadline | None:
+        """Return the deadline of a live query, or of the query of a part; None if it has none."""
+        query = getattr(run, "query", None)
+        if query is None or query.deadline is None:
+            return None
+        return cls(query.deadline, run.runtime.time, query.id)
+
+    @property
+    def passed(self) -> bool:
+        return self.clock() >= self.at
+
+    def check(self) -> None:
+        """Raise `QueryTimeout` if the deadline has passed."""
+        if self.passed:
+            raise self.error()
+
+    def error(self) -> QueryTimeout:
+        name = f"query {self.query}" if self.query else "the call"
+        hint = "allow more time, or see fast.explain()"
+        return QueryTimeout(f"{name} did not end before its deadline.", query_id=self.query, hint=hint)
+
+
+def interrupting(deadline: Deadline | None) -> AbstractAsyncContextManager[None]:
+    """Return a context whose body is interrupted when the deadline passes, with `QueryTimeout`."""
+    return nullcontext() if deadline is None else _interrupting(deadline)
+
+
+@asynccontextmanager
+async def _interrupting(deadline: Deadline) -> AsyncIterator[None]:
+    limit = asyncio.timeout(deadline.at - deadline.clock())
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise deadline.error() from error
+        raise
+    deadline.check()

@@ -14,7 +14,7 @@ from typing import Any
 
 from teola_plugin.adapters.comparison import difference, failure, snapshot
 from teola_plugin.errors import QueryError, RegistrationError
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 SEED, IN_FLIGHT = 20240701, 4

@@ -31,7 +31,7 @@ from teola_plugin.observe.progress import progress
 from teola_plugin.passes import DEFAULT_PASSES, PassContext, PassPipeline
 from teola_plugin.runtime.conformance import chain
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
+from teola_plugin.scheduling.engine_queue import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
 
 EXPANSIONS = (1, 4, 16, 64)
 """Further questions of advanced RAG: graphs of tens to hundreds of primitives."""

@@ -26,7 +26,7 @@ from benchmarks.placement.workloads import WORKLOADS, Workload
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.observe.progress import progress
 from teola_plugin.scheduling import E2, E2Options, EngineScheduler, PrefixBlocks, RequestPlacement, block_hashes
-from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
+from teola_plugin.scheduling.engine_queue import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded
 from teola_plugin.scheduling.placement import PlacementRequest
 from teola_plugin.simulation import Cluster, Run, SimulatedEngine, replay
 

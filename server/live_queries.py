@@ -14,8 +14,7 @@ from teola_plugin.adapters.calls import joined
 from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import CallPlace, current_place, during
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import CallPlace, QueryRun, current_place, during
 from teola_plugin.server.admission import Ticket
 from teola_plugin.server.callers import Caller
 

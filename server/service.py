@@ -12,8 +12,7 @@ from teola_plugin.errors import unknown_name
 from teola_plugin.graph import LLM_KINDS, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import CallPlace
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import CallPlace, QueryRun
 from teola_plugin.server.admission import Admission, AdmissionRefusal
 from teola_plugin.server.callers import Caller, KeyLimits, PoolNames, RequestHeaders, find_key, secret_from_headers
 from teola_plugin.server.errors import HttpError, not_found, too_many

@@ -75,7 +75,7 @@ class Backed:
 
     def _asked(self, model: Any, inputs: Sequence[Any]) -> list[Any]:
         """Calls of the engine, under way; none for messages that a text engine cannot take."""
-        from teola_plugin.adapters.langchain.current_query import call_context
+        from teola_plugin.adapters.langchain.listening import call_context
         from teola_plugin.graph import PrimitiveKind
 
         if type(model).__module__.startswith("teola_plugin."):

@@ -20,7 +20,7 @@ from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
-from teola_plugin.adapters.terms import context_of
+from teola_plugin.adapters.sampling import context_of
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.langchain import yields
 from teola_plugin.shims.pydantic import sharing

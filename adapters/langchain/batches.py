@@ -10,7 +10,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
-from teola_plugin.adapters.langchain.current_query import requested_terms
+from teola_plugin.adapters.langchain.listening import requested_terms
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.langchain.started_calls import (
     StartedBatch,
@@ -20,7 +20,7 @@ from teola_plugin.adapters.langchain.started_calls import (
     under_rules,
 )
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.terms import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
+from teola_plugin.adapters.sampling import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims.stack_levels import hide_from_stack_levels

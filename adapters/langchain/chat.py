@@ -1,4 +1,7 @@
-"""`ChatTeola`: a chat model on an LLM engine of the pool."""
+"""`ChatTeola`: a chat model on an LLM engine of the pool.
+
+LangChain's messages are made of an engine's generations, whole or in chunks, and of messages as OpenAI writes them.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,17 @@ from langchain_core.language_models.base import LangSmithParams, LanguageModelIn
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
+    AIMessageChunk,
     BaseMessage,
     ChatMessage,
     FunctionMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
+    convert_to_messages,
 )
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
@@ -28,17 +35,25 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
-from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
-from teola_plugin.adapters.langchain.listening import ModelCall, PendingAnswer, listening
+from teola_plugin.adapters.langchain.listening import (
+    ConfigScopedModel,
+    ModelCall,
+    PendingAnswer,
+    call_context,
+    listening,
+)
 from teola_plugin.adapters.langchain.tools import ToolDefinition, Tools, described, without_tools
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Sampling
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
+
+if TYPE_CHECKING:
+    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (SystemMessage, "system"),
@@ -154,9 +169,6 @@ def _schema_for_models(schema: dict[str, Any] | type) -> dict[str, Any]:
     )
 
 
-if TYPE_CHECKING:
-    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-
 _PREFILLING = PrimitiveKind.PREFILLING
 
 
@@ -218,11 +230,11 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             for piece in handle.pieces:
                 if piece.text:
                     streamed += piece.text
-                    chunk = replies.text_chunk(piece.text)
+                    chunk = text_chunk(piece.text)
                     if run_manager:
                         run_manager.on_llm_new_token(piece.text, chunk=chunk)
                     yield chunk
-            chunk = replies.last_chunk(handle.result()[0], streamed, self.model_name)
+            chunk = last_chunk(handle.result()[0], streamed, self.model_name)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -240,11 +252,11 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             async for piece in handle.pieces:
                 if piece.text:
                     streamed += piece.text
-                    chunk = replies.text_chunk(piece.text)
+                    chunk = text_chunk(piece.text)
                     if run_manager:
                         await run_manager.on_llm_new_token(piece.text, chunk=chunk)
                     yield chunk
-            chunk = replies.last_chunk((await handle)[0], streamed, self.model_name)
+            chunk = last_chunk((await handle)[0], streamed, self.model_name)
             if run_manager:
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
@@ -283,7 +295,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=info)])
 
     def _message(self, generation: Generation, tools: Tools | None) -> AIMessage:
-        plain = replies.to_message(generation, self.model_name)
+        plain = to_message(generation, self.model_name)
         return plain if tools is None else tools.message(plain)
 
     def bind_tools(
@@ -344,3 +356,71 @@ class _CallSettings:
     def payload(self, messages: Sequence[BaseMessage]) -> Generate:
         prompt = to_prompt(messages)
         return Generate(prompt if self.tools is None else replace(prompt, tools=self.tools.definitions), self.sampling)
+
+
+def token_usage(generation: Generation) -> UsageMetadata:
+    """Tokens of one generation; `cache_read` are prompt tokens found in the prefix cache."""
+    return UsageMetadata(
+        input_tokens=generation.prompt_tokens,
+        output_tokens=generation.completion_tokens,
+        total_tokens=generation.prompt_tokens + generation.completion_tokens,
+        input_token_details=InputTokenDetails(cache_read=generation.cached_tokens),
+    )
+
+
+def response_metadata(generation: Generation, model_name: str) -> dict[str, Any]:
+    """`response_metadata` of the answer."""
+    return {"model_name": model_name, "finish_reason": generation.finish_reason, "model_provider": "teola"}
+
+
+def to_message(generation: Generation, model_name: str) -> AIMessage:
+    """The whole answer, without an id: LangChain names it after its run."""
+    return AIMessage(
+        content=generation.text,
+        response_metadata=response_metadata(generation, model_name),
+        usage_metadata=token_usage(generation),
+    )
+
+
+def text_chunk(text: str) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(content=text))
+
+
+def last_chunk(generation: Generation, streamed: str, model_name: str) -> ChatGenerationChunk:
+    """Ends a stream: what was not streamed, and the only chunk with usage, so that chunks add up to `to_message`."""
+    message = AIMessageChunk(
+        content=unstreamed_text(generation, streamed),
+        response_metadata=response_metadata(generation, model_name),
+        usage_metadata=token_usage(generation),
+        chunk_position="last",
+    )
+    return ChatGenerationChunk(message=message, generation_info={"finish_reason": generation.finish_reason})
+
+
+def unstreamed_text(generation: Generation, streamed: str) -> str:
+    """Text that no piece carried: engines may send only the end when nobody read from the start."""
+    return generation.text[len(streamed) :]
+
+
+# ------------------------------------------------------------ messages as OpenAI writes them
+
+
+def from_openai(
+    role: str, text: str, fields: Mapping[str, Any], calls: Sequence[tuple[str | None, str, Any]] = ()
+) -> Any:
+    """Return the message for one as OpenAI writes it; a pair of role and text if that says all.
+
+    `fields`: `name` and `tool_call_id`, if the message has them. `calls`: id, name and arguments of calls of tools;
+    LangChain keeps those apart whose arguments are no JSON object.
+    """
+    if role == "assistant" and calls:
+        valid = [tool_call(name=name, args=args, id=id) for id, name, args in calls if isinstance(args, dict)]
+        invalid = [
+            invalid_tool_call(name=name, args=args if isinstance(args, str) else json.dumps(args), id=id, error=None)
+            for id, name, args in calls
+            if not isinstance(args, dict)
+        ]
+        return AIMessage(text, name=fields.get("name"), tool_calls=valid, invalid_tool_calls=invalid)
+    if "name" not in fields and role not in ("tool", "function"):
+        return role, text
+    return convert_to_messages([{"role": role, "content": text, **fields}])[0]

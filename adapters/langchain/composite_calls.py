@@ -31,7 +31,7 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain import composites
 from teola_plugin.adapters.langchain.call_sites import eligible, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.composites import parts
-from teola_plugin.adapters.langchain.current_query import active_run
+from teola_plugin.adapters.langchain.listening import active_run
 from teola_plugin.adapters.langchain.prefetch_plan import is_lowered
 from teola_plugin.adapters.langchain.prefetching import (
     calls_scope,
@@ -48,9 +48,9 @@ from teola_plugin.adapters.plan_report import CallRow, Explanation, Reason, Stat
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_interceptors import intercept_composites, live_scopes
 from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of

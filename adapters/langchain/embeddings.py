@@ -9,10 +9,10 @@ from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import PoolField, check_engine, to_list
-from teola_plugin.adapters.langchain.current_query import call_context
+from teola_plugin.adapters.langchain.listening import call_context
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 
 Role = Literal["query", "document"]

@@ -14,20 +14,19 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
 from teola_plugin.adapters.calls import giving_up
-from teola_plugin.adapters.langchain import replies
-from teola_plugin.adapters.langchain.current_query import (
+from teola_plugin.adapters.langchain.chat import response_metadata, unstreamed_text
+from teola_plugin.adapters.langchain.listening import (
     ConfigScopedModel,
     call_context,
     config_scope,
     requested_terms,
     runs_in,
 )
-from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
-from teola_plugin.adapters.terms import RequestedTerms
+from teola_plugin.adapters.sampling import EngineModel, RequestedTerms, forms_told, list_shape
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.shims.langchain import prompt_value
 from teola_plugin.tracer.leaf import GenerationLeaf
 
@@ -156,12 +155,14 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         return handle
 
     def _result(self, values: Sequence[Generation]) -> LLMResult:
-        generations = [[TextGeneration(text=v.text, generation_info=replies.info(v, self.model_name))] for v in values]
+        generations = [
+            [TextGeneration(text=v.text, generation_info=response_metadata(v, self.model_name))] for v in values
+        ]
         return LLMResult(generations=generations)  # type: ignore[arg-type]
 
     def _last(self, generation: Generation, streamed: str) -> GenerationChunk:
-        text = replies.rest(generation, streamed)
-        return GenerationChunk(text=text, generation_info=replies.info(generation, self.model_name))
+        text = unstreamed_text(generation, streamed)
+        return GenerationChunk(text=text, generation_info=response_metadata(generation, self.model_name))
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> GenerationLeaf | None:
         """Return None also with a response cache: a prefetch would go around it."""

@@ -29,19 +29,18 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
 
-from teola_plugin.adapters.langchain.current_query import runs_in
+from teola_plugin.adapters.langchain.listening import runs_in
 from teola_plugin.adapters.langchain.prefetch_listener import listener_class
 from teola_plugin.adapters.plan_report import PrefetchCounts
 from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.claims import Caller, PlannerGraph
-from teola_plugin.runtime.context import current_run
 from teola_plugin.runtime.daemon_threads import threads
 from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
-from teola_plugin.runtime.query_run import QueryRun, SubplanRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
 from teola_plugin.shims.langchain_interceptors import live_scopes

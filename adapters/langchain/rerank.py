@@ -11,11 +11,11 @@ from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import PoolField, check_engine
-from teola_plugin.adapters.langchain.current_query import call_context
+from teola_plugin.adapters.langchain.listening import call_context
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import ScorePair
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.tracer.leaf import RerankingLeaf
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, PrivateAttr
 from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.early_work import can_start_early, expected_sizes, joinable, log_fallback, submit
 from teola_plugin.adapters.langchain.batches import BatchMethods
-from teola_plugin.adapters.langchain.current_query import active_runs, form_of_answers, requested_terms
+from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_terms
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.langchain.shadow import (
@@ -36,7 +36,7 @@ from teola_plugin.adapters.own_class import FieldSnapshot
 from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.terms import (
+from teola_plugin.adapters.sampling import (
     NO_APP,
     Deadline,
     RequestedTerms,

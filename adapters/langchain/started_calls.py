@@ -18,11 +18,10 @@ from teola_plugin.adapters.calls import aitems_inside, astreamed_in, items_insid
 from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
-from teola_plugin.adapters.terms import Deadline, interrupting
+from teola_plugin.adapters.sampling import Deadline, interrupting
 from teola_plugin.graph import RequestContext
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
-from teola_plugin.runtime.context import current_run, during
-from teola_plugin.runtime.query_run import QueryRun, SubplanRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run, during
 from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels

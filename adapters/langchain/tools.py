@@ -16,7 +16,7 @@ from langchain_core.tools import Tool as TextTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from teola_plugin.adapters.calls import check_engine
-from teola_plugin.adapters.langchain.current_query import call_context
+from teola_plugin.adapters.langchain.listening import call_context
 from teola_plugin.adapters.tool_calls import new_id
 from teola_plugin.adapters.tool_text import (
     ARGUMENTS,
@@ -31,7 +31,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import CallTool
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 
 ToolDefinition = dict[str, Any] | type | Callable[..., Any] | BaseTool
 

@@ -16,15 +16,15 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.calls import check_engine, joined, to_list
-from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
+from teola_plugin.adapters.langchain.listening import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, SearchVector
-from teola_plugin.runtime.engine_requests.keys import RemoteValue
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.claims import RemoteValue
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.runtime.query_run import Claiming
 from teola_plugin.tracer.langchain.classes import leaf_of, worker_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf, RetrievalLeaf

@@ -10,11 +10,11 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
 
 from teola_plugin.adapters.calls import PoolField, check_engine
-from teola_plugin.adapters.langchain.current_query import ConfigScoped, call_context
+from teola_plugin.adapters.langchain.listening import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.rows import to_documents
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import SearchText
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.tracer.leaf import TextSearchLeaf
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from teola_plugin.adapters.langgraph.pools import pool_of_graph
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.routing import under_routing
-from teola_plugin.adapters.terms import NO_APP
+from teola_plugin.adapters.sampling import NO_APP
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.langgraph import watched_node
 

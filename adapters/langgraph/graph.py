@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 
 from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.early_work import joinable, log_fallback
-from teola_plugin.adapters.langchain.current_query import active_runs, requested_terms
+from teola_plugin.adapters.langchain.listening import active_runs, requested_terms
 from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
@@ -29,7 +29,7 @@ from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, s
 from teola_plugin.adapters.own_class import subclass_of
 from teola_plugin.adapters.provider_executor import ProviderPool, shared_pool
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.terms import NO_APP, Deadline, RequestedTerms, context_of, new_query, unplanned
+from teola_plugin.adapters.sampling import NO_APP, Deadline, RequestedTerms, context_of, new_query, unplanned
 from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool

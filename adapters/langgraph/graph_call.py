@@ -15,12 +15,11 @@ from langchain_core.utils.aiter import aclosing
 from langgraph.errors import GraphBubbleUp
 
 from teola_plugin.adapters.calls import aitems_inside, items_inside
-from teola_plugin.adapters.langchain.current_query import form_of_answers
+from teola_plugin.adapters.langchain.listening import form_of_answers
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall, is_in_agent, outside_agents
 from teola_plugin.adapters.langgraph.plans import Parts
 from teola_plugin.observe.steps import OpenStep
-from teola_plugin.runtime.context import current_place, during
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import QueryRun, current_place, during
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 T = TypeVar("T")

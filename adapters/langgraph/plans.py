@@ -27,9 +27,8 @@ from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import CallPlace, current_place
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.runtime.query_run import DeferredSubplan, QueryRun, SubplanRun
+from teola_plugin.runtime.query_run import CallPlace, DeferredSubplan, QueryRun, SubplanRun, current_place
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames

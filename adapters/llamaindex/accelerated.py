@@ -25,8 +25,8 @@ from pydantic import BaseModel
 from teola_plugin.adapters.automatic_engines import served_section
 from teola_plugin.adapters.llamaindex.session import query_input
 from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
+from teola_plugin.adapters.sampling import RequestedTerms
 from teola_plugin.adapters.shadow import ShadowReport
-from teola_plugin.adapters.terms import RequestedTerms
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised

@@ -18,7 +18,7 @@ from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, cur
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText, Vector
 from teola_plugin.runtime.claims import Caller, ClaimRule, Claims, ClaimTable
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.shims.llamaindex.models import is_paced
 
 if TYPE_CHECKING:

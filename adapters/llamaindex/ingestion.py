@@ -31,9 +31,9 @@ from teola_plugin.adapters.llamaindex.session import ServedObject
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.routing import RoutingRules, route_of
-from teola_plugin.adapters.terms import NO_APP, with_app
+from teola_plugin.adapters.sampling import NO_APP, with_app
 from teola_plugin.graph import RequestContext
-from teola_plugin.runtime.context import current_request_context, current_run
+from teola_plugin.runtime.query_run import current_request_context, current_run
 from teola_plugin.shims.llamaindex.engines import IndexHooks, Nodes, VectorStoreIndexParts
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels

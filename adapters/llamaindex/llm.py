@@ -28,7 +28,7 @@ from teola_plugin.adapters.sampling import EngineModel
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.shims.llamaindex.models import messages_of, parse_output, text_of
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from llama_index.core.schema import BaseNode, MetadataMode
 
 from teola_plugin.requests.payloads import IngestRow
-from teola_plugin.runtime.context import during
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
+from teola_plugin.runtime.query_run import during
 
 Vectors = Sequence[Sequence[float]]
 _PORTIONS = 8

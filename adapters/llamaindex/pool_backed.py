@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
+from teola_plugin.runtime.query_run import current_run
 
 
 class PoolBacked(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import ScorePair
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 
 dispatcher = get_dispatcher(__name__)
 

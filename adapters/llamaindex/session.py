@@ -43,8 +43,7 @@ from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, wit
 from teola_plugin.adapters.own_pool import watching_pool
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, switched_off
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
-from teola_plugin.adapters.shadow import Shadow
-from teola_plugin.adapters.terms import (
+from teola_plugin.adapters.sampling import (
     Deadline,
     RequestedTerms,
     context_of,
@@ -52,13 +51,13 @@ from teola_plugin.adapters.terms import (
     new_query,
     unplanned,
 )
+from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import RequestContext
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
-from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.query_run import Claiming, QueryRun, SubplanRun
+from teola_plugin.runtime.query_run import Claiming, QueryRun, SubplanRun, current_run
 from teola_plugin.shims.llamaindex.engines import history_writer
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult

@@ -29,7 +29,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.json_values import build_metadata_test
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, OneOf, SearchVector, Stored
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.shims.llamaindex.models import NODE_CONTENT, NODE_TYPE
 
 Row = TypeVar("Row", bound=Stored)

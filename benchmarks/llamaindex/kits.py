@@ -25,8 +25,7 @@ from benchmarks.rag.apps import WORDS
 from teola_plugin import EnginePool
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults
 from teola_plugin.graph import EngineProfile
-from teola_plugin.requests.payloads import EmbedText, Generate, Prompt, Sampling, SearchVector
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import EmbedText, Generate, Prompt, Request, Sampling, SearchVector
 
 Machine = Mapping[str, EngineProfile]
 

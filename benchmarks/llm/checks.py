@@ -19,8 +19,7 @@ from typing import Any
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Request, Sampling, Warmup
 from teola_plugin.requests.results import Done, Failed, Piece
 
 Report = dict[str, Any]

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterable
 
-from teola_plugin.scheduling.engine_events import CacheEvent
+from teola_plugin.scheduling.engine_queue import CacheEvent
 from teola_plugin.scheduling.placement import Fits, PlacementChoice, PlacementRequest, PlacementRule, PrefixIndex
 
 TREE = 2**24 // 64

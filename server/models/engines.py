@@ -29,7 +29,7 @@ from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Prompt, Sampling, ScorePair
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.server.live_queries import RequestSession
 from teola_plugin.server.models.base import shown_model
 from teola_plugin.server.wire.answers import Answer, Delta, Deltas, ToolCall, Usage

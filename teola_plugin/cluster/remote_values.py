@@ -16,9 +16,9 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Done, Failed, Result
-from teola_plugin.runtime.engine_requests.keys import RemoteValue
+from teola_plugin.runtime.claims import RemoteValue
 
 log = logging.getLogger("teola_plugin")
 LARGE_BYTES = 64 * 1024

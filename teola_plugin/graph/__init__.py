@@ -30,8 +30,6 @@ from teola_plugin.graph.primitive import (
     PrimitiveKind,
     is_impure,
 )
-from teola_plugin.graph.profile import Batching, Curve, EngineProfile, Profiles
-from teola_plugin.graph.query import Query, RequestContext
 from teola_plugin.graph.refs import (
     CARRY,
     INPUT,
@@ -45,7 +43,17 @@ from teola_plugin.graph.refs import (
     conflict,
     named,
 )
-from teola_plugin.graph.template import Component, Role, WorkflowTemplate
+from teola_plugin.graph.template import (
+    Batching,
+    Component,
+    Curve,
+    EngineProfile,
+    Profiles,
+    Query,
+    RequestContext,
+    Role,
+    WorkflowTemplate,
+)
 
 __all__ = [
     "CARRY",

@@ -7,9 +7,8 @@ from teola_plugin.observe.otel import emit
 from teola_plugin.observe.progress import progress
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GraphEdge, GraphNode, GraphView, QueryTrace, Span
-from teola_plugin.observe.steps import Step
+from teola_plugin.observe.steps import Step, Wait
 from teola_plugin.observe.text import format_summary, timeline_text
-from teola_plugin.observe.waits import Wait
 
 __all__ = [
     "GraphEdge",

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from teola_plugin.observe.steps import Step
-from teola_plugin.observe.waits import Wait
+from teola_plugin.observe.steps import Step, Wait
 
 if TYPE_CHECKING:
     from teola_plugin.observe.spans import QueryTrace, Span

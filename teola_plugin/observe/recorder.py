@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace, Span
-from teola_plugin.observe.steps import StepLog
-from teola_plugin.observe.waits import Wait
+from teola_plugin.observe.steps import StepLog, Wait
 
 
 class OpenSpan:

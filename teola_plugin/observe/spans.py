@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from teola_plugin.observe.critical_path import PathStep, critical_path
-from teola_plugin.observe.steps import Step
-from teola_plugin.observe.waits import Wait
+from teola_plugin.observe.steps import Step, Wait
 
 GraphNode = tuple[str, str, str, int, bool]
 """(id, kind, engine, depth, tentative)"""

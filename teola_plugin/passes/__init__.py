@@ -1,7 +1,6 @@
 """Rewrites of the primitive graph: p-graph in, e-graph out (paper, section 4.2)."""
 
-from teola_plugin.passes.base import Optimised, Pass, PassContext, PassPipeline, PassReport
-from teola_plugin.passes.cache import GraphCache
+from teola_plugin.passes.base import GraphCache, Optimised, Pass, PassContext, PassPipeline, PassReport
 from teola_plugin.passes.decoding_pipelining import DecodingPipelining
 from teola_plugin.passes.draft_decoding import DraftDecoding
 from teola_plugin.passes.estimate import ready_times

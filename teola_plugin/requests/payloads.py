@@ -1,4 +1,6 @@
-"""Payloads of requests and values of results, by kind of primitive. Framework-neutral and picklable.
+"""The request, which is the unit of work that is sent to an engine: its payload and its value, by kind of primitive.
+
+All of them are framework-neutral and picklable.
 
 | kind                | payload of one request | value                          |
 |---------------------|------------------------|--------------------------------|
@@ -18,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+from teola_plugin.graph import PrimitiveKind
 
 Vector = Sequence[float]
 
@@ -236,3 +240,56 @@ class Generation:
     """Number of tokens that the engine drafted and the model verified."""
     accepted: int = field(default=0, compare=False)
     """Number of drafted tokens that the model accepted: they are part of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A unit of work of a primitive, for an engine."""
+
+    id: str
+    """Unique within the process."""
+    kind: PrimitiveKind
+    payload: Any
+    """See `payloads`."""
+    query: str = ""
+    tenant: str = ""
+    priority: int = 0
+    """Admission sequence number of the engine scheduler, lower is more urgent; later by a lag in a gang."""
+    stream: bool = False
+    """True if the pieces are read. Without a reader, an engine may send only the first piece, and the end. A reader
+    that comes later is announced: see `engines.base.listen`."""
+    background: bool = False
+    """True if it must not delay other requests on the replica (a warm-up during deeper decodings)."""
+    keep_remote: bool = False
+    """True if only engines read its value: a shared pool may leave a large value where it was computed."""
+    depth: int = 0
+    """Longest distance of its primitive to the output of its query, when it was admitted."""
+    objective: str = "latency"
+    """`latency`, `throughput` or `background`."""
+    app: str = ""
+    drafts: tuple[str, ...] = ()
+    """Texts that the answer may repeat, likeliest first. They never affect the result."""
+    late: bool = False
+    """True if a reader of its pieces may come later, although `stream` is False."""
+    unread: bool = False
+    """True if it is streamed for its first piece only: the other pieces may arrive as one."""
+
+    def admitted(self, priority: int, depth: int, objective: str) -> Request:
+        """Return the request as it is sent to its engine. (`dataclasses.replace` takes five times as long.)"""
+        return Request(
+            self.id,
+            self.kind,
+            self.payload,
+            self.query,
+            self.tenant,
+            priority,
+            self.stream,
+            self.background,
+            self.keep_remote,
+            depth,
+            objective,
+            self.app,
+            self.drafts,
+            self.late,
+            self.unread,
+        )

@@ -19,16 +19,23 @@ from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, RequestContext
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import AnswerForm, Version
-from teola_plugin.runtime.context import current_call, current_place, current_request_context
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.engine_requests.engine_request import placed
-from teola_plugin.runtime.handles import CallHandle, PieceLog
-from teola_plugin.runtime.loop_thread import LoopThread, SameLoop
+from teola_plugin.runtime.loop_thread import CallHandle, LoopThread, PieceLog, SameLoop
 from teola_plugin.runtime.original_calls import OriginalCalls, RequestedCall
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
 from teola_plugin.runtime.ports.port import Port, PortListener
 from teola_plugin.runtime.primitive_requests import Calls
-from teola_plugin.runtime.query_run import Claiming, DeferredSubplan, QueryRun, QueryStore, Subplan
+from teola_plugin.runtime.query_run import (
+    Claiming,
+    DeferredSubplan,
+    QueryRun,
+    QueryStore,
+    Subplan,
+    current_call,
+    current_place,
+    current_request_context,
+)
 from teola_plugin.runtime.timeouts import at_most, cancel_tasks
 from teola_plugin.runtime.usage import current_tally
 from teola_plugin.scheduling import BatchPolicy

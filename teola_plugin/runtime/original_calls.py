@@ -16,11 +16,9 @@ from typing import Any
 
 from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, pool_closed
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, RequestContext
-from teola_plugin.observe.waits import OpenWait
-from teola_plugin.requests.payloads import Generate, IngestRow, SearchVector, Version
-from teola_plugin.requests.request import Request
-from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.driver.enqueue_events import call_enqueue_event
+from teola_plugin.observe.steps import OpenWait
+from teola_plugin.requests.payloads import Generate, IngestRow, Request, SearchVector, Version
+from teola_plugin.runtime.claims import Caller, RequestKey
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.engine_requests.engine_request import (
     EngineRequest,
@@ -29,11 +27,10 @@ from teola_plugin.runtime.engine_requests.engine_request import (
     placed,
     request_id,
 )
-from teola_plugin.runtime.engine_requests.keys import RequestKey
-from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.loop_thread import PieceLog
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.prefetch_failures import OncePerCause
-from teola_plugin.runtime.primitive_requests import all_drafts, drafts
+from teola_plugin.runtime.primitive_requests import all_drafts, call_enqueue_event, drafts
 from teola_plugin.runtime.query_run import Claiming, DeferredSubplan, QueryRun, QueryStore
 
 _numbers = itertools.count(1)

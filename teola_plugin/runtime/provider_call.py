@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from teola_plugin.observe.waits import TracedCall
+from teola_plugin.observe.steps import TracedCall
 from teola_plugin.runtime.claims import Caller, Claims
 
 

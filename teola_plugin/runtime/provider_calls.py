@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.observe.waits import TracedCall
+from teola_plugin.observe.steps import TracedCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
-from teola_plugin.runtime.context import current_call, current_place
 from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Invocation, Item, Parked, ProviderCall
 from teola_plugin.runtime.provider_limits import ProviderLimit, is_transient, provider_limit
+from teola_plugin.runtime.query_run import current_call, current_place
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED
 

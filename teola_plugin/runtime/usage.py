@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from teola_plugin.requests.payloads import Generation
-from teola_plugin.runtime.context import during
+from teola_plugin.runtime.query_run import during
 
 T = TypeVar("T")
 _END: Any = object()

@@ -1,16 +1,272 @@
-"""Queued and running requests of one engine, and its free slots."""
+"""The queue of one engine: queued and running requests, free slots, and the events and instructions of its scheduler.
+
+Apps get weighted fair shares of the engine by start-time fair queueing over units of work.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest
-from teola_plugin.scheduling.fairness import ServedUnits
+from teola_plugin.graph.prefix_blocks import PrefixBlocks
+from teola_plugin.scheduling.events import Event, Instruction, Tick
 from teola_plugin.scheduling.objectives import Objective
+
+# ---------------------------------------------------------------- in
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """One request of a queued primitive: its id and the slots that it takes.
+
+    A prompt takes one slot for each token, any other request 1, or less for a short text.
+    """
+
+    id: str
+    size: float = 1
+    blocks: PrefixBlocks = ()
+    """Its prompt as `block_hashes` names it; empty where placement has no use for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue(Event):
+    """A primitive arrives at this engine, with its requests."""
+
+    query: str
+    primitive: str
+    kind: PrimitiveKind
+    requests: tuple[QueuedRequest, ...]
+    depth: int = 0
+    app: str = "default"
+    weight: float = 1.0
+    session: str = ""
+    """Requests of one session (a full prefilling and its partial ones) go to one instance."""
+    when_idle: bool = False
+    """True for a warm-up that can wait for a pause of its engine: it waits until nothing deeper runs."""
+    gang: str = ""
+    """Name of the primitive that puts the values of several such primitives together. Where they share no prefix, they
+    are done sooner on different instances."""
+    objective: Objective = Objective.LATENCY
+    remaining: float = 0.0
+    """Expected seconds from its beginning to the end of its query, on idle engines; 0 if unknown."""
+    left: float | None = None
+    """Seconds from `at` until its query should have ended; None if no goal was set. (Clocks of clients differ.)"""
+
+    def with_requests(self, requests: tuple[QueuedRequest, ...]) -> Enqueue:
+        """Return a copy with these requests. (`dataclasses.replace` takes five times as long.)"""
+        terms = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
+        times = (self.remaining, self.left)
+        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *terms, *times)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsEnded(Event):
+    """Running requests succeeded or failed: their slots are free."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retried(Event):
+    """A running request failed and is to run again: it is queued where it stood, with its former data."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnded(Event):
+    """A running request gave its first piece: its prompt tokens no longer take units of the tick."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequests(Event):
+    """Queued or running requests are not needed any more; running ones are cancelled at their instance."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DepthChanged(Event):
+    """Queued primitives got other depths, or their objectives and gangs became known."""
+
+    query: str
+    depths: Mapping[str, int]
+    objectives: Mapping[str, tuple[Objective, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUp(Event):
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDrained(Event):
+    """An instance gets no more requests; those that run there go on."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDown(Event):
+    """An instance died; the driver ends its running requests."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent(Event):
+    """An instance's prefix cache changed, as its engine reports."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStored(CacheEvent):
+    """The instance's cache holds this prefix."""
+
+    blocks: PrefixBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRemoved(CacheEvent):
+    """The instance's cache keeps only the first `keeps` blocks of this prefix."""
+
+    blocks: PrefixBlocks
+    keeps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared(CacheEvent):
+    """The instance's cache is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse(CacheEvent):
+    """Running requests occupy this share (0 to 1) of the instance's cache."""
+
+    share: float
+
+
+# ---------------------------------------------------------------- out
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch(Instruction):
+    """Execute these requests together on one instance.
+
+    `priorities` are admission numbers, or smaller ones for requests that overtake others (see
+    `engine_queue.waiting_number`): the lower, the more urgent.
+    """
+
+    instance: str
+    batch: int
+    requests: tuple[str, ...]
+    priorities: tuple[int, ...]
+    urgencies: tuple[tuple[int, Objective], ...] = ()
+    """Depth and objective of each request, for engines that use more than priorities."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRunning(Instruction):
+    instance: str
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Instruction):
+    """Queued requests were cancelled before they ran."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Instruction):
+    """The request is larger than the engine can ever take."""
+
+    request: str
+    size: int
+    limit: int
+
+
+EngineEvent = (
+    Enqueue
+    | RequestsEnded
+    | Retried
+    | PrefillEnded
+    | CancelRequests
+    | DepthChanged
+    | InstanceUp
+    | InstanceDrained
+    | InstanceDown
+    | CacheEvent
+    | Tick
+)
+
+
+MAX_APPS = 1000
+MIN_WEIGHT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A waiting bucket: its app, and the units that its deepest level takes."""
+
+    app: str
+    weight: float
+    units: float
+
+
+@dataclass(slots=True)
+class ServedUnits:
+    """Units that each app got, divided by its weight: its virtual time. An app that returns gets no credit for its
+    absence."""
+
+    _virtual_times: dict[str, float] = field(default_factory=dict)
+    _virtual_now: float = 0.0
+    """The virtual time of the app that was served last, before it was served."""
+
+    def arrive(self, app: str, *, waiting: bool) -> None:
+        """Record that work of an app arrives. `waiting` is True if the app has other work queued, so that it may lag
+        behind."""
+        if not waiting:
+            self._virtual_times[app] = max(self._virtual_now, self._virtual_times.get(app, 0.0))
+
+    def add(self, app: str, weight: float, units: float) -> None:
+        before = self._virtual_times.get(app, self._virtual_now)
+        self._virtual_now = max(self._virtual_now, before)
+        self._virtual_times[app] = before + units / max(weight, MIN_WEIGHT)
+        if len(self._virtual_times) > MAX_APPS:  # apps with the least are treated like new ones
+            most_served = sorted(self._virtual_times, key=self._virtual_times.__getitem__)[MAX_APPS // 2 :]
+            self._virtual_times = {name: self._virtual_times[name] for name in most_served}
+
+    def virtual_times(self, apps: Iterable[str]) -> dict[str, float]:
+        return {app: self._virtual_times.get(app, self._virtual_now) for app in apps}
+
+
+def serve_in_turn(
+    turns: Mapping[str, Turn], virtual_times: dict[str, float], apps: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Yield the names of buckets in the order in which they are served, and keep `virtual_times` up to date.
+
+    Next is always the first bucket of the app with the least virtual time, so an app of twice the weight gets twice the
+    units. `apps` are the buckets' apps, for `turns` that are made only when they are looked at.
+    """
+    waiting: dict[str, deque[str]] = {}
+    for name, app_name in ({name: turn.app for name, turn in turns.items()} if apps is None else apps).items():
+        waiting.setdefault(app_name, deque()).append(name)
+    while waiting:
+        app = min(waiting, key=virtual_times.__getitem__)
+        name = waiting[app].popleft()
+        turn = turns[name]  # read before the caller takes from the bucket
+        yield name
+        virtual_times[app] += turn.units / max(turn.weight, MIN_WEIGHT)
+        if not waiting[app]:
+            del waiting[app]
 
 
 @dataclass(slots=True)

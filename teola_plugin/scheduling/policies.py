@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from teola_plugin.scheduling.engine_events import QueuedRequest
-from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, RunningRequest, Slots
-from teola_plugin.scheduling.fairness import Turn, serve_in_turn
+from teola_plugin.scheduling.engine_queue import (
+    FreeSlots,
+    QueuedPrimitive,
+    QueuedRequest,
+    Running,
+    RunningRequest,
+    Slots,
+    Turn,
+    serve_in_turn,
+)
 from teola_plugin.scheduling.objectives import Objective
 
 MAX_RIDER_SHARE = 1 / 16

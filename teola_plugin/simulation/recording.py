@@ -26,8 +26,7 @@ from teola_plugin.graph import Batching
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.passes import DEFAULT_PASSES, resolve_passes
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Generation, IngestRow, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Generate, Generation, IngestRow, Request, Warmup
 from teola_plugin.requests.results import Piece, Result
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
@@ -36,7 +35,7 @@ from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 from teola_plugin.simulation.cluster import Cluster
 from teola_plugin.simulation.flows import END, After, Flow, FlowChange, FlowRequest, FlowWork
 from teola_plugin.simulation.run import Make

@@ -12,7 +12,7 @@ from typing import Any
 from teola_plugin.engines.base import Engine
 from teola_plugin.graph import RequestContext
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_request_context
+from teola_plugin.runtime.query_run import current_request_context
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.simulation import meter
 from teola_plugin.simulation.arrivals import Arrival

@@ -15,16 +15,14 @@ from typing import Any, TypedDict, Unpack
 from teola_plugin.adapters.early_work import expected_sizes
 from teola_plugin.adapters.explain import ended_trace, explain
 from teola_plugin.adapters.plan_report import PlanReport
-from teola_plugin.adapters.terms import RequestedTerms, outer_terms, with_app
+from teola_plugin.adapters.sampling import RequestedTerms, outer_terms, with_app
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import Query, RequestContext, has_own_thread, own_thread
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool, need_pool
-from teola_plugin.runtime.context import current_request_context, current_run
-from teola_plugin.runtime.handles import CallHandle, PieceLog
-from teola_plugin.runtime.loop_thread import SameLoop
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.loop_thread import CallHandle, PieceLog, SameLoop
+from teola_plugin.runtime.query_run import QueryRun, current_request_context, current_run
 from teola_plugin.workflow.config import Config
 from teola_plugin.workflow.indexing import THIS_QUERY
 from teola_plugin.workflow.values import plain

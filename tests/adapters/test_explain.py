@@ -36,7 +36,7 @@ from teola_plugin.langchain import ChatTeola
 from teola_plugin.llamaindex import TeolaLLM
 from teola_plugin.observe import QueryTrace
 from teola_plugin.observe.spans import Span
-from teola_plugin.observe.waits import Wait
+from teola_plugin.observe.steps import Wait
 from teola_plugin.runtime.virtual_time import run_virtual
 
 QUESTION = {"question": "what do lambs eat?"}

@@ -28,11 +28,10 @@ from teola_plugin.cluster.wire import (
 )
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
-from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, SearchVector
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, Request, SearchVector
 from teola_plugin.requests.results import Done, Piece, Result
 from teola_plugin.runtime.ports.port import Follow, follower_of, follower_request
-from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.engine_queue import Enqueue
 
 K = PrimitiveKind
 RULE = Autoscale(least=1, most=3, queued_per_instance=4, up_after=2, down_after=10)

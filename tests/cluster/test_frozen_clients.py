@@ -23,7 +23,7 @@ from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, Generate, Message, Prompt, Sampling
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 
 K = PrimitiveKind
 ROOT = Path(__file__).parents[2]

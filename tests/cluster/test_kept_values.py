@@ -23,7 +23,7 @@ from teola_plugin.cluster.names import actor_name
 from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow
-from teola_plugin.runtime.engine_requests.keys import RemoteValue
+from teola_plugin.runtime.claims import RemoteValue
 
 K = PrimitiveKind
 TEXTS = [f"text {i} of {i % 7} and {i % 11}" for i in range(384)]

@@ -14,7 +14,7 @@ from teola_plugin.errors import EngineError
 from teola_plugin.graph import LLM_KINDS, EngineProfile
 from teola_plugin.requests.payloads import Generation
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.loop_thread import PieceLog
 
 FACTS = EngineFacts("llm", LLM_KINDS, EngineProfile(), {}, ("0",))
 

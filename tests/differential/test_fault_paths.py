@@ -25,8 +25,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeS
 from teola_plugin.graph import Curve, EngineProfile, Graph, GraphEdit, PrimitiveKind
 from teola_plugin.passes import DEFAULT_PASSES, PassContext
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Prompt, Sampling
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Prompt, Request, Sampling
 
 K = PrimitiveKind
 

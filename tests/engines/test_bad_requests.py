@@ -14,8 +14,16 @@ from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import EmbedText, Generate, Message, Prompt, Sampling, ScorePair, SearchVector
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import (
+    EmbedText,
+    Generate,
+    Message,
+    Prompt,
+    Request,
+    Sampling,
+    ScorePair,
+    SearchVector,
+)
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

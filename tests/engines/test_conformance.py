@@ -21,12 +21,12 @@ from teola_plugin.requests.payloads import (
     Generate,
     IngestRow,
     Prompt,
+    Request,
     ScorePair,
     SearchVector,
     Version,
     Warmup,
 )
-from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 

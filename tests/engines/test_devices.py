@@ -348,7 +348,7 @@ def gpu() -> Any:
 async def test_vectors_of_a_gpu_are_those_of_the_cpu(gpu: Any) -> None:
     from numpy.testing import assert_allclose
 
-    from teola_plugin.requests.request import Request
+    from teola_plugin.requests.payloads import Request
 
     async def vectors(engine: EmbeddingEngine) -> list[Any]:
         await engine.start()

@@ -17,8 +17,7 @@ from teola_plugin.engines.sentence_transformers.static_batching import text_size
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import EmbedText, ScorePair
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import EmbedText, Request, ScorePair
 from teola_plugin.requests.results import Done, Failed
 
 pytestmark = pytest.mark.models

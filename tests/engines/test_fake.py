@@ -36,13 +36,13 @@ from teola_plugin.requests.payloads import (
     IngestRow,
     Message,
     Prompt,
+    Request,
     Sampling,
     ScorePair,
     SearchVector,
     Warmed,
     Warmup,
 )
-from teola_plugin.requests.request import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 

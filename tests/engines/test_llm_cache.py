@@ -25,8 +25,7 @@ from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.tokens import PromptTokens
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Request, Sampling
 from teola_plugin.requests.results import Done
 from teola_plugin.runtime.ports.engine_port import EnginePort, cache_events
 from teola_plugin.runtime.ports.port import PortListener

@@ -15,8 +15,17 @@ import pytest
 from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import PrimitiveKind as K
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Sampling, Warmed, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import (
+    UNKNOWN,
+    Generate,
+    Generation,
+    Message,
+    Prompt,
+    Request,
+    Sampling,
+    Warmed,
+    Warmup,
+)
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from teola_plugin.engines.openai import OpenAIServer, wire
 from teola_plugin.engines.openai.http import refusal_in
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Sampling, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Request, Sampling, Warmup
 from teola_plugin.requests.results import Done, Failed, Piece
 
 K = PrimitiveKind

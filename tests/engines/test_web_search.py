@@ -27,11 +27,9 @@ from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearch
 from teola_plugin.engines.websearch.engine import wait_of
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import CallTool, Chunk, SearchText
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import CallTool, Chunk, Request, SearchText
 from teola_plugin.requests.results import Done
-from teola_plugin.runtime.claims import ClaimRule
-from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, request_key, rule_of
+from teola_plugin.runtime.claims import ClaimRule, EngineFingerprint, request_key, rule_of
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

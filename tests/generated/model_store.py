@@ -9,8 +9,7 @@ from operator import mul
 from typing import Any
 
 from teola_plugin.engines.fake import FakeStore
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Request
 
 Row = tuple[Chunk, tuple[float, ...]]
 State = Mapping[str, Row]

@@ -17,8 +17,7 @@ from teola_plugin.observe import QueryTrace, Step, timeline_text
 from teola_plugin.observe.steps import StepLog, nested
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
-from teola_plugin.runtime.context import CallPlace, current_place, during
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import CallPlace, QueryRun, current_place, during
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

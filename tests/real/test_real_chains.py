@@ -27,7 +27,7 @@ from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_queue import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.postgres, pytest.mark.models]
 QUESTION = "When is the else clause of a try statement executed?"
@@ -131,7 +131,7 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
 
     Each prompt fills most of one of vLLM's steps, so that they cannot all be prefilled together.
     """
-    from teola_plugin.requests.request import Request
+    from teola_plugin.requests.payloads import Request
     from teola_plugin.requests.results import Piece
 
     seen: list[str] = []
@@ -154,7 +154,7 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
 
 async def one_blocker(engine: Any, filler: str) -> None:
     """Keeps vLLM busy for a step, so that the four are queued together behind it."""
-    from teola_plugin.requests.request import Request
+    from teola_plugin.requests.payloads import Request
 
     asked = Generate(Prompt((Message("user", filler * 2),)), Sampling(max_tokens=2))
     async for _ in engine.execute(

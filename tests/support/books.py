@@ -13,8 +13,16 @@ from typing import Any
 from teola_plugin.engines.base import Engine
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, IngestRow, ScorePair, SearchVector, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import (
+    Chunk,
+    EmbedText,
+    Generate,
+    IngestRow,
+    Request,
+    ScorePair,
+    SearchVector,
+    Warmup,
+)
 from teola_plugin.requests.results import Result
 
 POISON = "poison"

@@ -12,8 +12,7 @@ from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, PromptPart, Query, Ref, named
 from teola_plugin.observe import QueryTrace
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt, Sampling
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt, Request, Sampling
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.runtime.virtual_time import run_virtual
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from support.scripted_llm import ScriptedLLM
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Warmed, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Warmed, Warmup
 from teola_plugin.requests.results import Done, Piece, Result
 
 Written = str | Callable[[], bool]

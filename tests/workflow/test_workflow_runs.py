@@ -25,8 +25,7 @@ from teola_plugin.errors import QueryCancelled, QueryError, QueryTimeout, Regist
 from teola_plugin.graph import Graph, GraphEdit, PrimitiveKind
 from teola_plugin.passes import DEFAULT_PASSES, PassContext
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Request
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.workflow import (
     PER_QUERY,

@@ -28,7 +28,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from teola_plugin.runtime.context import during
+from teola_plugin.runtime.query_run import during
 from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
 from teola_plugin.tracer.source import source_of
 

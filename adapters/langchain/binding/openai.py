@@ -20,7 +20,7 @@ from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.engine_specs import check_server
-from teola_plugin.adapters.langchain.current_query import call_context
+from teola_plugin.adapters.langchain.listening import call_context
 from teola_plugin.adapters.openai_transport import (
     AsyncEngineTransport,
     Captured,

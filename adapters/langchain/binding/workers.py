@@ -29,7 +29,7 @@ from teola_plugin.adapters.langchain.binding.huggingface import (
 )
 from teola_plugin.adapters.langchain.binding.openai import CarriedModel, carried_model, is_openai_chat
 from teola_plugin.adapters.langchain.chat import ChatTeola, json_schema_of
-from teola_plugin.adapters.langchain.current_query import ConfigScopedModel, call_context
+from teola_plugin.adapters.langchain.listening import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.llm import TeolaLLM, abatch_by_query, batch_by_query
 from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langchain.tools import without_tools
@@ -48,7 +48,7 @@ from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import LeftToOriginal
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.shims.langchain_interceptors import (
     RoutedCall,
     add_routed_methods,

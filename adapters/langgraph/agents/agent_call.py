@@ -32,9 +32,8 @@ from teola_plugin.adapters.next_prompt import KnownBeginning, keeps_prefixes
 from teola_plugin.adapters.snapshots import NotCopied, exactly, own_copy, snapshot
 from teola_plugin.adapters.tool_calls import Call
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
-from teola_plugin.runtime.context import current_place, during
 from teola_plugin.runtime.provider_calls import ProviderCallTable
-from teola_plugin.runtime.query_run import QueryRun, SubplanRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_place, during
 from teola_plugin.shims.langchain_interceptors import tool_claim, tool_invocation
 
 MAX_PREFETCHES = 16

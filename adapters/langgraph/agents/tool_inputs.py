@@ -22,8 +22,7 @@ from pydantic import BaseModel
 from teola_plugin.adapters.early_work import expected_sizes, log_fallback
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_place
-from teola_plugin.runtime.query_run import QueryRun, SubplanRun
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_place
 from teola_plugin.shims.langchain_agents import call_arguments, retriever_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function

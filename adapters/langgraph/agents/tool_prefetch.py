@@ -32,9 +32,8 @@ from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.runtime.call_limits import inside_early
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.context import CallPlace, current_place, current_run, during
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import CallPlace, QueryRun, current_place, current_run, during
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys
 from teola_plugin.shims.langchain_interceptors import ToolInvocation, ToolOutcome, tool_claim

@@ -21,7 +21,7 @@ from teola_plugin.adapters.llamaindex.binding.model_copies import (
 from teola_plugin.adapters.routing import EngineRoute
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import ScorePair
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.shims.llamaindex.interceptors import HUGGINGFACE_EMBED, POSTPROCESS
 from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts
 

@@ -11,8 +11,8 @@ from teola_plugin.adapters.engine_specs import differs
 from teola_plugin.adapters.routing import WORKER, EngineRoute
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.records import Parts, Unreadable
 

@@ -35,7 +35,7 @@ from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Generate, Generation
-from teola_plugin.runtime.context import current_request_context, current_run
+from teola_plugin.runtime.query_run import current_request_context, current_run
 from teola_plugin.shims.llamaindex.models import (
     OpenAIParts,
     chat_silently,

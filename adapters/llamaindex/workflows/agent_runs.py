@@ -23,8 +23,7 @@ from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, wait_
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_place, during
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import QueryRun, current_place, during
 from teola_plugin.shims.llamaindex.copies import sharing, with_steps_of
 from teola_plugin.shims.llamaindex.workflows import runs_any_workflow
 

@@ -23,7 +23,7 @@ from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agen
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator, called_part
 from teola_plugin.adapters.plan_report import CallRow, PlanReport
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.terms import Deadline, interrupting
+from teola_plugin.adapters.sampling import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool

@@ -27,7 +27,7 @@ from teola_plugin.adapters.llamaindex.prefetching import (
 from teola_plugin.adapters.llamaindex.session import Run
 from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.runtime.context import during
+from teola_plugin.runtime.query_run import during
 from teola_plugin.shims.llamaindex.workflows import event_values, intercept_steps, stored_values, workflow_steps
 from teola_plugin.tracer.llamaindex.steps import EVENT, STORE, TracedSteps, runs_alone, trace_steps
 from teola_plugin.tracer.llamaindex.trace import TracedEntry

@@ -46,14 +46,14 @@ from teola_plugin.cluster.wire import (
     unpack_orders,
 )
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.ports.batches import Patience
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling import POLICIES
-from teola_plugin.scheduling.engine_events import CacheUse, DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_queue import CacheUse, DepthChanged, Enqueue
 
 MAX_BATCHES = 512
 

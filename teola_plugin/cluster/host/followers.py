@@ -13,7 +13,7 @@ from typing import Any
 
 from teola_plugin.cluster.wire import Submit
 from teola_plugin.graph import Primitive, read_path
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.runtime import primitive_requests as requests
 from teola_plugin.runtime.ports.port import Follow, follower_request
 

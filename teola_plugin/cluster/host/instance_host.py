@@ -18,7 +18,7 @@ from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.errors import EngineError
 from teola_plugin.graph.device import on_host
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Failed, Result
 from teola_plugin.runtime.failures import too_large_error, unqueueable_error
 

@@ -14,8 +14,7 @@ from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, FakeEngine, F
 from teola_plugin.engines.fake.llm import FakeLLM
 from teola_plugin.engines.fake.store import FakeStore
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import CallTool, Chunk, EmbedText, Hit, ScorePair, SearchText
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import CallTool, Chunk, EmbedText, Hit, Request, ScorePair, SearchText
 
 Embed = Callable[[str, str], Sequence[float]]
 """(text, role: query or document) -> its vector."""

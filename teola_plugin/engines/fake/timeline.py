@@ -18,7 +18,7 @@ from typing import Protocol
 
 from teola_plugin.engines.fake.base import FakeBatch
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Piece
 
 BLOCK = 16

@@ -24,8 +24,7 @@ from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import measure as llm_measure
 from teola_plugin.errors import EngineError, extra
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Generate, Generation, Request, Warmed, Warmup
 from teola_plugin.requests.results import Result
 
 if TYPE_CHECKING:

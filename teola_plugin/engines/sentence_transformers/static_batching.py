@@ -23,7 +23,7 @@ from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.graph.device import normalize
 from teola_plugin.requests.bad_input import advice
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Done, Failed, Result
 
 Outcome = Any | Exception

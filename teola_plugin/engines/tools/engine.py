@@ -14,8 +14,7 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationError, unknown_name
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import CallTool
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import CallTool, Request
 from teola_plugin.requests.results import Result
 
 

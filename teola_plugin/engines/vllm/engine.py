@@ -39,8 +39,7 @@ from teola_plugin.engines.vllm.process import HostProcess, log_file, private_fol
 from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable, RequestTooLarge, TeolaError
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.bad_input import advice
-from teola_plugin.requests.payloads import Generate, Generation, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Generate, Generation, Request, Warmup
 from teola_plugin.requests.results import Failed, Piece, Result
 
 HOST = "teola_plugin.engines.vllm.host"

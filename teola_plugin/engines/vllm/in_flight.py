@@ -10,7 +10,7 @@ from typing import Any
 
 from teola_plugin.engines.vllm.link import Delta, Refusal, RequestAnswer
 from teola_plugin.errors import EngineError
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from teola_plugin.engines.drafts.options import Drafts
 from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.graph import EngineProfile
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Request
 
 _LENGTH = struct.Struct("!I")
 

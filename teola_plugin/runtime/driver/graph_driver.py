@@ -31,16 +31,15 @@ from teola_plugin.graph import (
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.runtime import primitive_requests
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.enqueue_events import changed_depths
-from teola_plugin.runtime.driver.incremental_prefilling import IncrementalPrefilling, growing_prompts
 from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.ports.port import Port
 from teola_plugin.runtime.prefetch_failures import OncePerCause, failed_prefetch, log_failed_prefetch
+from teola_plugin.runtime.primitive_requests import IncrementalPrefilling, changed_depths, growing_prompts
 from teola_plugin.runtime.query_run import FIRST_CALL_S, DeferredSubplan, QueryRun, Subplan
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.engine_events import DepthChanged
+from teola_plugin.scheduling.engine_queue import DepthChanged
 from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
 from teola_plugin.scheduling.graph_events import (
     Admit,

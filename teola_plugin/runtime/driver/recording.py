@@ -8,7 +8,7 @@ from typing import Any
 from teola_plugin.graph import Graph, Primitive
 from teola_plugin.observe.recorder import TraceRecorder
 from teola_plugin.observe.spans import GENERATION, QueryTrace
-from teola_plugin.observe.waits import OpenWait, TracedCall, Wait
+from teola_plugin.observe.steps import OpenWait, TracedCall, Wait
 from teola_plugin.requests.payloads import Generate, Generation, Warmed
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest

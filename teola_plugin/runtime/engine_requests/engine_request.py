@@ -1,9 +1,14 @@
-"""Requests to engines: what is requested, how far it is, its result, and the calls that wait for it."""
+"""Requests to engines: payload, progress, result, the calls that wait for it, and the table of a pool's requests.
+
+The pieces of one result are delivered to readers as they come, and kept for retries, which must repeat what was read.
+The table holds requests by query, and counts how often collections have been written to.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,13 +16,131 @@ from typing import Any
 
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import RequestContext
-from teola_plugin.requests.payloads import CallTool, Generate, Version
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import CallTool, Generate, Generation, IngestRow, Request, SearchVector, Version
 from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.claims import Caller, Claims
-from teola_plugin.runtime.engine_requests.keys import RequestKey
-from teola_plugin.runtime.engine_requests.stream import ResultStream
-from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.claims import MAX_REMEMBERED, OWN_GRAPH, Caller, Claims, ClaimTable, PlannerGraph, RequestKey
+from teola_plugin.runtime.loop_thread import PieceLog
+
+
+@dataclass(slots=True, eq=False)
+class ResultStream:
+    """The pieces of the result of one request, and their readers."""
+
+    request_id: str
+    engine: str
+    is_coarse: bool = False
+    """True if the request was sent as one whose pieces nobody reads: they need not add up to its text."""
+    is_passed_on: bool = False
+    """True if its pieces go where they cannot be taken back, besides its readers: into items, to another process."""
+    is_prefilled: bool = False
+    """True once the prompt is computed."""
+    cuts: tuple[int, ...] = ()
+    """Lengths of the pieces in which a coarse text would have come, in characters. Known at its end."""
+    pieces: list[Piece] = field(default_factory=list)
+    """All pieces so far, for readers that come late."""
+    piece_count: int = 0
+    """Number of pieces that came, including those of earlier attempts."""
+    first_characters: int = 0
+    first_tokens: int = 0
+    """Length of the first piece."""
+    text: str = ""
+    """What was streamed so far."""
+    unrepeated: int = 0
+    """Number of characters at the end of `text` that a retry has yet to repeat."""
+    readers: list[PieceLog] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece for all readers."""
+        if not self.piece_count:
+            self.first_characters, self.first_tokens = len(piece.text), piece.tokens
+        self.piece_count += 1
+        self._append(piece)
+
+    def _append(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        for reader in self.readers:
+            reader.append(piece)
+
+    def restart(self) -> None:
+        """Expect everything that came so far once more, from a retry."""
+        self.is_prefilled, self.unrepeated = False, len(self.text)
+
+    def new_part(self, piece: Piece) -> Piece:
+        """Return the part of a piece that was not delivered before the retry.
+
+        If the retry produces different text, what came before is forgotten. Raises `EngineError` if somebody may have
+        acted on that.
+        """
+        if self.unrepeated:
+            position = len(self.text) - self.unrepeated
+            repeated = self.text[position : position + len(piece.text)]
+            if piece.text.startswith(repeated):
+                self.unrepeated -= len(repeated)
+                piece = replace(piece, text=piece.text[len(repeated) :])
+            else:
+                self._forget_from(position)
+        if piece.text:
+            self.text += piece.text
+        return piece
+
+    def take_text_of_retry(self, value: object) -> None:
+        """Make sure that the result of a retry begins with what was delivered. Raises as `new_part` does."""
+        if self.text and isinstance(value, Generation) and not value.text.startswith(self.text):
+            self._forget_from(0)
+            self.pieces = [Piece(self.request_id, value.text, value.completion_tokens)]
+            self.text = value.text
+
+    def _forget_from(self, position: int) -> None:
+        if self.is_seen:
+            raise EngineError(
+                f"request {self.request_id} was done again, and its text is another one than that which was passed on.",
+                engine=self.engine,
+                hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
+            )
+        self.close()
+        self.readers = []
+        self.text, self.unrepeated = self.text[:position], 0
+        self.pieces = [Piece(self.request_id, self.text)] if self.text else []
+
+    def replay(self, reader: PieceLog) -> None:
+        """Give a reader all pieces so far."""
+        for piece in self.pieces:
+            reader.append(piece)
+
+    def add_rest(self, value: object) -> None:
+        """Give readers the rest of a coarse text, which has ended."""
+        if self.is_coarse and isinstance(value, Generation):
+            streamed = "".join(piece.text for piece in self.pieces)
+            if value.text.startswith(streamed):
+                for rest in self._cut(value.text, len(streamed)):
+                    self._append(Piece(self.request_id, rest))
+
+    def _cut(self, text: str, start: int) -> Iterator[str]:
+        """Yield the text from `start` on in pieces that end where the cuts say."""
+        for end in (*itertools.accumulate(self.cuts), len(text)):
+            if start < end <= len(text):
+                yield text[start:end]
+                start = end
+
+    def close(self) -> None:
+        """End the stream for all readers."""
+        for reader in self.readers:
+            reader.close()
+
+    def clear(self) -> None:
+        """Let everything go."""
+        self.pieces, self.readers, self.text = [], [], ""
+
+    @property
+    def is_seen(self) -> bool:
+        """True if somebody may have acted on what came so far."""
+        return self.is_passed_on or self.is_read
+
+    @property
+    def is_read(self) -> bool:
+        """True if somebody takes the pieces for the result as they come."""
+        return any(not reader.tentative for reader in self.readers)
+
 
 _numbers = itertools.count(1)
 NO_CONTEXT = RequestContext()
@@ -285,3 +408,117 @@ class PendingCall:
         if not self._remaining:
             requests, values, self._requests, self._values = self._requests, self._values, [], {}
             self._deliver(self.future, [values[id(one)] for one in requests])
+
+
+class _QueryRequests:
+    """The requests of one query."""
+
+    def __init__(self, max_remembered: int) -> None:
+        self.claims = ClaimTable[EngineRequest](max_remembered)
+        self.open: dict[str, EngineRequest] = {}
+        """Those that have not ended, by id."""
+        self.prefetched: dict[str, EngineRequest] = {}
+        """Those that the planner made, by id, until their graphs are over."""
+
+    def add(self, request: EngineRequest) -> EngineRequest:
+        self.open[request.request.id] = request
+        if request.claims.made_by is Caller.PLANNER:
+            self.prefetched[request.request.id] = request
+        return request
+
+
+class RequestTable:
+    """The table of all requests of a pool to its engines. Queries share nothing: each has claims of its own."""
+
+    def __init__(self, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._queries: dict[str, _QueryRequests] = {}
+        self._max_remembered = max_remembered
+
+    def join(
+        self,
+        query: str,
+        key: RequestKey | None,
+        caller: Caller,
+        terms: RequestContext,
+        make: Callable[[], EngineRequest],
+        graph: PlannerGraph = OWN_GRAPH,
+    ) -> EngineRequest:
+        """Return the request that `caller` gets for a key: an earlier one that it may claim, or else a new one.
+
+        Whoever gets a request that `is_expected` has to send it, unless it is a write that the planner waits for.
+        `graph`: the graph that asks, if the caller is the planner.
+        """
+        requests = self._of(query)
+        request = requests.claims.claim_or_add(key, caller, lambda: requests.add(make()), graph)
+        request.take_terms(terms)
+        return request
+
+    def end(self, request: EngineRequest, value: Any, error: BaseException | None) -> None:
+        """End a request for everybody who waits for it. Forget it if nobody can claim it any more."""
+        requests = self._queries.get(request.request.query)
+        request.resolve(value, error)
+        if requests is not None and requests.open.pop(request.request.id, None) is not None:
+            requests.claims.end(request)
+
+    def drop_writes(self, engine: str, collection: str) -> None:
+        """Forget the rows that the original has written to a collection: it writes or deletes there again."""
+
+        def is_there(request: EngineRequest) -> bool:
+            return request.engine == engine and request.request.payload.collection == collection
+
+        for requests in self._queries.values():
+            requests.claims.drop_writes(is_there)
+
+    def release(self, query: str, ended_requests: Iterable[EngineRequest]) -> None:
+        """Forget ended requests of subplans that are over, unless a later subplan may claim them."""
+        requests = self._queries.get(query)
+        if requests is None:
+            return
+        for request in ended_requests:
+            if request.has_ended and requests.prefetched.pop(request.request.id, None) is not None:
+                requests.claims.release(request)
+
+    def of(self, query: str) -> Iterator[EngineRequest]:
+        """Iterate over the requests of a query that are under way, and over those that the planner made."""
+        requests = self._queries.get(query)
+        if requests is not None:
+            yield from (requests.prefetched | requests.open).values()
+
+    def forget(self, query: str) -> None:
+        """End a query. Whoever still waits for a request has it."""
+        self._queries.pop(query, None)
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def _of(self, query: str) -> _QueryRequests:
+        requests = self._queries.get(query)
+        if requests is None:
+            requests = self._queries[query] = _QueryRequests(self._max_remembered)
+        return requests
+
+
+class Writes:
+    """The numbers of writes of this process, ingestions and deletions, by engine and collection.
+
+    A search made before a write is not used after it.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def note_end(self, engine: str, payload: Any) -> None:
+        """Count a request that has ended, well or not."""
+        if isinstance(payload, IngestRow):
+            self._counts[engine, payload.collection] += 1
+
+    def note_call(self, engine: str, method: str, args: Sequence[Any]) -> bool:
+        """Count a call of an engine's method, with the collection first. Return True if it may have written."""
+        writes = method.startswith(("delete", "forget")) and bool(args) and isinstance(args[0], str)
+        if writes:
+            self._counts[engine, args[0]] += 1
+        return writes
+
+    def version(self, engine: str, payload: Any) -> int:
+        """Return the number of writes to the collection of a search; -1 for any other request."""
+        return self._counts[engine, payload.collection] if isinstance(payload, SearchVector) else -1

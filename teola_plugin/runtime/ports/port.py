@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from teola_plugin.graph import Primitive
 from teola_plugin.requests.results import Piece
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
-from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from teola_plugin.graph.prefix_blocks import PrefixBlocks
-from teola_plugin.scheduling.engine_events import CacheEvent
+from teola_plugin.scheduling.engine_queue import CacheEvent
 
 Fits = Callable[[str, int], bool]
 """Returns True if an instance has a free slot for a request that takes so many units (tokens to compute) there."""

@@ -13,7 +13,7 @@ from heapq import heapify, heappop
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.graph.prefix_blocks import BLOCK_TOKENS
-from teola_plugin.scheduling.engine_events import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.engine_queue import CacheCleared, CacheEvent, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement.base import (
     Fits,
     PlacementChoice,

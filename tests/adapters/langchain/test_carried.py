@@ -26,7 +26,7 @@ from teola_plugin.errors import (
     TeolaError,
 )
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 
 Chain = Runnable[Any, Any]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")

@@ -21,7 +21,7 @@ from teola_plugin.adapters.langchain.llm import TeolaLLM
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import Query
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Sampling
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import current_run
 
 ARRAY = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 

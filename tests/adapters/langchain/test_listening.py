@@ -18,7 +18,7 @@ from teola_plugin.errors import EngineError
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Message
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import current_run
 
 
 @tool

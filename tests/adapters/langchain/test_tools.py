@@ -207,9 +207,8 @@ def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> Non
     """The model is random; what it may write is not."""
     from teola_plugin.adapters.langchain.tools import described, without_tools
     from teola_plugin.graph import PrimitiveKind
-    from teola_plugin.requests.payloads import Generate, Prompt, Sampling
+    from teola_plugin.requests.payloads import Generate, Prompt, Request, Sampling
     from teola_plugin.requests.payloads import Message as Said
-    from teola_plugin.requests.request import Request
     from teola_plugin.requests.results import Done
 
     _, tools = without_tools(described([feed, Fact], "feed"))

@@ -181,7 +181,7 @@ def test_ingestion_is_scheduled_under_its_app(pool: EnginePool, monkeypatch: pyt
     call = pool.runtime.call
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        from teola_plugin.runtime.context import current_request_context
+        from teola_plugin.runtime.query_run import current_request_context
 
         terms = current_request_context.get()
         apps.append(terms.app if terms else "")

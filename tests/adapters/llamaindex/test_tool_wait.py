@@ -18,8 +18,7 @@ from teola_plugin.adapters.llamaindex import TeolaLLM
 from teola_plugin.adapters.llamaindex.workflows import tool_wait
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Warmup
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import Generate, Request, Warmup
 
 TWO = [call("look", at="sea"), call("look", at="ivory tower")]
 WORDY = "Thought: " + "I wonder what grows there and what does not. " * 8

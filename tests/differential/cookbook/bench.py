@@ -30,8 +30,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeS
 from teola_plugin.engines.fake.base import NO_FAULTS
 from teola_plugin.engines.fake.llm import _json_value
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import EmbedText, Prompt, Sampling
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import EmbedText, Prompt, Request, Sampling
 
 WORDS = ("lambda", "class", "import", "with", "raise", "yield")
 TEXTS = [f"passage {i} about {word} and naïve café. It says {word} again, and {word}." for i, word in enumerate(WORDS)]

@@ -27,15 +27,22 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Chunk, EmbedText, Generate, Generation, IngestRow, Prompt, SearchVector
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import (
+    Chunk,
+    EmbedText,
+    Generate,
+    Generation,
+    IngestRow,
+    Prompt,
+    Request,
+    SearchVector,
+)
 from teola_plugin.requests.results import Done, Failed, Piece
 from teola_plugin.runtime import original_calls
-from teola_plugin.runtime.context import current_request_context
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
-from teola_plugin.runtime.handles import CallHandle
+from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.runtime.prefetch_failures import OncePerCause
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import QueryRun, current_request_context
 from teola_plugin.scheduling.graph_events import Collect
 
 K = PrimitiveKind

@@ -13,16 +13,15 @@ from support.ports import Heard, Scripted, answers, ask, driven, entry, event, h
 
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Request, Sampling
 from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
 from teola_plugin.runtime.failures import copied_error, with_location
-from teola_plugin.runtime.handles import PieceLog
+from teola_plugin.runtime.loop_thread import PieceLog
 from teola_plugin.runtime.ports.batches import Patience
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.scheduling.engine_events import DepthChanged
+from teola_plugin.scheduling.engine_queue import DepthChanged
 from teola_plugin.scheduling.objectives import Objective
 
 LOST = EngineUnavailable("it died.", engine="llm", retryable=True, hint="restart it")

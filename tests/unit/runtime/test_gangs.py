@@ -18,7 +18,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 
 LLM = rtx3090() | {"llm": replace(rtx3090()["llm"], max_requests=4)}
 DOCS = {"docs": [{"doc": f"{n} {'text ' * 40}"} for n in range(24)]}

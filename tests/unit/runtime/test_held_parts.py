@@ -20,7 +20,7 @@ from support.query_parts import (
 
 from teola_plugin.graph import Primitive, Ref, named
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
-from teola_plugin.runtime.context import CallPlace, current_place, during
+from teola_plugin.runtime.query_run import CallPlace, current_place, during
 
 # ---------------------------------------------------------------- held parts
 

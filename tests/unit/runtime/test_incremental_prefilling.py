@@ -17,7 +17,7 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.driver.incremental_prefilling import MAX_TRUSTED, GrowingPrompt, IncrementalPrefilling
+from teola_plugin.runtime.primitive_requests import MAX_TRUSTED, GrowingPrompt, IncrementalPrefilling
 from teola_plugin.runtime.query_run import QueryRun, QueryStore
 from teola_plugin.scheduling.live_query import LivePrimitive
 from tests.support.steps import growth

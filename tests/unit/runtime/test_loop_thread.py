@@ -14,8 +14,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, fake_engine
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Curve, EngineProfile, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import EmbedText, Generate, Prompt
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import EmbedText, Generate, Prompt, Request
 from teola_plugin.runtime import loop_thread
 from teola_plugin.runtime.loop_thread import LoopThread
 from teola_plugin.runtime.ports import batches

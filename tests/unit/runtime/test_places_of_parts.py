@@ -21,10 +21,9 @@ from support.query_parts import (
 
 from teola_plugin.graph import Fragment, Graph, Primitive, Query, Ref, named
 from teola_plugin.requests.payloads import Generate
-from teola_plugin.runtime.context import CallPlace, current_place
-from teola_plugin.runtime.query_run import SubplanRun
+from teola_plugin.runtime.query_run import CallPlace, SubplanRun, current_place
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import DepthChanged, Enqueue
+from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 from teola_plugin.scheduling.objectives import in_gang
 
 # ---------------------------------------------------------------- depth

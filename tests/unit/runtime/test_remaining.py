@@ -16,10 +16,10 @@ from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import RequestContext
 from teola_plugin.passes.base import PassContext
 from teola_plugin.passes.estimate import ANSWER_TOKENS, remaining_times
-from teola_plugin.runtime.context import current_request_context
 from teola_plugin.runtime.ports.engine_port import EnginePort
+from teola_plugin.runtime.query_run import current_request_context
 from teola_plugin.runtime.virtual_time import run_virtual
-from teola_plugin.scheduling.engine_events import Enqueue
+from teola_plugin.scheduling.engine_queue import Enqueue
 
 ANSWER = 0.0285 * ANSWER_TOKENS
 THREE = {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}

@@ -15,16 +15,23 @@ from teola_plugin.requests.payloads import (
     IngestRow,
     OneOf,
     Prompt,
+    Request,
     Sampling,
     SearchVector,
     Version,
     Warmup,
 )
-from teola_plugin.requests.request import Request
-from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, PlannerGraph
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, more_urgent
-from teola_plugin.runtime.engine_requests.keys import EngineFingerprint, request_key, rule_of
-from teola_plugin.runtime.engine_requests.table import RequestTable
+from teola_plugin.runtime.claims import (
+    OWN_GRAPH,
+    Caller,
+    ClaimRule,
+    Claims,
+    EngineFingerprint,
+    PlannerGraph,
+    request_key,
+    rule_of,
+)
+from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, RequestTable, more_urgent
 
 ENGINE = EngineFingerprint("engine")
 EARLY, PLAIN = Caller.PLANNER, Caller.ORIGINAL

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, PerInvocation, ThroughputOriented, TopologyAware
-from teola_plugin.scheduling.engine_events import (
+from teola_plugin.scheduling.engine_queue import (
     CancelRequests,
     CancelRunning,
     DepthChanged,

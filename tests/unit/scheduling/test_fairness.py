@@ -8,8 +8,16 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
-from teola_plugin.scheduling.fairness import ServedUnits, Turn, serve_in_turn
+from teola_plugin.scheduling.engine_queue import (
+    Enqueue,
+    InstanceUp,
+    QueuedRequest,
+    RequestsEnded,
+    RunBatch,
+    ServedUnits,
+    Turn,
+    serve_in_turn,
+)
 
 ONE_BY_ONE = EngineProfile(batching=Batching.STATIC, max_efficient_batch=1)
 

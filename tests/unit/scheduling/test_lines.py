@@ -8,8 +8,14 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import POLICIES, EngineScheduler
-from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RunBatch
-from teola_plugin.scheduling.engine_queue import MAX_NUMBERED_QUERIES, QueryNumbers
+from teola_plugin.scheduling.engine_queue import (
+    MAX_NUMBERED_QUERIES,
+    Enqueue,
+    PrefillEnded,
+    QueryNumbers,
+    QueuedRequest,
+    RunBatch,
+)
 from teola_plugin.scheduling.objectives import Objective
 
 LLM = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1000, max_requests=64)

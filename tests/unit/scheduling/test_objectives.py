@@ -9,7 +9,7 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import EngineScheduler, GraphScheduler
-from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_queue import Enqueue, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.graph_events import Admit, Expanded, Finished
 from teola_plugin.scheduling.objectives import Objective, deduce_objectives
 

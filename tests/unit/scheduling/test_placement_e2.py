@@ -6,7 +6,7 @@ import pytest
 from support.placement import anywhere, ask, but, e2, send
 
 from teola_plugin.scheduling import E2Options
-from teola_plugin.scheduling.engine_events import CacheCleared, CacheRemoved, CacheStored, CacheUse
+from teola_plugin.scheduling.engine_queue import CacheCleared, CacheRemoved, CacheStored, CacheUse
 from teola_plugin.scheduling.placement import PlacementChoice, PlacementRequest, PlacementRule
 
 

@@ -19,7 +19,7 @@ from teola_plugin.scheduling import (
     TopologyAware,
     block_hashes,
 )
-from teola_plugin.scheduling.engine_events import (
+from teola_plugin.scheduling.engine_queue import (
     CacheStored,
     Enqueue,
     InstanceDown,

@@ -11,9 +11,19 @@ import pytest
 
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler, TopologyAware
-from teola_plugin.scheduling.engine_events import Enqueue, PrefillEnded, QueuedRequest, RequestsEnded, RunBatch
-from teola_plugin.scheduling.engine_queue import FreeSlots, QueuedPrimitive, Running, Slots
-from teola_plugin.scheduling.fairness import Turn, serve_in_turn
+from teola_plugin.scheduling.engine_queue import (
+    Enqueue,
+    FreeSlots,
+    PrefillEnded,
+    QueuedPrimitive,
+    QueuedRequest,
+    RequestsEnded,
+    RunBatch,
+    Running,
+    Slots,
+    Turn,
+    serve_in_turn,
+)
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.policies import Levels
 from tests.support.steps import steps

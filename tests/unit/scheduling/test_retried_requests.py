@@ -9,7 +9,7 @@ import pytest
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import (
+from teola_plugin.scheduling.engine_queue import (
     CancelRequests,
     CancelRunning,
     DepthChanged,
@@ -21,8 +21,8 @@ from teola_plugin.scheduling.engine_events import (
     RequestsEnded,
     Retried,
     RunBatch,
+    RunningRequest,
 )
-from teola_plugin.scheduling.engine_queue import RunningRequest
 from teola_plugin.scheduling.objectives import Objective
 from teola_plugin.scheduling.validate import VIOLATIONS, validate_engine_scheduler
 

@@ -6,7 +6,7 @@ import pytest
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RunBatch
+from teola_plugin.scheduling.engine_queue import Enqueue, QueuedRequest, RunBatch
 
 PROFILE = EngineProfile(max_efficient_batch=4)
 

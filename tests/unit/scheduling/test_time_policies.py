@@ -14,7 +14,7 @@ from teola_plugin.scheduling import (
     ShortestRemaining,
     TopologyAware,
 )
-from teola_plugin.scheduling.engine_events import Enqueue, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_queue import Enqueue, QueuedRequest, RequestsEnded, RunBatch
 from teola_plugin.scheduling.objectives import Objective
 
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)

@@ -23,7 +23,7 @@ from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.errors import ConfigError, RegistrationError, TeolaError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import EmbedText, ScorePair
-from teola_plugin.runtime.context import current_run
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.simulation import (
     Arrival,
     Cluster,

@@ -22,9 +22,8 @@ from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.graph import EngineProfile, Query
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Prompt, Sampling, Warmup
-from teola_plugin.requests.request import Request
-from teola_plugin.runtime.context import current_run
+from teola_plugin.requests.payloads import Prompt, Request, Sampling, Warmup
+from teola_plugin.runtime.query_run import current_run
 from teola_plugin.tracer.draft import TraceResult
 
 

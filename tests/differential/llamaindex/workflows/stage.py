@@ -24,8 +24,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeS
 from teola_plugin.engines.fake.base import Faults
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import EmbedText, Generate, Prompt
-from teola_plugin.requests.request import Request
+from teola_plugin.requests.payloads import EmbedText, Generate, Prompt, Request
 
 _SCRIPT = re.compile(r"DO (.*?) DONE", re.DOTALL)
 
