@@ -1,4 +1,7 @@
-"""`engines=`: engines that are made by themselves, in one pool for the process, and the models that they serve."""
+"""`engines=`: engines that are made by themselves, in one pool for the process, and the models that they serve.
+
+A pool without engines of its own leaves the work to the user's own models, and plans and traces it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import atexit
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.engine_specs import EngineSpec, SpecOrReason
 from teola_plugin.errors import RegistrationError, TeolaError
+from teola_plugin.graph import EngineProfile
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.local import LocalRuntime
+from teola_plugin.runtime.threads import ForkedLock
 
 
 class ServedPool:
@@ -192,3 +198,41 @@ def _names(objects: Sequence[Any]) -> list[str]:
         count = sum(re.fullmatch(rf"{name}\d*", one) is not None for one in variables)
         variables.append(f"{name}{count + 1}" if count else name)
     return variables
+
+
+_lock = ForkedLock()
+
+
+class OwnPool(EnginePool):
+    """A pool without engines. One serves all objects of a framework in the process that have no pool."""
+
+    @property
+    def profiles(self) -> Mapping[str, EngineProfile]:
+        """Return no profiles: passes leave unknown engines alone."""
+        return {}
+
+    def forked(self) -> None:
+        """Begin anew in a child process, with its first query; the user's objects are there, too."""
+        super().forked()
+        self._started = False
+        self.runtime.renew()
+
+    def running_now(self) -> None:
+        """Start the loop, which runs until the process ends. Raise `EngineUnavailable` if that fails."""
+        with _lock.lock:
+            if not self._started:
+                self.start()
+                atexit.unregister(self.close)  # of a parent process
+                atexit.register(self.close)
+
+
+_watching: list[OwnPool] = []
+
+
+def watching_pool() -> OwnPool:
+    """Return the process's pool without engines, in which queries are traced. Raise `EngineUnavailable` if it fails."""
+    with _lock.lock:
+        if not _watching:
+            _watching.append(OwnPool(LocalRuntime({}), {}, ()))
+    _watching[0].running_now()
+    return _watching[0]

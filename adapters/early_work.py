@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
-from teola_plugin.adapters.sampling import Deadline
+from teola_plugin.adapters.calls import Deadline
 from teola_plugin.errors import EngineUnavailable, TeolaError
 from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
-from teola_plugin.runtime.prefetch_failures import OncePerCause, cause_of
+from teola_plugin.runtime.prefetch_outcomes import OncePerCause, cause_of
 from teola_plugin.runtime.primitive_requests import Calls
 from teola_plugin.runtime.query_run import Claiming, QueryRun
 from teola_plugin.tracer.draft import TraceResult

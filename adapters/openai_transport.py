@@ -38,8 +38,7 @@ from teola_plugin.errors import (
 from teola_plugin.event_streams import DONE, write_event
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import AnswerForm, Generate
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import AnswerForm, Generate, Piece
 from teola_plugin.runtime.loop_thread import CallHandle, PieceLog
 from teola_plugin.runtime.query_run import current_run, during
 

@@ -12,8 +12,7 @@ from benchmarks.draft_prompts import HELD_OUT, NOTHING_TO_COPY, QUESTIONS, passa
 from teola_plugin.adapters.demo_app import INSTRUCTION, REFINE_INSTRUCTION
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, Failed, Generate, Generation, Message, Prompt, Request, Sampling
 
 TOKENS = 64
 """Of an answer at most, as in the demo."""

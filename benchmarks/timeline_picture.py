@@ -20,8 +20,7 @@ from benchmarks.themes import MONO, SANS, THEMES, colours, painted, themed
 from teola_plugin import accelerate
 from teola_plugin.engines import profiles
 from teola_plugin.observe import QueryTrace
-from teola_plugin.observe.svg import element, family, family_label, text
-from teola_plugin.observe.svg_timeline import timeline_svg
+from teola_plugin.observe.svg import element, family, family_label, text, timeline_svg
 from teola_plugin.observe.text import duration
 
 WIDTH, EDGE, HEAD = 1240, 16, 30

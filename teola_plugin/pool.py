@@ -20,10 +20,10 @@ from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.pool_engines import Engines, by_name, default_engine, prepared, sink_of
-from teola_plugin.runtime.forks import tell_of_forks
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import CallHandle, SameLoop
 from teola_plugin.runtime.query_run import QueryRun, current_run
+from teola_plugin.runtime.threads import tell_of_forks
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

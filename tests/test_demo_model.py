@@ -17,8 +17,7 @@ from examples.demo_model.handwritten import ASKED, HELD_OUT
 from teola_plugin.engines.bundled import files as bundled
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Done, Generate, Message, Prompt, Request, Sampling
 
 MB = 1_000_000
 

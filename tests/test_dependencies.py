@@ -46,7 +46,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/engines/bundled": ("demo",),
     "teola_plugin/engines/conformance": ("conformance",),
     "teola_plugin/engines/devices": ("embed", "vllm", "vllm-cpu"),
-    "teola_plugin/engines/fulltext": ("postgres",),
+    "teola_plugin/engines/fulltext.py": ("postgres",),
     "teola_plugin/engines/openai": ("openai",),
     "teola_plugin/engines/pgvector": ("postgres",),
     "teola_plugin/engines/postgres": ("embedded-postgres",),

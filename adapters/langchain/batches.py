@@ -10,6 +10,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
+from teola_plugin.adapters.calls import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
 from teola_plugin.adapters.langchain.listening import requested_terms
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.langchain.started_calls import (
@@ -20,7 +21,6 @@ from teola_plugin.adapters.langchain.started_calls import (
     under_rules,
 )
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.sampling import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims.stack_levels import hide_from_stack_levels

@@ -48,9 +48,9 @@ from teola_plugin.adapters.plan_report import CallRow, Explanation, Reason, Stat
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import current_run
+from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_interceptors import intercept_composites, live_scopes
 from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of

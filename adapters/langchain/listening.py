@@ -17,8 +17,15 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from teola_plugin.adapters.calls import astreamed_in, giving_up, streamed_in
-from teola_plugin.adapters.sampling import NOTHING_REQUESTED, CallContext, RequestedTerms, context_of
+from teola_plugin.adapters.calls import (
+    NOTHING_REQUESTED,
+    CallContext,
+    RequestedTerms,
+    astreamed_in,
+    context_of,
+    giving_up,
+    streamed_in,
+)
 from teola_plugin.adapters.tool_calls import Call, CallReader
 from teola_plugin.requests.payloads import AnswerForm, Prompt
 from teola_plugin.runtime.loop_thread import CallHandle

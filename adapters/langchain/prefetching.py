@@ -36,11 +36,10 @@ from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
 from teola_plugin.runtime.claims import Caller, PlannerGraph
-from teola_plugin.runtime.daemon_threads import threads
-from teola_plugin.runtime.forks import in_child
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run
+from teola_plugin.runtime.threads import in_child
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
 from teola_plugin.shims.langchain_interceptors import live_scopes
@@ -336,7 +335,7 @@ class QueryCalls:
             if prefetch.site.in_code == "async":
                 prefetch.end(Outcome(error=asyncio.InvalidStateError("the caller has no loop")))
             else:
-                threads().start(partial(self._context.copy().run, self._run_here, prefetch))
+                daemon_threads().start(partial(self._context.copy().run, self._run_here, prefetch))
             return
         with self._lock:
             is_woken = bool(self._to_launch)

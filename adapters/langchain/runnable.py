@@ -19,6 +19,15 @@ from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
 from teola_plugin.adapters.automatic_engines import Serving, served_section
+from teola_plugin.adapters.calls import (
+    NO_APP,
+    Deadline,
+    RequestedTerms,
+    context_of,
+    interrupting,
+    new_query,
+    unplanned,
+)
 from teola_plugin.adapters.early_work import can_start_early, expected_sizes, joinable, log_fallback, submit
 from teola_plugin.adapters.langchain.batches import BatchMethods
 from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_terms
@@ -32,19 +41,10 @@ from teola_plugin.adapters.langchain.shadow import (
     shadow_of,
 )
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
-from teola_plugin.adapters.own_class import FieldSnapshot
+from teola_plugin.adapters.method_adapter import FieldSnapshot
 from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.sampling import (
-    NO_APP,
-    Deadline,
-    RequestedTerms,
-    context_of,
-    interrupting,
-    new_query,
-    unplanned,
-)
 from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace

@@ -14,11 +14,18 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
-from teola_plugin.adapters.calls import aitems_inside, astreamed_in, items_inside, joined, streamed_in
+from teola_plugin.adapters.calls import (
+    Deadline,
+    aitems_inside,
+    astreamed_in,
+    interrupting,
+    items_inside,
+    joined,
+    streamed_in,
+)
 from teola_plugin.adapters.early_work import ending
 from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
-from teola_plugin.adapters.sampling import Deadline, interrupting
 from teola_plugin.graph import RequestContext
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run, during

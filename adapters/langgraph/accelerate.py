@@ -8,19 +8,18 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
+from teola_plugin.adapters.calls import NO_APP
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
-from teola_plugin.adapters.langgraph.graph import Acceleration, accelerated_graph, has_terms, original_of
-from teola_plugin.adapters.langgraph.graph_call import WatchedNode
+from teola_plugin.adapters.langgraph.graph import Acceleration, WatchedNode, accelerated_graph, has_terms, original_of
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pool_of_graph
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.routing import under_routing
-from teola_plugin.adapters.sampling import NO_APP
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.langgraph import watched_node
 

@@ -23,9 +23,9 @@ from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from teola_plugin.adapters.automatic_engines import served_section
+from teola_plugin.adapters.calls import RequestedTerms
 from teola_plugin.adapters.llamaindex.session import query_input
-from teola_plugin.adapters.own_class import forwarded_slots, subclass_of
-from teola_plugin.adapters.sampling import RequestedTerms
+from teola_plugin.adapters.method_adapter import forwarded_slots, subclass_of
 from teola_plugin.adapters.shadow import ShadowReport
 from teola_plugin.errors import TraceError
 from teola_plugin.observe.spans import QueryTrace

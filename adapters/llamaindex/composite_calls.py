@@ -26,9 +26,9 @@ from teola_plugin.adapters.llamaindex.pipelined_write import current_write
 from teola_plugin.adapters.llamaindex.prefetching import original_scope, takes_threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.daemon_threads import threads as daemon_threads
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import during
+from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting
 from teola_plugin.shims.llamaindex.interceptors import (
     EMBED_BATCH,

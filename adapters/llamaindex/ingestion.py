@@ -16,7 +16,7 @@ from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.schema import BaseNode
 from llama_index.core.utils import iter_batch
 
-from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.calls import NO_APP, joined, with_app
 from teola_plugin.adapters.llamaindex.accelerated import (
     Accelerated,
     EqualsOriginal,
@@ -31,7 +31,6 @@ from teola_plugin.adapters.llamaindex.session import ServedObject
 from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.routing import RoutingRules, route_of
-from teola_plugin.adapters.sampling import NO_APP, with_app
 from teola_plugin.graph import RequestContext
 from teola_plugin.runtime.query_run import current_request_context, current_run
 from teola_plugin.shims.llamaindex.engines import IndexHooks, Nodes, VectorStoreIndexParts

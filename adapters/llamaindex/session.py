@@ -17,8 +17,18 @@ from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index.core.workflow import Workflow
 
-from teola_plugin.adapters.automatic_engines import Serving
-from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
+from teola_plugin.adapters.automatic_engines import Serving, watching_pool
+from teola_plugin.adapters.calls import (
+    Deadline,
+    RequestedTerms,
+    astreamed_in,
+    context_of,
+    interrupting,
+    joined,
+    new_query,
+    streamed_in,
+    unplanned,
+)
 from teola_plugin.adapters.early_work import (
     ending,
     expected_sizes,
@@ -40,17 +50,8 @@ from teola_plugin.adapters.llamaindex.prefetching import (
     rows_of_sites,
 )
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
-from teola_plugin.adapters.own_pool import watching_pool
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, switched_off
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
-from teola_plugin.adapters.sampling import (
-    Deadline,
-    RequestedTerms,
-    context_of,
-    interrupting,
-    new_query,
-    unplanned,
-)
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import RequestContext

@@ -19,8 +19,19 @@ from typing import Any
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Request, Sampling, Warmup
-from teola_plugin.requests.results import Done, Failed, Piece
+from teola_plugin.requests.payloads import (
+    UNKNOWN,
+    Done,
+    Failed,
+    Generate,
+    Generation,
+    Message,
+    Piece,
+    Prompt,
+    Request,
+    Sampling,
+    Warmup,
+)
 
 Report = dict[str, Any]
 _numbers = itertools.count(1)

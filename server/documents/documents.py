@@ -1,14 +1,28 @@
-"""The documents of a server: accept them within limits, read, store and delete them. Used on its loop."""
+"""The documents of a server: accept them within limits, fetch, read, store and delete them. Used on its loop.
+
+A document is fetched from an address that a client gives, without reaching what only this machine can reach. Every hop
+is checked: scheme, host and port against the settings, then all addresses of the name, which have to be those of hosts
+that anybody could ask. The name is resolved once, and the connection goes to the address that was checked, so that an
+answer that changes meanwhile (DNS rebinding) changes nothing. No cookies, keys or proxies; the certificate has to be
+that of the name.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import secrets
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from typing import Any
 
+import httpcore
+import httpx
+
 from teola_plugin.server.callers import Caller
-from teola_plugin.server.documents.fetching import Fetcher
 from teola_plugin.server.documents.files import FileStore, StoredFile
 from teola_plugin.server.documents.parts import (
     FILE,
@@ -22,8 +36,253 @@ from teola_plugin.server.documents.parts import (
 )
 from teola_plugin.server.documents.reading import ReadDocument, Reader, too_large
 from teola_plugin.server.errors import HttpError, bad_request, not_found, too_many
-from teola_plugin.server.settings import DocumentSettings
+from teola_plugin.server.settings import DocumentSettings, UrlSettings
 from teola_plugin.server.wire.requests import ChatRequest
+
+_REFUSED_4 = (
+    IPv4Network("192.0.0.0/24"),  # for protocols; some versions of Python call it global
+    IPv4Network("192.88.99.0/24"),  # relays of 6to4
+    IPv4Network("168.63.129.16/32"),  # a cloud's own services, at a global address
+)
+_UNICAST_6 = IPv6Network("2000::/3")
+_REFUSED_6 = (
+    IPv6Network("2001::/23"),  # Teredo, ORCHID and the like
+    IPv6Network("2002::/16"),  # 6to4: holds an IPv4 address
+    IPv6Network("2620:4f:8000::/48"),
+    IPv6Network("3fff::/20"),  # documentation
+    IPv6Network("5f00::/16"),
+)
+_NUMBER = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)\.?$")
+_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
+
+
+def is_public(address: str) -> bool:
+    """Return True for an address of one host of the public internet.
+
+    It is no address of this machine, of a private network or of many hosts, and stands for no other address.
+    """
+    if "%" in address:
+        return False
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, IPv4Address):
+        is_special = ip.is_multicast or ip.is_reserved or any(ip in network for network in _REFUSED_4)
+        return ip.is_global and not is_special
+    if ip.ipv4_mapped is not None or ip not in _UNICAST_6:
+        return False
+    isatap = (int(ip) >> 32) & 0xFFFFFFFF in (0x00005EFE, 0x02005EFE)  # holds an IPv4 address, too
+    return ip.is_global and not isatap and not any(ip in network for network in _REFUSED_6)
+
+
+def name_of_host(host: str) -> str:
+    """Return the host as it is compared: in lower case, without the last dot.
+
+    Empty for what is neither a name nor a plain address, such as numbers in other bases, which resolvers read
+    differently.
+    """
+    host = host.strip("[]").lower().removesuffix(".")
+    try:
+        return str(ip_address(host)) if "%" not in host else ""
+    except ValueError:
+        pass
+    if len(host) > 253 or not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
+        return ""
+    return host
+
+
+def is_named(host: str, allowed: Sequence[str]) -> bool:
+    """Return True if the settings name the host. `*.example.org` matches all names below it, not `example.org`
+    itself."""
+    return any(one in ("*", host) or (one.startswith("*.") and host.endswith(one[1:])) for one in allowed)
+
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""(name, port) -> addresses. Raises `OSError`."""
+_HEADERS = [(b"User-Agent", b"teola"), (b"Accept", b"text/*, application/pdf"), (b"Accept-Encoding", b"identity")]
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_URL = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A document that was fetched."""
+
+    data: bytes
+    type: str
+    """Content type that the server declares."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    url: httpx.URL
+    host: str
+    port: int
+
+
+class Fetcher:
+    """A fetcher of documents. `settings`: None if nothing may be fetched. `resolve` and `network` are for tests."""
+
+    def __init__(
+        self,
+        settings: UrlSettings | None,
+        max_bytes: int,
+        resolve: Resolve | None = None,
+        network: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._settings, self._max_bytes = settings, max_bytes
+        self._resolve = resolve or _resolve_host
+        self._network = network or httpcore.AnyIOBackend()
+
+    async def fetch(self, url: str) -> Fetched:
+        """Return the document at the address. Raise `HttpError` (400, 413) if it may not or cannot be fetched."""
+        if self._settings is None:
+            hint = "upload the document; or see server.documents.urls"
+            raise _fetch_error("this server fetches no documents.", "urls_off", hint)
+        try:
+            async with asyncio.timeout(self._settings.seconds):
+                return await self._follow(self._settings, url)
+        except TimeoutError:
+            raise _fetch_error(
+                f"{_display(url)} has not answered in time.", "url_timeout", "upload the document"
+            ) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
+            raise _fetch_error(
+                f"{_display(url)} cannot be fetched.", "url_unreachable", "upload the document"
+            ) from None
+
+    async def _follow(self, settings: UrlSettings, url: str) -> Fetched:
+        next_url, first = _parse_url(url), url
+        for _ in range(settings.redirects + 1):
+            hop = _check_hop(settings, next_url, first)
+            reply = await self._request(hop, await self._address(hop, first), first)
+            if isinstance(reply, Fetched):
+                return reply
+            next_url = _join_location(hop.url, reply, first)
+        raise _fetch_error(f"{_display(first)} redirects too often.", "url_redirects", "give the last address")
+
+    async def _address(self, hop: _Hop, first: str) -> str:
+        """Return the address to connect to. The name is refused if any of its addresses is."""
+        try:
+            addresses = await self._resolve(hop.host, hop.port)
+        except OSError:
+            addresses = []
+        if not addresses or not all(map(is_public, addresses)):
+            raise _forbidden(first)
+        return addresses[0]
+
+    async def _request(self, hop: _Hop, address: str, first: str) -> Fetched | str:
+        """Return the document, or the location that the server redirects to."""
+        target = httpcore.URL(
+            scheme=hop.url.raw_scheme, host=hop.host.encode(), port=hop.port, target=hop.url.raw_path or b"/"
+        )
+        network = _PinnedBackend(self._network, hop.host, address)
+        async with (
+            httpcore.AsyncConnectionPool(network_backend=network, max_connections=1, retries=0) as pool,
+            pool.stream("GET", target, headers=_HEADERS) as answer,
+        ):
+            headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in answer.headers}
+            if answer.status in _REDIRECTS and headers.get("location"):
+                return headers["location"]
+            if answer.status != 200:
+                raise _fetch_error(f"{_display(first)} answers {answer.status}.", "url_refused", "check the address")
+            if headers.get("content-encoding", "identity").lower() != "identity":
+                raise _fetch_error(f"{_display(first)} is compressed.", "url_compressed", "upload the document")
+            data = await self._read(answer.aiter_stream(), headers.get("content-length", ""), first)
+        return Fetched(data, headers.get("content-type", ""), hop.url.path.rpartition("/")[2][:200] or hop.host)
+
+    async def _read(self, chunks: Any, length: str, first: str) -> bytes:
+        parts, remaining = list[bytes](), self._max_bytes
+        if length.isascii() and length.isdigit() and int(length[:20]) > remaining:
+            remaining = -1
+        else:
+            async for chunk in chunks:
+                remaining -= len(chunk)
+                if remaining < 0:
+                    break
+                parts.append(chunk)
+        if remaining < 0:
+            raise HttpError(
+                413, f"{_display(first)} is larger than {self._max_bytes} bytes.", hint="split it", param="url"
+            )
+        return b"".join(parts)
+
+
+class _PinnedBackend(httpcore.AsyncNetworkBackend):
+    """A network that connects to one host alone, at the address that was checked."""
+
+    def __init__(self, network: httpcore.AsyncNetworkBackend, host: str, address: str) -> None:
+        self._network, self._host, self._address = network, host, address
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        if name_of_host(host) != self._host:
+            raise httpcore.ConnectError(f"{host} was not checked")
+        return await self._network.connect_tcp(self._address, port, timeout, local_address, socket_options)
+
+    async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+        raise httpcore.ConnectError("not for documents")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+def _check_hop(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
+    """Return the hop to an address. Raise `HttpError` for an address that the settings do not allow."""
+    host = name_of_host(url.raw_host.decode("ascii", "replace"))
+    port = {"https": 443, "http": 80}.get(url.scheme, 0) if url.port is None else url.port
+    plain = url.scheme in settings.schemes and port in settings.ports and not url.userinfo
+    if not plain or not host or not is_named(host, settings.hosts):
+        raise _forbidden(first)
+    return _Hop(url, host, port)
+
+
+def _parse_url(url: str) -> httpx.URL:
+    if len(url) > _MOST_URL or not url.isprintable() or "\\" in url or " " in url:
+        raise _forbidden(url)
+    try:
+        return httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        raise _forbidden(url) from None
+
+
+def _join_location(url: httpx.URL, location: str, first: str) -> httpx.URL:
+    try:
+        return url.join(_parse_url(location))
+    except (httpx.InvalidURL, ValueError):
+        raise _forbidden(first) from None
+
+
+async def _resolve_host(host: str, port: int) -> list[str]:
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in addresses]
+
+
+def _display(url: str) -> str:
+    """Return the address as errors show it, without a password and what may follow the path."""
+    return repr(url.partition("?")[0].partition("#")[0].rpartition("@")[2])[:200]
+
+
+def _forbidden(url: str) -> HttpError:
+    """Return the error for an address that may not be fetched.
+
+    It is the same for a name that does not exist and for one that leads inside, so that it reveals nothing.
+    """
+    hint = "give an address that the server's settings allow, or upload the document"
+    return _fetch_error(f"{_display(url)} may not be fetched here.", "url_not_allowed", hint)
+
+
+def _fetch_error(message: str, code: str, hint: str) -> HttpError:
+    return bad_request(message, hint, param="url", code=code)
+
 
 _MAX_FILES = 10_000
 """Documents that one tenant may store."""

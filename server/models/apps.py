@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from teola_plugin.adapters import accelerate
 from teola_plugin.adapters.app_frameworks import listening_tally
-from teola_plugin.adapters.calls import astreamed_in
+from teola_plugin.adapters.calls import Deadline, astreamed_in, interrupting
 from teola_plugin.adapters.named_objects import load, object_named
-from teola_plugin.adapters.sampling import Deadline, interrupting
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.usage import Tally, atallied, tallied

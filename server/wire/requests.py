@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from teola_plugin.requests.bad_input import lone_surrogate
+from teola_plugin.requests.payloads import lone_surrogate
 from teola_plugin.server.errors import bad_request, invalid
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]

@@ -154,7 +154,7 @@ async def _measure_profiles(config: PoolConfig, names: Sequence[str]) -> dict[st
     """
     from teola_plugin.cluster.deployment.engine_factory import build_engine
     from teola_plugin.cluster.names import engine_spec
-    from teola_plugin.engines.calibration import calibrate, to_json
+    from teola_plugin.engines.profiles import calibrate, to_json
     from teola_plugin.observe import progress
 
     profiles: dict[str, Any] = {}

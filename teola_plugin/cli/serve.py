@@ -59,8 +59,8 @@ def run_serve(options: argparse.Namespace) -> int:
     require_packages()
     from rich.console import Console
 
+    from teola_plugin.server.app import address_of, check_files, listening, run
     from teola_plugin.server.logs import logging_to_stderr
-    from teola_plugin.server.run import address_of, check_files, listening, run
     from teola_plugin.server.settings import ServiceConfig
 
     config = ServiceConfig.read(options.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from teola_plugin.requests.results import Piece, Result
+from teola_plugin.requests.payloads import Piece, Result
 
 
 async def coalesced(results: AsyncIterator[Result], seconds: float) -> AsyncIterator[list[Result]]:

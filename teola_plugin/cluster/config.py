@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.devices.assignment import parse_cores
 from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.scheduling import POLICIES
 

@@ -12,7 +12,7 @@ from teola_plugin.cluster.deployment import token as tokens
 from teola_plugin.cluster.deployment.records import ADDRESS, LOOPBACK, plain, token_of
 from teola_plugin.cluster.names import NAMESPACE
 from teola_plugin.errors import ConfigError, EngineUnavailable, extra
-from teola_plugin.runtime.forks import in_child
+from teola_plugin.runtime.threads import in_child
 from teola_plugin.shims import ray as shim
 
 _connected_parents: list[bool] = []

@@ -16,8 +16,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Done, Failed, Request, Result
 from teola_plugin.runtime.claims import RemoteValue
 
 log = logging.getLogger("teola_plugin")

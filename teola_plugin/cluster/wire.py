@@ -16,8 +16,7 @@ from typing import Any
 from teola_plugin.cluster.remote_values import collecting_refs
 from teola_plugin.errors import EngineError, TeolaError
 from teola_plugin.graph import EngineProfile, Primitive, PrimitiveKind
-from teola_plugin.requests.payloads import Request, Version
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import Piece, Request, Version
 from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.payloads import Done, Failed, Piece, Request, Result
 
 __all__ = ["Done", "Engine", "EngineLoad", "Failed", "Piece", "Request", "Result"]
 

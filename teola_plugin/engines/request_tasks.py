@@ -9,8 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from teola_plugin.errors import EngineError
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.payloads import Done, Failed, Piece, Request, Result
 
 Inbox = asyncio.Queue[Result]
 Serve = Callable[[Request, Inbox], Awaitable[Done | Failed]]

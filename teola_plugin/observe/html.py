@@ -10,9 +10,7 @@ from statistics import median
 
 from teola_plugin.observe.critical_path import PathStep
 from teola_plugin.observe.spans import QueryTrace
-from teola_plugin.observe.svg import element, facts, family, family_label, step_facts, words
-from teola_plugin.observe.svg_graph import graph_svg
-from teola_plugin.observe.svg_timeline import timeline_svg
+from teola_plugin.observe.svg import element, facts, family, family_label, graph_svg, step_facts, timeline_svg, words
 from teola_plugin.observe.text import duration
 
 

@@ -12,6 +12,8 @@ All of them are framework-neutral and picklable.
 | PARTIAL_PREFILLING  | `Warmup`               | `Warmed`                       |
 | PREFILLING, FULL_.. | `Generate`             | `Generation` (and its decodings) |
 | TOOL                | `CallTool`             | what the function returns      |
+
+An engine sends pieces of a streamed value, and exactly one end.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 
 Vector = Sequence[float]
@@ -293,3 +296,53 @@ class Request:
             self.late,
             self.unread,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a streamed value, in order. The first piece ends the prefilling."""
+
+    request_id: str
+    text: str
+    tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The value of a request; exactly one `Done` or `Failed` ends it."""
+
+    request_id: str
+    value: Any
+    stats: Mapping[str, float] = field(default_factory=dict)
+    version: Version | None = None
+    """SEARCHING: version of the collection, read in the search's own snapshot; None if the store has none."""
+    cuts: tuple[int, ...] = ()
+    """Lengths, in characters, of the pieces in which the text of a generation without a reader would have arrived, for
+    a reader that comes later. Empty if the engine does not know them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    request_id: str
+    error: EngineError
+
+
+Result = Piece | Done | Failed
+
+
+def advice(error: BaseException) -> str:
+    """Return a hint for an error that was raised while a payload was read."""
+    if isinstance(error, UnicodeError):
+        return "clean the text: text.encode('utf-8', 'replace').decode() leaves no half of a character"
+    return "look at the values that are sent: texts are str, vectors are flat sequences of numbers"
+
+
+def lone_surrogate(text: str) -> str:
+    """Describe the first lone surrogate in a text, which broken decoding leaves; return "" if there is none."""
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start} of the text is a lone surrogate, U+{ord(text[error.start]):04X}."
+    return ""

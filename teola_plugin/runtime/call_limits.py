@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
-from teola_plugin.runtime.forks import ForkedLock, tell_of_forks
+from teola_plugin.runtime.threads import ForkedLock, tell_of_forks
 
 T = TypeVar("T")
 

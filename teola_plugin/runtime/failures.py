@@ -15,10 +15,10 @@ from teola_plugin.errors import (
     TeolaError,
 )
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.bad_input import advice
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.requests.payloads import advice
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.query_run import QueryRun
-from teola_plugin.scheduling.graph_events import End
+from teola_plugin.scheduling.events import End
 
 
 def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | None:

@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.engines.base import Engine, forget
-from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.devices.assignment import assign_devices, on_cards
 from teola_plugin.engines.prefix_events import request_prefix_events
+from teola_plugin.engines.profiles import calibrate
 from teola_plugin.errors import pool_closed, pool_not_started, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, RequestContext
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import AnswerForm, Version
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
-from teola_plugin.runtime.engine_requests.engine_request import placed
+from teola_plugin.runtime.engine_requests import placed
 from teola_plugin.runtime.loop_thread import CallHandle, LoopThread, PieceLog, SameLoop
 from teola_plugin.runtime.original_calls import OriginalCalls, RequestedCall
 from teola_plugin.runtime.ports.engine_port import MAX_QUEUED, EnginePort
@@ -36,10 +36,10 @@ from teola_plugin.runtime.query_run import (
     current_place,
     current_request_context,
 )
-from teola_plugin.runtime.timeouts import at_most, cancel_tasks
+from teola_plugin.runtime.threads import at_most, cancel_tasks
 from teola_plugin.runtime.usage import current_tally
 from teola_plugin.scheduling import BatchPolicy
-from teola_plugin.scheduling.graph_events import CancelQuery, Close
+from teola_plugin.scheduling.events import CancelQuery, Close
 
 _STOP_TIMEOUT_S = 30.0
 """Time that an engine has to stop when the pool is closed."""

@@ -22,9 +22,8 @@ from teola_plugin.errors import (
     pool_forked,
     pool_not_started,
 )
-from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.forks import tell_of_forks
-from teola_plugin.runtime.timeouts import cancel_tasks
+from teola_plugin.requests.payloads import Piece
+from teola_plugin.runtime.threads import cancel_tasks, tell_of_forks
 
 log = logging.getLogger("teola_plugin")
 _STOP_TIMEOUT_S = 5.0

@@ -20,7 +20,7 @@ from teola_plugin.observe.steps import OpenWait
 from teola_plugin.requests.payloads import Generate, IngestRow, Request, SearchVector, Version
 from teola_plugin.runtime.claims import Caller, RequestKey
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
-from teola_plugin.runtime.engine_requests.engine_request import (
+from teola_plugin.runtime.engine_requests import (
     EngineRequest,
     PendingCall,
     RequestState,
@@ -29,7 +29,7 @@ from teola_plugin.runtime.engine_requests.engine_request import (
 )
 from teola_plugin.runtime.loop_thread import PieceLog
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.prefetch_failures import OncePerCause
+from teola_plugin.runtime.prefetch_outcomes import OncePerCause
 from teola_plugin.runtime.primitive_requests import all_drafts, call_enqueue_event, drafts
 from teola_plugin.runtime.query_run import Claiming, DeferredSubplan, QueryRun, QueryStore
 

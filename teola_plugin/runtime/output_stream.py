@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.loop_thread import PieceLog
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling.live_query import LiveQuery

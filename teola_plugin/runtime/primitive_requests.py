@@ -50,12 +50,11 @@ from teola_plugin.requests.payloads import (
 )
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.driver.client_code import ClientCode
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, placed
+from teola_plugin.runtime.engine_requests import EngineRequest, placed
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.scheduling import LiveQuery
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
-from teola_plugin.scheduling.live_query import LivePrimitive, Status
-from teola_plugin.scheduling.objectives import WARM_UP, GangObjective, Objective
+from teola_plugin.scheduling.live_query import WARM_UP, GangObjective, LivePrimitive, Objective, Status
 
 Calls = Mapping[str, Callable[..., Any]]
 """Callables of the client by key; see `Primitive.call`."""

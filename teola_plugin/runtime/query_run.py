@@ -31,12 +31,11 @@ from teola_plugin.observe.steps import OpenStep, StepLog, TracedCall, WaitLog
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.claims import OWN_GRAPH, PlannerGraph
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
-from teola_plugin.runtime.forks import in_child
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.loop_thread import CallHandle, PieceLog
-from teola_plugin.runtime.prefetch_failures import FailedPrefetch
-from teola_plugin.runtime.warmups import WarmedPrefix
-from teola_plugin.scheduling.objectives import in_gang
+from teola_plugin.runtime.prefetch_outcomes import FailedPrefetch, WarmedPrefix
+from teola_plugin.runtime.threads import in_child
+from teola_plugin.scheduling.live_query import in_gang
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.primitive_requests import GrowingPrompt

@@ -13,7 +13,7 @@ from typing import Protocol
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.graph.prefix_blocks import PrefixBlocks
 from teola_plugin.scheduling.events import Event, Instruction, Tick
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 # ---------------------------------------------------------------- in
 

@@ -18,8 +18,7 @@ from functools import lru_cache
 
 from teola_plugin.graph import IMPURE_KINDS, INPUT, Fragment, Graph, InstancePath, Primitive, PrimitiveKind, Ref
 from teola_plugin.graph.build import captures
-from teola_plugin.scheduling.events import Instruction, Instructions, Tick, WakeAt
-from teola_plugin.scheduling.graph_events import (
+from teola_plugin.scheduling.events import (
     Admit,
     Await,
     Cancel,
@@ -32,6 +31,8 @@ from teola_plugin.scheduling.graph_events import (
     Expanded,
     Finished,
     GraphEvent,
+    Instruction,
+    Instructions,
     ItemClosed,
     PrimitiveFailed,
     Release,
@@ -40,10 +41,21 @@ from teola_plugin.scheduling.graph_events import (
     Started,
     SubplanBegun,
     SubplanEnded,
+    Tick,
     Unused,
+    WakeAt,
 )
-from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status, optional_edge
-from teola_plugin.scheduling.objectives import AWAITED, GangObjective, Objective, deduce_objectives, in_gang
+from teola_plugin.scheduling.live_query import (
+    AWAITED,
+    GangObjective,
+    LivePrimitive,
+    LiveQuery,
+    Objective,
+    Status,
+    deduce_objectives,
+    in_gang,
+    optional_edge,
+)
 from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_graph_scheduler
 
 _K = PrimitiveKind

@@ -24,7 +24,7 @@ from teola_plugin.scheduling.engine_queue import (
     Turn,
     serve_in_turn,
 )
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 MAX_RIDER_SHARE = 1 / 16
 """A primitive that takes at most this share of a batch may join deeper primitives of its query."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines import machines
 from teola_plugin.engines.base import Engine
-from teola_plugin.engines.calibration import from_json
 from teola_plugin.engines.fake import (
     FakeEmbedder,
     FakeLLM,
@@ -22,7 +21,7 @@ from teola_plugin.engines.fake import (
     own_score,
 )
 from teola_plugin.engines.fake.llm import default_answer
-from teola_plugin.engines.profiles import web_search
+from teola_plugin.engines.profiles import from_json, web_search
 from teola_plugin.errors import ConfigError, unknown_name
 from teola_plugin.graph import EngineProfile
 from teola_plugin.requests.payloads import Prompt, Sampling

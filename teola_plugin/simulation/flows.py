@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 END = -1
 """Stands for the end of a piece of work in place of one of its tokens."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from teola_plugin.observe.recorder import TraceSink
 from teola_plugin.observe.spans import QueryTrace
-from teola_plugin.requests.payloads import Generation, Request
-from teola_plugin.requests.results import Done, Result
+from teola_plugin.requests.payloads import Done, Generation, Request, Result
 
 number: ContextVar[int] = ContextVar("teola_simulated_query", default=-1)
 """Number of the query whose code runs; -1 for none."""

@@ -26,10 +26,9 @@ from teola_plugin.graph import Batching
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.passes import DEFAULT_PASSES, resolve_passes
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Generation, IngestRow, Request, Warmup
-from teola_plugin.requests.results import Piece, Result
+from teola_plugin.requests.payloads import Generate, Generation, IngestRow, Piece, Request, Result, Warmup
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.loop_thread import SameLoop
 from teola_plugin.runtime.ports.engine_port import EnginePort

@@ -18,8 +18,7 @@ from teola_plugin.engines.fake.llm import PrefixCache
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Batching, PrimitiveKind
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import Piece, Request
 from teola_plugin.scheduling import POLICIES, EngineScheduler
 from teola_plugin.scheduling.engine_queue import (
     CancelRequests,

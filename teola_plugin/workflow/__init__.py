@@ -7,12 +7,11 @@
 ['question']
 """
 
-from teola_plugin.workflow.component import Component
+from teola_plugin.workflow.component import Component, Flow
 from teola_plugin.workflow.config import Config
 from teola_plugin.workflow.control import Branch, Condition, Loop, Map
 from teola_plugin.workflow.decomposition import Decomposition
 from teola_plugin.workflow.deployment import Deployment, Result, Running, Stream
-from teola_plugin.workflow.flow import Flow
 from teola_plugin.workflow.functions import Function, Tool
 from teola_plugin.workflow.generation import Generation, QueryExpansion, Synthesis
 from teola_plugin.workflow.indexing import PER_QUERY, Chunking, Embedding, Indexing, Ingestion

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.errors import RegistrationError, unknown_name
-from teola_plugin.workflow.flow import Flow
+from teola_plugin.workflow.component import Flow
 from teola_plugin.workflow.settings import Setting, plain_settings
 
 _Values = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]

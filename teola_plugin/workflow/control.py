@@ -10,9 +10,8 @@ from typing import Any
 from teola_plugin.errors import GraphError, unknown_name
 from teola_plugin.graph import CARRY, ITEM, Attributes, Ref, Role, named, on_loop, simple
 from teola_plugin.graph import Component as Part
-from teola_plugin.workflow.component import Component, check_name
+from teola_plugin.workflow.component import Component, Flow, Joinable, check_name
 from teola_plugin.workflow.decomposition import Body, Decomposition, last_of
-from teola_plugin.workflow.flow import Flow, Joinable
 from teola_plugin.workflow.functions import called
 from teola_plugin.workflow.indexing import PER_QUERY
 from teola_plugin.workflow.settings import reads, setting

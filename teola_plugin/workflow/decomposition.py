@@ -16,7 +16,7 @@ from teola_plugin.graph.refs import Inputs
 from teola_plugin.tracer.draft import DERIVED, ClientCall, Draft, Span
 from teola_plugin.tracer.report import Level, TraceNode
 from teola_plugin.workflow import component as user
-from teola_plugin.workflow.flow import Flow
+from teola_plugin.workflow.component import Flow
 from teola_plugin.workflow.values import Estimate, Kind, Value
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from teola_plugin.errors import GraphError
 from teola_plugin.graph import INPUT, Graph, Primitive, PrimitiveKind, Ref, WorkflowTemplate, build_pgraph
 from teola_plugin.tracer.draft import TraceResult
-from teola_plugin.workflow.component import check_name
+from teola_plugin.workflow.component import Flow, Joinable, check_name
 from teola_plugin.workflow.config import Config, config_of, config_schema
 from teola_plugin.workflow.control import configured, free_names, moved
 from teola_plugin.workflow.decomposition import Scope, in_order, last_of
-from teola_plugin.workflow.flow import Flow, Joinable
 from teola_plugin.workflow.indexing import PER_QUERY, THIS_QUERY
 from teola_plugin.workflow.inputs import Input, bound, kind_of
 from teola_plugin.workflow.values import Kind, Value

@@ -19,7 +19,7 @@ from teola_plugin.adapters.provider_executor import (
 )
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
 from teola_plugin.requests.payloads import Request
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.ports.port import PortListener
 
 QUERY = "query"

@@ -8,7 +8,7 @@ from typing import Any
 from teola_plugin.cluster.host.instance_host import MAX_EVENTS, CacheReports, without_reports
 from teola_plugin.cluster.wire import pack, unpack
 from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Done
 
 
 def test_a_parcel_takes_along_what_there_is_to_tell() -> None:

@@ -28,8 +28,7 @@ from teola_plugin.cluster.wire import (
 )
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
-from teola_plugin.requests.payloads import Chunk, EmbedText, IngestRow, Request, SearchVector
-from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.requests.payloads import Chunk, Done, EmbedText, IngestRow, Piece, Request, Result, SearchVector
 from teola_plugin.runtime.ports.port import Follow, follower_of, follower_request
 from teola_plugin.scheduling.engine_queue import Enqueue
 

@@ -12,8 +12,7 @@ from teola_plugin.cluster.client.shared_port import SharedPort
 from teola_plugin.cluster.wire import Cancel, EngineFacts, Hello, RequestEnded, RequestPiece
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import LLM_KINDS, EngineProfile
-from teola_plugin.requests.payloads import Generation
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import Generation, Piece
 from teola_plugin.runtime.loop_thread import PieceLog
 
 FACTS = EngineFacts("llm", LLM_KINDS, EngineProfile(), {}, ("0",))

@@ -17,11 +17,10 @@ from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Attributes, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import EmbedText, Request, SearchVector, Version
-from teola_plugin.requests.results import Done, Result
+from teola_plugin.requests.payloads import Done, EmbedText, Request, Result, SearchVector, Version
 from teola_plugin.runtime.ports.port import Follow
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 K = PrimitiveKind
 EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))

@@ -17,17 +17,19 @@ from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import (
     Chunk,
+    Done,
     EmbedText,
+    Failed,
     Generate,
     IngestRow,
     Prompt,
     Request,
+    Result,
     ScorePair,
     SearchVector,
     Version,
     Warmup,
 )
-from teola_plugin.requests.results import Done, Failed, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from teola_plugin.engines.conformance import EngineConformance
-from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.devices.assignment import parse_cores
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm
 from teola_plugin.engines.sentence_transformers.static_batching import text_size
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import EmbedText, Request, ScorePair
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, EmbedText, Failed, Request, ScorePair
 
 pytestmark = pytest.mark.models
 np = pytest.importorskip("numpy")

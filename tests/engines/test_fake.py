@@ -30,20 +30,23 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import (
     UNKNOWN,
     Chunk,
+    Done,
     EmbedText,
+    Failed,
     Generate,
     Generation,
     IngestRow,
     Message,
+    Piece,
     Prompt,
     Request,
+    Result,
     Sampling,
     ScorePair,
     SearchVector,
     Warmed,
     Warmup,
 )
-from teola_plugin.requests.results import Done, Failed, Piece, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

@@ -9,8 +9,7 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.conformance import collect, ends
 from teola_plugin.engines.fake import FakeStore, Faults
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, IngestRow, Request, SearchVector, Version
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Chunk, Done, IngestRow, Request, SearchVector, Version
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

@@ -22,11 +22,10 @@ from teola_plugin.engines.prefix_events import (
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm.cache import CachedPrefixes
-from teola_plugin.engines.vllm.tokens import PromptTokens
+from teola_plugin.engines.vllm.runner import PromptTokens
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import UNKNOWN, Done, Generate, Generation, Message, Prompt, Request, Sampling
 from teola_plugin.runtime.ports.engine_port import EnginePort, cache_events
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling import E2

@@ -18,8 +18,7 @@ from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Prompt, Request
-from teola_plugin.requests.results import Failed
+from teola_plugin.requests.payloads import Failed, Generate, Prompt, Request
 
 SCRIPT = """
 import asyncio, sys

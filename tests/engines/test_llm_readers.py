@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from teola_plugin.graph import PrimitiveKind as K
-from teola_plugin.requests.payloads import Generate, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Piece
+from teola_plugin.requests.payloads import Done, Generate, Message, Piece, Prompt, Request, Sampling
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

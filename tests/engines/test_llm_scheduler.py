@@ -15,8 +15,7 @@ from teola_plugin.engines.vllm import scheduler as llm_scheduler
 from teola_plugin.engines.vllm.scheduler import KEY, PATIENCE, TopologyOrder
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Done, Generate, Generation, Prompt, Request, Sampling
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from teola_plugin.engines.bundled import llama as tiny_llama
-from teola_plugin.engines.vllm.tokens import PromptTokens
+from teola_plugin.engines.vllm.runner import PromptTokens
 from teola_plugin.requests.payloads import UNKNOWN, Message, Prompt
 
 pytest.importorskip("tokenizers")

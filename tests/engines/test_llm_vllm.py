@@ -17,16 +17,19 @@ from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import PrimitiveKind as K
 from teola_plugin.requests.payloads import (
     UNKNOWN,
+    Done,
+    Failed,
     Generate,
     Generation,
     Message,
+    Piece,
     Prompt,
     Request,
+    Result,
     Sampling,
     Warmed,
     Warmup,
 )
-from teola_plugin.requests.results import Done, Failed, Piece, Result
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

@@ -10,8 +10,7 @@ import pytest
 
 from teola_plugin.engines.vllm.measure import interference, measure, rising
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generation, Request
-from teola_plugin.requests.results import Done, Result
+from teola_plugin.requests.payloads import Done, Generation, Request, Result
 from teola_plugin.runtime.virtual_time import run_virtual
 
 PREFILL, DECODE = 0.0003, 0.02

@@ -16,14 +16,24 @@ import pytest
 from support.api_server import MODEL, ApiServer
 
 from teola_plugin.engines.bundled.files import llm_folder
-from teola_plugin.engines.calibration import calibrate
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
 from teola_plugin.engines.openai import OpenAIServer, wire
 from teola_plugin.engines.openai.http import refusal_in
+from teola_plugin.engines.profiles import calibrate
 from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Message, Prompt, Request, Sampling, Warmup
-from teola_plugin.requests.results import Done, Failed, Piece
+from teola_plugin.requests.payloads import (
+    UNKNOWN,
+    Done,
+    Failed,
+    Generate,
+    Message,
+    Piece,
+    Prompt,
+    Request,
+    Sampling,
+    Warmup,
+)
 
 K = PrimitiveKind
 LONG = "A generator is a function that yields. " * 20

@@ -13,8 +13,7 @@ from teola_plugin import EnginePool
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.openai.wire import WirePrompt
 from teola_plugin.graph import GAP, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, Failed, Generate, Message, Prompt, Request, Sampling
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {"city": {"type": "string"}}}}}
 HI = Prompt((Message("user", "Hi"),))

@@ -29,8 +29,7 @@ from teola_plugin.engines.openai import OpenAIServer, wire
 from teola_plugin.engines.openai.http import refusal_in
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation, Message, Prompt, Request, Warmup
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import UNKNOWN, Done, Failed, Generate, Generation, Message, Prompt, Request, Warmup
 
 TEXT = Generate(Prompt((Message("user", "What do horses eat?"),)))
 

@@ -26,8 +26,7 @@ from teola_plugin.engines.vllm.link import Link, NotReady, Ready, Setup
 from teola_plugin.engines.vllm.process import group_members
 from teola_plugin.errors import ConfigError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Prompt, Request, Sampling, Warmup
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Done, Generate, Prompt, Request, Sampling, Warmup
 from teola_plugin.shims.vllm import drafts, kv_events, llm, processes, scheduler, versions
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from teola_plugin.engines.bundled import reranker as tiny_reranker
 from teola_plugin.engines.conformance import EngineConformance
 from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Request, ScorePair
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, Failed, Request, ScorePair
 
 pytestmark = pytest.mark.models
 

@@ -14,8 +14,7 @@ from teola_plugin.engines.sentence_transformers.static_batching import StaticBat
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import EmbedText, Request
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, EmbedText, Failed, Request
 
 K = PrimitiveKind
 

@@ -19,8 +19,7 @@ from teola_plugin.engines.fake import FakeStore
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, OneOf, Request, SearchVector
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Chunk, Done, Failed, Hit, IngestRow, OneOf, Request, SearchVector
 
 K = PrimitiveKind
 _numbers = itertools.count(1)

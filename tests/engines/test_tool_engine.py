@@ -15,8 +15,7 @@ from teola_plugin.engines.conformance import EngineConformance, collect, ends
 from teola_plugin.engines.tools import Tool, ToolEngine, ToolRaised
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import CallTool, Request
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import CallTool, Done, Failed, Request
 
 K = PrimitiveKind
 

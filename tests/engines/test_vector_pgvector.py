@@ -19,8 +19,7 @@ from teola_plugin.engines.conformance import collect, ends
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Request, SearchVector, Version
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Chunk, Done, Hit, IngestRow, Request, SearchVector, Version
 
 K = PrimitiveKind
 pytestmark = pytest.mark.postgres

@@ -27,8 +27,7 @@ from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearch
 from teola_plugin.engines.websearch.engine import wait_of
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import CallTool, Chunk, Request, SearchText
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import CallTool, Chunk, Done, Request, SearchText
 from teola_plugin.runtime.claims import ClaimRule, EngineFingerprint, request_key, rule_of
 from teola_plugin.runtime.virtual_time import run_virtual
 

@@ -17,8 +17,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults, embed_words
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, IngestRow, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Result
+from teola_plugin.requests.payloads import Done, Generate, IngestRow, Prompt, Request, Result, Sampling
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun
 from teola_plugin.runtime.virtual_time import run_virtual
 

@@ -9,8 +9,7 @@ import pytest
 
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, IngestRow, Request, SearchVector
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Chunk, Done, IngestRow, Request, SearchVector
 
 pytestmark = pytest.mark.postgres
 

@@ -19,8 +19,7 @@ from teola_plugin.engines.fake import FakeLLM, Faults
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Done, Failed, Prompt, Request, Result, Sampling
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind

@@ -13,8 +13,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults, embed_words
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Chunk, IngestRow, Request
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Chunk, Done, IngestRow, Request
 
 K = PrimitiveKind
 COLLECTIONS = ("notes", "uploads")

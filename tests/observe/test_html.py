@@ -13,8 +13,7 @@ from teola_plugin.observe import html_page
 from teola_plugin.observe.html import shares
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import Step
-from teola_plugin.observe.svg import ticks
-from teola_plugin.observe.svg_timeline import _Bar, _Scale
+from teola_plugin.observe.svg import _Bar, _Scale, ticks
 
 from .sample_traces import FAST, PLAIN, stepped, trace
 

@@ -131,8 +131,7 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
 
     Each prompt fills most of one of vLLM's steps, so that they cannot all be prefilled together.
     """
-    from teola_plugin.requests.payloads import Request
-    from teola_plugin.requests.results import Piece
+    from teola_plugin.requests.payloads import Piece, Request
 
     seen: list[str] = []
     filler = "what a lambda is and how it is called " * 130

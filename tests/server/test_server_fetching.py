@@ -13,7 +13,7 @@ import httpcore
 import pytest
 from support.service import served
 
-from teola_plugin.server.documents.fetching import Fetched, Fetcher, is_named, is_public, name_of_host
+from teola_plugin.server.documents.documents import Fetched, Fetcher, is_named, is_public, name_of_host
 from teola_plugin.server.errors import HttpError
 from teola_plugin.server.settings import UrlSettings
 

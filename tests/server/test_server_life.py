@@ -24,11 +24,11 @@ from support.service import Served, asked_before_the_end, served, slow_llm, unti
 from teola_plugin.cli.main import main
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.pool import EnginePool
+from teola_plugin.server.app import listening, run
 from teola_plugin.server.errors import HttpError
 from teola_plugin.server.live_queries import RequestSession
 from teola_plugin.server.queries.store import MemoryStore
 from teola_plugin.server.routes.answering import SessionResponse, while_connected
-from teola_plugin.server.run import listening, run
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import ServerSettings
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from teola_plugin.adapters.demo_app import SERVED as MODEL
-from teola_plugin.cli.demo.server import ApiServer
-from teola_plugin.cli.demo.server import api_server as _started
+from teola_plugin.cli.demo.stock import ApiServer
+from teola_plugin.cli.demo.stock import api_server as _started
 from teola_plugin.engines.bundled.files import llm_folder
 
 __all__ = ["MODEL", "ApiServer", "api_server"]
@@ -17,6 +17,6 @@ __all__ = ["MODEL", "ApiServer", "api_server"]
 
 @contextmanager
 def api_server(folder: Path, flags: Sequence[str] = ()) -> Iterator[ApiServer]:
-    """See `teola_plugin.cli.demo.server.api_server`; on the last core."""
+    """See `teola_plugin.cli.demo.stock.api_server`; on the last core."""
     with _started(llm_folder(), folder, cores=str(sorted(os.sched_getaffinity(0))[-1]), flags=flags) as server:
         yield server

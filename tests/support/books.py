@@ -19,11 +19,11 @@ from teola_plugin.requests.payloads import (
     Generate,
     IngestRow,
     Request,
+    Result,
     ScorePair,
     SearchVector,
     Warmup,
 )
-from teola_plugin.requests.results import Result
 
 POISON = "poison"
 """A request that holds it fails: a fault that depends on nothing but the content."""

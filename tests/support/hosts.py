@@ -25,7 +25,7 @@ from teola_plugin.cluster.names import actor_name
 from teola_plugin.cluster.wire import PROTOCOL, EngineFacts, Hello
 from teola_plugin.engines.base import Engine
 from teola_plugin.requests.payloads import Request
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling.engine_queue import Enqueue
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from teola_plugin.engines.base import Engine, EngineLoad
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request
-from teola_plugin.requests.results import Done, Piece, Result
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.requests.payloads import Done, Generate, Generation, Piece, Prompt, Request, Result
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.runtime.virtual_time import run_virtual

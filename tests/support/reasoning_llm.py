@@ -10,8 +10,7 @@ from typing import Any
 from support.llamaindex_engines import reply
 from support.scripted_llm import ScriptedLLM
 from teola_plugin.engines.fake import FakeStore
-from teola_plugin.requests.payloads import Generation, Request
-from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.requests.payloads import Done, Generation, Piece, Request, Result
 
 PATIENCE = 5.0
 """Seconds that a reason waits for a search that does not come."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import Request, Result
 from teola_plugin.scheduling.engine_queue import Enqueue
 
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Request
-from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.requests.payloads import Done, Generate, Generation, Piece, Request, Result
 
 
 class ScriptedLLM:

@@ -17,10 +17,9 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
 from teola_plugin.graph import Curve, PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.server.app import create_app
+from teola_plugin.server.app import create_app, listening, serve, server_of
 from teola_plugin.server.callers import new_key
 from teola_plugin.server.queries.store import MemoryStore, Store
-from teola_plugin.server.run import listening, serve, server_of
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import AppSettings, ServerSettings
 

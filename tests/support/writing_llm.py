@@ -9,8 +9,7 @@ from typing import Any
 
 from support.scripted_llm import ScriptedLLM
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Warmed, Warmup
-from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.requests.payloads import Done, Generate, Generation, Piece, Prompt, Request, Result, Warmed, Warmup
 
 Written = str | Callable[[], bool]
 """A piece, or what to wait for before the next one."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from teola_plugin.graph import INPUT, Ref
-from teola_plugin.runtime.prefetch_failures import OncePerCause, cause_of
+from teola_plugin.runtime.prefetch_outcomes import OncePerCause, cause_of
 from teola_plugin.tracer.draft import Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions.expressions import evaluate
 from teola_plugin.tracer.functions.interpreter import (

@@ -14,7 +14,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.workflow.errors import WorkflowCancelledByUser  # type: ignore[attr-defined]
 from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[attr-defined]
 
-from teola_plugin.adapters.calls import joined
+from teola_plugin.adapters.calls import Deadline, interrupting, joined
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured, seconds_saved
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
@@ -23,7 +23,6 @@ from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agen
 from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator, called_part
 from teola_plugin.adapters.plan_report import CallRow, PlanReport
 from teola_plugin.adapters.routing import RoutingRules, under_routing
-from teola_plugin.adapters.sampling import Deadline, interrupting
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool

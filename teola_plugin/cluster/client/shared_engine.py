@@ -10,8 +10,7 @@ from teola_plugin.cluster.wire import EngineFacts
 from teola_plugin.engines.base import Engine, EngineLoad
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import Request, Result
 
 _ATTRIBUTES = (
     "model_name",

@@ -31,12 +31,11 @@ from teola_plugin.cluster.wire import (
 )
 from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph import Primitive
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, PendingCall, request_id
+from teola_plugin.requests.payloads import Piece, Request
+from teola_plugin.runtime.engine_requests import EngineRequest, PendingCall, request_id
 from teola_plugin.runtime.ports.port import Follow, ForwardingPort, PortListener, follower_of, follower_request
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from teola_plugin.cluster.coalescing import joined
 from teola_plugin.cluster.wire import RequestEvent, RequestPiece, RequestStarted
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 
 PARCEL_INTERVAL_S = 0.0015
 """Seconds between two parcels to a client: events of that time travel together."""

@@ -19,9 +19,8 @@ from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.connection import actor, was_restarted
 from teola_plugin.cluster.host.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.host.followers import Followers
-from teola_plugin.cluster.host.health import ANSWER_TIMEOUT_S, CHECK_INTERVAL_S, Health
 from teola_plugin.cluster.host.remote_instance import RemoteInstance, start_instances, stop_instances
-from teola_plugin.cluster.host.scaling import Scaler
+from teola_plugin.cluster.host.scaling import ANSWER_TIMEOUT_S, HEALTH_CHECK_INTERVAL_S, Health, Scaler
 from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
 from teola_plugin.cluster.wire import (
     PROTOCOL,
@@ -46,9 +45,8 @@ from teola_plugin.cluster.wire import (
     unpack_orders,
 )
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.requests.payloads import Piece, Request
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.ports.batches import Patience
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
@@ -396,7 +394,7 @@ class EngineHost:
             self._port.lose(instance, reason)
 
     def watch_closely(
-        self, every: float = CHECK_INTERVAL_S, patience: float = ANSWER_TIMEOUT_S, silence: float = SILENCE
+        self, every: float = HEALTH_CHECK_INTERVAL_S, patience: float = ANSWER_TIMEOUT_S, silence: float = SILENCE
     ) -> None:
         """Change the seconds between two health checks, for an answer, and for a sign of life of a client."""
         self._health.every, self._health.patience, self.silence = every, patience, silence

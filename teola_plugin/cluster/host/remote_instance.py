@@ -16,8 +16,7 @@ from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.sentence_transformers.static_batching import text_size
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Request, Warmup
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import Generate, Request, Result, Warmup
 
 log = logging.getLogger("teola_plugin")
 _PING_TIMEOUT_S = 5.0

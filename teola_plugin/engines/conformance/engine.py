@@ -26,8 +26,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.graph.primitive import SERVED_KINDS
-from teola_plugin.requests.payloads import Generation, Request, Warmed
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.payloads import Done, Failed, Generation, Piece, Request, Result, Warmed
 
 _MAX_SECONDS = 60.0
 """Maximum seconds of a batch."""

@@ -12,8 +12,7 @@ from typing import Any
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance.engine import EngineConformance, collect, ends
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import IngestRow, Request, SearchVector, Version
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Done, IngestRow, Request, SearchVector, Version
 
 _K = PrimitiveKind
 

@@ -1,4 +1,4 @@
-"""The assignment of devices to the engines of a process before they start, by their demands."""
+"""The assignment of devices to the engines of a process before they start, and lists of CPU cores as users write them."""
 
 from __future__ import annotations
 
@@ -56,3 +56,16 @@ def _needs_cards(demands: Sequence[Demand]) -> bool:
 def _why_none(demands: Sequence[Demand]) -> str:
     """Return the reason why there is no card, if an engine demands one."""
     return cards.why_none() if any(demand.device.startswith("cuda") for demand in demands) else ""
+
+
+def parse_cores(cores: str | Iterable[int] | None) -> tuple[int, ...]:
+    """Return core numbers from `"0-2,5"` or from numbers; () for None. Raise ValueError for an invalid text."""
+    if cores is None:
+        return ()
+    if not isinstance(cores, str):
+        return tuple(sorted({int(core) for core in cores}))
+    numbers: set[int] = set()
+    for part in filter(None, (part.strip() for part in cores.split(","))):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))

@@ -17,9 +17,7 @@ from typing import Any
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.bad_input import advice
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Done, Failed, Request, Result, advice
 
 
 def split_tokens(text: str) -> list[str]:

@@ -22,8 +22,7 @@ from teola_plugin.engines.fake.base import NO_FAULTS, FakeBatch, FakeEngine, Fau
 from teola_plugin.engines.fake.timeline import BLOCK, Job, Timeline
 from teola_plugin.errors import EngineError, RequestTooLarge
 from teola_plugin.graph import GAP, LLM_KINDS, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Sampling, Warmed, Warmup
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Done, Generate, Generation, Prompt, Request, Sampling, Warmed, Warmup
 
 Answer = Callable[[Prompt, Sampling], str]
 

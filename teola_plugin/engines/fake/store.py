@@ -15,8 +15,7 @@ from teola_plugin.engines import profiles
 from teola_plugin.engines.fake.base import NO_FAULTS, BatchedFake, FakeBatch, Faults
 from teola_plugin.graph import EngineProfile, PrimitiveKind
 from teola_plugin.requests.json_values import build_metadata_test
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Request, SearchVector, Vector, Version
-from teola_plugin.requests.results import Done
+from teola_plugin.requests.payloads import Chunk, Done, Hit, IngestRow, Request, SearchVector, Vector, Version
 
 _SCALARS = (str, int, float, bool, type(None))
 

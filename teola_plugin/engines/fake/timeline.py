@@ -18,8 +18,7 @@ from typing import Protocol
 
 from teola_plugin.engines.fake.base import FakeBatch
 from teola_plugin.graph import EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import Piece, Request
 
 BLOCK = 16
 """Tokens in one block of the prefix cache; only whole blocks are kept."""

@@ -29,8 +29,7 @@ from teola_plugin.requests.draft_texts import (
     forms_of_tools,
 )
 from teola_plugin.requests.json_forms import forms_of_schema
-from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Request
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Request, Result
 
 if TYPE_CHECKING:
     import httpx

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from teola_plugin.engines.openai.envelope import Envelope
-from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Prompt, Sampling
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import UNKNOWN, Generation, Message, Piece, Prompt, Sampling
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 MERGE_UNREAD = {"stream_interval": 256}

@@ -24,8 +24,7 @@ from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 from teola_plugin.engines.postgres.faults import PostgresErrors, is_missing
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, Request, SearchVector, Version
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Chunk, Done, Failed, Hit, IngestRow, Request, Result, SearchVector, Version
 
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool

@@ -20,7 +20,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.devices.assignment import parse_cores
 from teola_plugin.engines.postgres.install import (
     EXTRA,
     find_install,

@@ -13,8 +13,7 @@ from teola_plugin.engines.sentence_transformers.static_batching import StaticBat
 from teola_plugin.engines.sentence_transformers.torch_worker import Replicas, twin
 from teola_plugin.errors import EngineUnavailable, extra
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.bad_input import lone_surrogate
-from teola_plugin.requests.payloads import EmbedText
+from teola_plugin.requests.payloads import EmbedText, lone_surrogate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,7 @@ from teola_plugin.engines.sentence_transformers.loaded_models import no_loading_
 from teola_plugin.engines.sentence_transformers.static_batching import StaticBatchingEngine, sample_chunk
 from teola_plugin.engines.sentence_transformers.torch_worker import twin
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.bad_input import lone_surrogate
-from teola_plugin.requests.payloads import ScorePair
+from teola_plugin.requests.payloads import ScorePair, lone_surrogate
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.cores import parse_cores
-from teola_plugin.engines.devices.assignment import assign_devices
+from teola_plugin.engines.devices.assignment import assign_devices, parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import GIB, device_name, gpu_version, release, weight_bytes
 from teola_plugin.engines.loop_lock import LoopLock
@@ -22,9 +21,7 @@ from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
 from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.graph.device import normalize
-from teola_plugin.requests.bad_input import advice
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Done, Failed, Request, Result, advice
 
 Outcome = Any | Exception
 

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from teola_plugin.engines.cores import parse_cores
+from teola_plugin.engines.devices.assignment import parse_cores
 from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.devices.cards import VISIBLE, visible_as, weight_bytes
 from teola_plugin.errors import EngineUnavailable, extra

@@ -49,7 +49,7 @@ from teola_plugin.engines.vllm.link import (
 from teola_plugin.engines.vllm.process import PARENT, kill_group
 from teola_plugin.engines.vllm.runner import PromptTooLong, RequestRunner
 from teola_plugin.errors import ConfigError, TeolaError
-from teola_plugin.requests.bad_input import advice
+from teola_plugin.requests.payloads import advice
 from teola_plugin.shims.vllm import drafts as drafts_shim
 from teola_plugin.shims.vllm import kv_events, processes, stats
 from teola_plugin.shims.vllm import llm as shim

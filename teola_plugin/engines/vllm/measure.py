@@ -15,8 +15,7 @@ from teola_plugin.engines.base import Engine
 from teola_plugin.engines.drafts.draft_lengths import tokens_per_step
 from teola_plugin.engines.vllm.drafts.worker import FIX_LENGTH
 from teola_plugin.graph import Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, Failed, Generate, Generation, Prompt, Request, Sampling
 
 _SIZES = (32, 256, 1024, 4096)
 """Prompt tokens to measure, as far as the model takes them and the time goes."""

@@ -19,8 +19,7 @@ from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.engines.websearch.services import SERVICES, SearchService, ServiceRequest
 from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationError, extra, unknown_name
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Hit, Request, SearchText
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import Hit, Request, Result, SearchText
 
 if TYPE_CHECKING:
     import httpx

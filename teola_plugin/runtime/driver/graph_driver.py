@@ -35,13 +35,12 @@ from teola_plugin.runtime.driver.recording import RunTrace
 from teola_plugin.runtime.driver.request_driver import RequestDriver
 from teola_plugin.runtime.failures import outcome_error
 from teola_plugin.runtime.ports.port import Port
-from teola_plugin.runtime.prefetch_failures import OncePerCause, failed_prefetch, log_failed_prefetch
+from teola_plugin.runtime.prefetch_outcomes import OncePerCause, failed_prefetch, log_failed_prefetch
 from teola_plugin.runtime.primitive_requests import IncrementalPrefilling, changed_depths, growing_prompts
 from teola_plugin.runtime.query_run import FIRST_CALL_S, DeferredSubplan, QueryRun, Subplan
 from teola_plugin.scheduling import GraphScheduler
 from teola_plugin.scheduling.engine_queue import DepthChanged
-from teola_plugin.scheduling.events import Instruction, Tick, WakeAt
-from teola_plugin.scheduling.graph_events import (
+from teola_plugin.scheduling.events import (
     Admit,
     Await,
     Cancel,
@@ -52,12 +51,15 @@ from teola_plugin.scheduling.graph_events import (
     Expanded,
     Finished,
     GraphEvent,
+    Instruction,
     PrimitiveFailed,
     Release,
     Reprioritise,
     RunCall,
     SubplanBegun,
     SubplanEnded,
+    Tick,
+    WakeAt,
 )
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery
 

@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from teola_plugin.graph import LLM_KINDS, InstancePath, LeftToOriginal, Primitive, PrimitiveKind, Ref, RequestContext
-from teola_plugin.requests.payloads import AnswerForm, Generate, Request, SearchVector
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import AnswerForm, Generate, Piece, Request, SearchVector
 from teola_plugin.runtime import primitive_requests
 from teola_plugin.runtime.claims import (
     OWN_GRAPH,
@@ -34,8 +33,8 @@ from teola_plugin.runtime.claims import (
     rule_of,
 )
 from teola_plugin.runtime.driver.generation_group import GenerationGroup
-from teola_plugin.runtime.driver.primitive_reporter import Driver, PrimitiveReporter
-from teola_plugin.runtime.engine_requests.engine_request import (
+from teola_plugin.runtime.driver.recording import Driver, PrimitiveReporter
+from teola_plugin.runtime.engine_requests import (
     EngineRequest,
     RequestState,
     RequestTable,
@@ -50,7 +49,7 @@ from teola_plugin.runtime.ports.port import DirectPort, Follow, ForwardingPort, 
 from teola_plugin.runtime.primitive_requests import RemainingTimes, enqueue_event, gang_changed
 from teola_plugin.runtime.query_run import LivePrimitiveRun, QueryRun
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
-from teola_plugin.scheduling.graph_events import Dispatch
+from teola_plugin.scheduling.events import Dispatch
 from teola_plugin.scheduling.live_query import LivePrimitive, LiveQuery, Status
 
 _K = PrimitiveKind

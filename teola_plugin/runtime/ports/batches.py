@@ -18,13 +18,12 @@ from typing import Any
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.errors import EngineError, EngineUnavailable
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.payloads import Done, Failed, Piece, Request, Result
 from teola_plugin.runtime import failures
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.failures import copied_error
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.timeouts import abandon
+from teola_plugin.runtime.threads import abandon
 from teola_plugin.scheduling.engine_queue import EngineEvent, PrefillEnded, RequestsEnded, Retried, RunBatch
 
 

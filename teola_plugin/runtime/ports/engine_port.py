@@ -17,11 +17,11 @@ from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph.prefix_blocks import block_hashes
 from teola_plugin.requests.payloads import Generate, Request, Warmup
 from teola_plugin.runtime import failures
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.ports import batches
 from teola_plugin.runtime.ports.batches import Batches, BatchReports, Callers, OutstandingRequests, Patience
 from teola_plugin.runtime.ports.port import PortListener
-from teola_plugin.runtime.timeouts import at_most, cancel_tasks
+from teola_plugin.runtime.threads import at_most, cancel_tasks
 from teola_plugin.scheduling import BatchPolicy, EngineScheduler
 from teola_plugin.scheduling.engine_queue import (
     CacheCleared,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from teola_plugin.graph import Primitive
-from teola_plugin.requests.results import Piece
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.requests.payloads import Piece
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 
 

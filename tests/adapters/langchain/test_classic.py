@@ -47,8 +47,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generation, Request
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Done, Failed, Generation, Request, Result
 
 Chain = Runnable[Any, Any]
 WORDS = ("lambda", "class", "import", "with", "raise")

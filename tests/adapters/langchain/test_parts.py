@@ -23,7 +23,7 @@ from langchain_core.runnables.base import RunnableEach
 
 from benchmarks.rag import apps
 from teola_plugin import accelerate
-from teola_plugin.adapters.langchain.parts import with_parts
+from teola_plugin.adapters.langchain.accelerate import with_parts
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.engines import profiles
 

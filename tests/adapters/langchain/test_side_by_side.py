@@ -41,7 +41,7 @@ from support.own_leaves import Chat, Ledger, Notes, SyncChat
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.runtime.daemon_threads import DaemonThreads
+from teola_plugin.runtime.threads import DaemonThreads
 
 every = pytest.mark.parametrize("make", COMPOSITES)
 
@@ -295,7 +295,7 @@ def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.
 
 
 def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teola_plugin.runtime.daemon_threads._threads", DaemonThreads(0))
+    monkeypatch.setattr("teola_plugin.runtime.threads._threads", DaemonThreads(0))
     ledger = Ledger(jitter=0.002)
     assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
     assert (ledger.most, ledger.calls.total()) == (1, 3)
@@ -303,8 +303,8 @@ def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.
 
 def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     made = DaemonThreads(3)
-    monkeypatch.setattr("teola_plugin.runtime.daemon_threads._threads", made)
-    monkeypatch.setattr("teola_plugin.runtime.daemon_threads.IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("teola_plugin.runtime.threads._threads", made)
+    monkeypatch.setattr("teola_plugin.runtime.threads.IDLE_TIMEOUT_S", 0.05)
     fast = accelerate(ensemble(Ledger()), concurrent=OWN)
     for _ in range(50):
         fast.invoke("q")

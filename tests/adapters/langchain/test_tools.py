@@ -207,9 +207,8 @@ def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> Non
     """The model is random; what it may write is not."""
     from teola_plugin.adapters.langchain.tools import described, without_tools
     from teola_plugin.graph import PrimitiveKind
-    from teola_plugin.requests.payloads import Generate, Prompt, Request, Sampling
+    from teola_plugin.requests.payloads import Done, Generate, Prompt, Request, Sampling
     from teola_plugin.requests.payloads import Message as Said
-    from teola_plugin.requests.results import Done
 
     _, tools = without_tools(described([feed, Fact], "feed"))
     assert tools is not None
@@ -229,7 +228,7 @@ def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> Non
 
 
 def test_a_chat_template_is_given_the_tools() -> None:
-    from teola_plugin.engines.vllm.tokens import PromptTokens
+    from teola_plugin.engines.vllm.runner import PromptTokens
     from teola_plugin.requests.payloads import Message as Said
     from teola_plugin.requests.payloads import Prompt
 

@@ -19,8 +19,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeS
 from teola_plugin.engines.fake.base import Faults
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Request
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import Generate, Request, Result
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread")
 ASKED = "what is there"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from teola_plugin.engines.calibration import from_json, to_json
 from teola_plugin.engines.drafts.draft_lengths import (
     SHARES,
     for_share,
@@ -14,6 +13,7 @@ from teola_plugin.engines.drafts.draft_lengths import (
     tokens_per_step,
     unmeasured_longest_drafts,
 )
+from teola_plugin.engines.profiles import from_json, to_json
 from teola_plugin.graph import Curve, EngineProfile
 
 PROFILE = EngineProfile(

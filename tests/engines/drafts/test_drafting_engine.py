@@ -15,8 +15,7 @@ from teola_plugin.engines.vllm.drafts.options import ENV
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import GAP, PrimitiveKind
 from teola_plugin.requests.draft_texts import forms_of_list, texts_of
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, Failed, Generate, Generation, Prompt, Request, Sampling
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

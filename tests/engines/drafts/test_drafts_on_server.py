@@ -19,8 +19,7 @@ from support.private_names import ROOT
 
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.graph import GAP, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed
+from teola_plugin.requests.payloads import Done, Failed, Generate, Message, Prompt, Request, Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"

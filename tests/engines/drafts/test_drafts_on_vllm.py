@@ -23,8 +23,7 @@ from teola_plugin.engines.drafts.draft_lengths import SHARES, longest_drafts, st
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm.drafts.worker import SET_LONGEST_DRAFTS, SET_STEP_DURATIONS
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.requests.payloads import Request
-from teola_plugin.requests.results import Done, Failed, Piece
+from teola_plugin.requests.payloads import Done, Failed, Piece, Request
 
 if TYPE_CHECKING:
     from tests.conftest import SessionLlm

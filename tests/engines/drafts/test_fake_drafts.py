@@ -18,8 +18,7 @@ from teola_plugin.engines.fake import FakeLLM, Faults, fake_engines, split_token
 from teola_plugin.engines.machines import MACHINES
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import GAP, Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Generate, Generation, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Piece, Result
+from teola_plugin.requests.payloads import Done, Generate, Generation, Piece, Prompt, Request, Result, Sampling
 from teola_plugin.runtime.virtual_time import run_virtual
 
 PLAIN = profiles.rtx3090()["llm"]

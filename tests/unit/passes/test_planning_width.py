@@ -20,7 +20,7 @@ from teola_plugin.graph import (
     named,
 )
 from teola_plugin.passes import Optimised, PassContext, PassReport, PrefillingSplit, default_pipeline
-from teola_plugin.scheduling.objectives import deduce_objectives
+from teola_plugin.scheduling.live_query import deduce_objectives
 from tests.support.steps import growth
 
 LINEAR = 1.3

@@ -29,21 +29,23 @@ from teola_plugin.graph import (
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import (
     Chunk,
+    Done,
     EmbedText,
+    Failed,
     Generate,
     Generation,
     IngestRow,
+    Piece,
     Prompt,
     Request,
     SearchVector,
 )
-from teola_plugin.requests.results import Done, Failed, Piece
 from teola_plugin.runtime import original_calls
 from teola_plugin.runtime.driver.graph_driver import GraphDriver
 from teola_plugin.runtime.loop_thread import CallHandle
-from teola_plugin.runtime.prefetch_failures import OncePerCause
+from teola_plugin.runtime.prefetch_outcomes import OncePerCause
 from teola_plugin.runtime.query_run import QueryRun, current_request_context
-from teola_plugin.scheduling.graph_events import Collect
+from teola_plugin.scheduling.events import Collect
 
 K = PrimitiveKind
 NEEDLE = (1.0, 0.0)

@@ -13,16 +13,27 @@ from support.ports import Heard, Scripted, answers, ask, driven, entry, event, h
 
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Request, Sampling
-from teola_plugin.requests.results import Done, Failed, Piece, Result
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest
+from teola_plugin.requests.payloads import (
+    Done,
+    EmbedText,
+    Failed,
+    Generate,
+    Generation,
+    Message,
+    Piece,
+    Prompt,
+    Request,
+    Result,
+    Sampling,
+)
+from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.failures import copied_error, with_location
 from teola_plugin.runtime.loop_thread import PieceLog
 from teola_plugin.runtime.ports.batches import Patience
 from teola_plugin.runtime.ports.engine_port import EnginePort
 from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling.engine_queue import DepthChanged
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 LOST = EngineUnavailable("it died.", engine="llm", retryable=True, hint="restart it")
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)

@@ -12,8 +12,7 @@ from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.engines.profiles import drafting, rtx3090
 from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Query, Ref, named
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Prompt, Request
-from teola_plugin.requests.results import Piece, Result
+from teola_plugin.requests.payloads import Generate, Piece, Prompt, Request, Result
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.virtual_time import run_virtual
 

@@ -24,7 +24,7 @@ from teola_plugin.requests.payloads import Generate
 from teola_plugin.runtime.query_run import CallPlace, SubplanRun, current_place
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
-from teola_plugin.scheduling.objectives import in_gang
+from teola_plugin.scheduling.live_query import in_gang
 
 # ---------------------------------------------------------------- depth
 

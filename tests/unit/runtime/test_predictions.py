@@ -8,7 +8,7 @@ from typing import Any, cast
 from teola_plugin.graph import Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.runtime.driver.graph_driver import expansion
 from teola_plugin.runtime.query_run import QueryRun, QueryStore
-from teola_plugin.scheduling.graph_events import Expand
+from teola_plugin.scheduling.events import Expand
 from tests.support.steps import growth
 
 K = PrimitiveKind

@@ -10,8 +10,7 @@ from support.ports import Heard, Scripted, answers, ask, driven, event, hangs, p
 
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
-from teola_plugin.requests.payloads import Generation, Request
-from teola_plugin.requests.results import Done, Failed, Piece, Result
+from teola_plugin.requests.payloads import Done, Failed, Generation, Piece, Request, Result
 from teola_plugin.runtime.ports.batches import Patience, Watchdog
 
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)

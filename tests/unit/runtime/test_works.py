@@ -31,7 +31,7 @@ from teola_plugin.runtime.claims import (
     request_key,
     rule_of,
 )
-from teola_plugin.runtime.engine_requests.engine_request import EngineRequest, RequestState, RequestTable, more_urgent
+from teola_plugin.runtime.engine_requests import EngineRequest, RequestState, RequestTable, more_urgent
 
 ENGINE = EngineFingerprint("engine")
 EARLY, PLAIN = Caller.PLANNER, Caller.ORIGINAL

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import Tick, WakeAt
-from teola_plugin.scheduling.graph_events import (
+from teola_plugin.scheduling.events import (
     Admit,
     Await,
     Cancel,
@@ -30,7 +29,9 @@ from teola_plugin.scheduling.graph_events import (
     Started,
     SubplanBegun,
     SubplanEnded,
+    Tick,
     Unused,
+    WakeAt,
 )
 
 K = PrimitiveKind

@@ -16,7 +16,7 @@ from teola_plugin.scheduling.engine_queue import (
     QueuedRequest,
     RunBatch,
 )
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 LLM = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1000, max_requests=64)
 CALL, MEMBER, WARM_UP = Objective.LATENCY, Objective.THROUGHPUT, Objective.BACKGROUND

@@ -10,8 +10,8 @@ import pytest
 from teola_plugin.graph import Batching, EngineProfile, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import EngineScheduler, GraphScheduler
 from teola_plugin.scheduling.engine_queue import Enqueue, QueuedRequest, RequestsEnded, RunBatch
-from teola_plugin.scheduling.graph_events import Admit, Expanded, Finished
-from teola_plugin.scheduling.objectives import Objective, deduce_objectives
+from teola_plugin.scheduling.events import Admit, Expanded, Finished
+from teola_plugin.scheduling.live_query import Objective, deduce_objectives
 
 K = PrimitiveKind
 ENGINES = {K.EMBEDDING: "embedder", K.SEARCHING: "store", K.PREFILLING: "llm", K.DECODING: "llm", K.RERANKING: "judge"}

@@ -24,7 +24,7 @@ from teola_plugin.scheduling.engine_queue import (
     Turn,
     serve_in_turn,
 )
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 from teola_plugin.scheduling.policies import Levels
 from tests.support.steps import steps
 

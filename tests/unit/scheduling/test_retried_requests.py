@@ -23,7 +23,7 @@ from teola_plugin.scheduling.engine_queue import (
     RunBatch,
     RunningRequest,
 )
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 from teola_plugin.scheduling.validate import VIOLATIONS, validate_engine_scheduler
 
 K = PrimitiveKind

@@ -15,7 +15,7 @@ from teola_plugin.scheduling import (
     TopologyAware,
 )
 from teola_plugin.scheduling.engine_queue import Enqueue, QueuedRequest, RequestsEnded, RunBatch
-from teola_plugin.scheduling.objectives import Objective
+from teola_plugin.scheduling.live_query import Objective
 
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 Row = tuple[str, int, float, float | None]

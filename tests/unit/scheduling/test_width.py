@@ -10,8 +10,7 @@ import pytest
 
 from teola_plugin.graph import Attributes, Fragment, Graph, Primitive, PrimitiveKind, Ref, named
 from teola_plugin.scheduling import GraphScheduler
-from teola_plugin.scheduling.events import Tick, WakeAt
-from teola_plugin.scheduling.graph_events import (
+from teola_plugin.scheduling.events import (
     Admit,
     Close,
     Dispatch,
@@ -24,7 +23,9 @@ from teola_plugin.scheduling.graph_events import (
     RunCall,
     SubplanBegun,
     SubplanEnded,
+    Tick,
     Unused,
+    WakeAt,
 )
 from tests.support.steps import growth
 

@@ -265,7 +265,7 @@ def test_an_unknown_engine_or_policy() -> None:
 def test_a_file_of_calibrated_profiles(tmp_path: Path) -> None:
     import json
 
-    from teola_plugin.engines.calibration import to_json
+    from teola_plugin.engines.profiles import to_json
 
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({name: to_json(profile) for name, profile in rtx3090().items()}))

@@ -21,7 +21,7 @@ from langchain_core.tools import tool
 from pool_leaves import PoolChat, PoolRetriever
 
 from teola_plugin.graph import INPUT, Ref, Role
-from teola_plugin.runtime.prefetch_failures import OncePerCause
+from teola_plugin.runtime.prefetch_outcomes import OncePerCause
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import FunctionSummary, summarize_function, trace_function
 from teola_plugin.tracer.functions import trace as trace_of_functions

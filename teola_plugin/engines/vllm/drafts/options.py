@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.requests.bad_input import lone_surrogate
 from teola_plugin.requests.draft_texts import APP, KEY, TENANT
+from teola_plugin.requests.payloads import lone_surrogate
 
 ENV = "TEOLA_DRAFTS"
 """Environment variable by which the proposer gets its settings, as JSON: vLLM makes it with its own configuration."""

@@ -24,8 +24,7 @@ from teola_plugin.engines.postgres.faults import PostgresErrors
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import Chunk, Hit, Request, SearchText
-from teola_plugin.requests.results import Done, Failed, Result
+from teola_plugin.requests.payloads import Chunk, Done, Failed, Hit, Request, Result, SearchText
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

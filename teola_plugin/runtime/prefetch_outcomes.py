@@ -1,7 +1,8 @@
-"""Prefetches that fail: a function that makes a prompt, or a value, raises where the original has no trouble.
+"""Outcomes of a query's prefetches: those that failed, and warm-ups that a later prompt used.
 
-The answer is the original's, so nothing is wrong with it. But its call is not prefetched, query after query. So a
-warning is logged, once for each cause.
+A prefetch fails when a function that makes a prompt, or a value, raises where the original has no trouble. The answer
+is the original's, so nothing is wrong with it. But its call is not prefetched, query after query. So a warning is logged,
+once for each cause.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import logging
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.graph import ClientCalls, LeftToOriginal, Primitive
+from teola_plugin.requests.payloads import Generate, Generation, Warmed, Warmup
+from teola_plugin.runtime.engine_requests import EngineRequest
 
 _log = logging.getLogger("teola_plugin")
 _MAX_CAUSES = 1000
@@ -95,3 +98,48 @@ def log_failed_prefetch(failure: FailedPrefetch) -> None:
         failure,
         exc_info=failure.error,
     )
+
+
+@dataclass(slots=True)
+class WarmedPrefix:
+    """A warm-up that has ended, and whether it was of use so far."""
+
+    primitive: str
+    """As it is traced."""
+    engine: str
+    text: str
+    """What was prefilled."""
+    tokens: int
+    cached: int
+    """Tokens of it that were in the cache before."""
+    used: bool = False
+
+
+def warmed(entry: EngineRequest, value: Any) -> WarmedPrefix | None:
+    """Return what a warm-up that has ended with this value has left in the cache; None for another request."""
+    payload = entry.request.payload
+    if not isinstance(payload, Warmup) or not isinstance(value, Warmed):
+        return None
+    return WarmedPrefix(entry.primitive, entry.engine, payload.prompt.known_prefix(), value.tokens, value.cached_tokens)
+
+
+def note_use(warmups: Sequence[WarmedPrefix], entry: EngineRequest, value: Any, *, tells: bool | None) -> None:
+    """Mark the warm-ups that were of use to a generation: it has ended, and found what its prompt begins with cached.
+
+    `tells`: True if its engine says how much it found; if None, that is not known, and then only a number counts. Among
+    prefixes that grew, each is of use that added to what was found.
+    """
+    payload = entry.request.payload
+    if not isinstance(payload, Generate) or not isinstance(value, Generation):
+        return
+    candidates = [warmup for warmup in warmups if warmup.engine == entry.engine]
+    if not candidates:
+        return
+    text = payload.prompt.flat()
+    prefixes = sorted((warmup for warmup in candidates if text.startswith(warmup.text)), key=lambda one: one.tokens)
+    counts_cached = bool(value.cached_tokens) if tells is None else tells
+    longest = 0
+    for prefix in prefixes:
+        base = max(longest, prefix.cached)
+        prefix.used |= (min(value.cached_tokens, prefix.tokens) if counts_cached else prefix.tokens) > base
+        longest = max(longest, prefix.tokens)

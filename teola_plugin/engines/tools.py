@@ -1,4 +1,4 @@
-"""The engine that runs tools: each call in a thread, a limited number at a time."""
+"""The engine that runs tools, which are functions: each call in a thread, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationError, unknown_name
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
-from teola_plugin.requests.payloads import CallTool, Request
-from teola_plugin.requests.results import Result
+from teola_plugin.requests.payloads import CallTool, Request, Result
 
 
 @dataclass(frozen=True, slots=True)

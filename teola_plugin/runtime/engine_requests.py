@@ -16,8 +16,16 @@ from typing import Any
 
 from teola_plugin.errors import EngineError
 from teola_plugin.graph import RequestContext
-from teola_plugin.requests.payloads import CallTool, Generate, Generation, IngestRow, Request, SearchVector, Version
-from teola_plugin.requests.results import Piece
+from teola_plugin.requests.payloads import (
+    CallTool,
+    Generate,
+    Generation,
+    IngestRow,
+    Piece,
+    Request,
+    SearchVector,
+    Version,
+)
 from teola_plugin.runtime.claims import MAX_REMEMBERED, OWN_GRAPH, Caller, Claims, ClaimTable, PlannerGraph, RequestKey
 from teola_plugin.runtime.loop_thread import PieceLog
 

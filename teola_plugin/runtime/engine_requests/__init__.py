@@ -1,1 +1,0 @@
-"""Requests to engines: their keys, their results, the callers that wait for them."""
