@@ -39,7 +39,7 @@ from teola_plugin.runtime.claims import Caller, PlannerGraph
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run
-from teola_plugin.runtime.threads import in_child
+from teola_plugin.runtime.threads import daemon_threads, in_child
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
 from teola_plugin.shims.langchain_interceptors import live_scopes

@@ -1,8 +1,8 @@
 """Outcomes of a query's prefetches: those that failed, and warm-ups that a later prompt used.
 
 A prefetch fails when a function that makes a prompt, or a value, raises where the original has no trouble. The answer
-is the original's, so nothing is wrong with it. But its call is not prefetched, query after query. So a warning is logged,
-once for each cause.
+is the original's, so nothing is wrong with it. But its call is not prefetched, query after query. So a warning is
+logged, once for each cause.
 """
 
 from __future__ import annotations

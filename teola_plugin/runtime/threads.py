@@ -3,8 +3,8 @@
 Daemon threads are kept for a while, since reusing one is quicker than starting one.
 
 A forked child has its parent's objects and none of its threads. A lock that another thread held in the parent is held
-in the child for ever. Objects that depend on threads or locks register here; their `forked` is called in the child before
-anything else runs there. Elsewhere this costs nothing.
+in the child for ever. Objects that depend on threads or locks register here; their `forked` is called in the child
+before anything else runs there. Elsewhere this costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The assignment of devices to the engines of a process before they start, and lists of CPU cores as users write them."""
+"""The assignment of devices to the engines of a process before they start, and users' lists of CPU cores."""
 
 from __future__ import annotations
 
