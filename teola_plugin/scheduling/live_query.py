@@ -1,7 +1,7 @@
 """The run state of one query: which primitives wait, run or have ended. It is never kept on the graph itself.
 
-Each primitive has an objective (Parrot, OSDI 2024): that it is done soon, or that all of its gang are. The app waits for
-the output, so the primitives before the output are wanted soon. Where several calls of one kind are put together,
+Each primitive has an objective (Parrot, OSDI 2024): that it is done soon, or that all of its gang are. The app waits
+for the output, so the primitives before the output are wanted soon. Where several calls of one kind are put together,
 nobody waits for one of them, but for the last: they are a gang, and so is everything that leads to one of them alone.
 A primitive that several members of a gang need is waited for again. Parrot asks the developer for the objective of the
 last value; here it is the value that the original waits for.
