@@ -1,13 +1,13 @@
 """Upper tier: which primitives of which live query are ready (paper, section 5.1). Pure: events in, instructions out.
 
+Fragments are instantiated in live queries: one instance for each item, round or arm, and for subplans that begin later.
+
 State of a primitive::
 
     waiting -> ready -> running -> done
        |         |         |-----> failed      (the engine's port retried its requests before)
        |---------|---------|-----> dropped     (cancelled, unused, or cut off by a failure)
     waiting -> expanding -> done               (holders of fragments)
-
-Fragments are instantiated in live queries: one instance for each item, round or arm, and for subplans that begin later.
 """
 
 from __future__ import annotations
