@@ -20,8 +20,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measured(repeats: int) -> dict[str, Any]:
     """Cases, each with its median seconds plain and accelerated."""
     from teola_plugin.cli.demo import documents, runs
-    from teola_plugin.cli.demo.command import Report
     from teola_plugin.cli.demo.engines import Models
+    from teola_plugin.cli.demo.report import Report
 
     demo = runs.DemoOptions(Models(), documents.DEFAULT_QUESTION, documents.load_documents([]), repeats)
     quiet, folder = Report(quiet=True), Path(tempfile.mkdtemp(prefix="teola-bench-"))

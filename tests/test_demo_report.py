@@ -12,8 +12,8 @@ from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from teola_plugin import EnginePool
-from teola_plugin.cli.demo.command import Report, ratio_text
 from teola_plugin.cli.demo.measure import Case, PreparedChain, TracedRun, run_case, speed_facts
+from teola_plugin.cli.demo.report import Report, ratio_text
 from teola_plugin.cli.demo.runs import ANSWER, ASK, INDEX, REST, SAVING_TEXTS, _summarize, savings, seconds_by_part
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.observe import QueryTrace, Span

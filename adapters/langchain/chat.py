@@ -34,7 +34,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.calls import EngineModel, forms_told, giving_up, list_shape
+from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.langchain.listening import (
     ConfigScopedModel,
     ModelCall,
@@ -43,6 +43,7 @@ from teola_plugin.adapters.langchain.listening import (
     listening,
 )
 from teola_plugin.adapters.langchain.tools import ToolDefinition, Tools, described, without_tools
+from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Sampling

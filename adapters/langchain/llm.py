@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.calls import EngineModel, RequestedTerms, forms_told, giving_up, list_shape
+from teola_plugin.adapters.calls import RequestedTerms, giving_up
 from teola_plugin.adapters.langchain.chat import response_metadata, unstreamed_text
 from teola_plugin.adapters.langchain.listening import (
     ConfigScopedModel,
@@ -22,6 +22,7 @@ from teola_plugin.adapters.langchain.listening import (
     requested_terms,
     runs_in,
 )
+from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Prompt

@@ -1,6 +1,6 @@
 """Tools of LangChain: bound to a `ChatTeola`, run on an engine of the pool, declared read-only.
 
-What the engine is told is in `adapters.tool_text`, how calls are read from what it writes in `adapters.tool_calls`.
+What the engine is told is in `adapters.sampling.tool_text`, how calls are read from what it writes in `adapters.tool_calls`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from teola_plugin.adapters.calls import check_engine
 from teola_plugin.adapters.langchain.listening import call_context
-from teola_plugin.adapters.tool_calls import new_id
-from teola_plugin.adapters.tool_text import (
+from teola_plugin.adapters.sampling import (
     ARGUMENTS,
     ToolText,
     check_parameters,
@@ -26,6 +25,7 @@ from teola_plugin.adapters.tool_text import (
     tool_names,
     tool_text,
 )
+from teola_plugin.adapters.tool_calls import new_id
 from teola_plugin.engines.tools import Tool, ToolEngine, ToolRaised
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind

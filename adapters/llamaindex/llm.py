@@ -20,10 +20,11 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.calls import EngineModel, giving_up
+from teola_plugin.adapters.calls import giving_up
 from teola_plugin.adapters.llamaindex.messages import assistant, to_chat, to_completion, to_prompt
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.llamaindex.tools import CallsTools, StreamedText, Tools, split_tools
+from teola_plugin.adapters.sampling import EngineModel
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt

@@ -1,6 +1,6 @@
 """Tools that a `TeolaLLM` may call: LlamaIndex's spellings of tools, choices and calls.
 
-`adapters.tool_text` makes the text that the engine gets, `adapters.tool_calls` reads calls from its answers.
+`adapters.sampling.tool_text` makes the text that the engine gets, `adapters.tool_calls` reads calls from its answers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBloc
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
 
+from teola_plugin.adapters.sampling import ARGUMENTS, ToolText, parse_tool_choice, tool_names, tool_text
 from teola_plugin.adapters.tool_calls import certain_text, new_id
-from teola_plugin.adapters.tool_text import ARGUMENTS, ToolText, parse_tool_choice, tool_names, tool_text
 from teola_plugin.requests.payloads import Generate
 
 if TYPE_CHECKING:

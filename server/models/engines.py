@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from teola_plugin.adapters.calls import to_list
+from teola_plugin.adapters.sampling import ToolText
 from teola_plugin.adapters.tool_calls import certain_text, new_id
-from teola_plugin.adapters.tool_text import ToolText
 from teola_plugin.engines.openai.http import malformed
 from teola_plugin.engines.openai.wire import (
     Headers,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from teola_plugin.adapters.tool_text import (
+from teola_plugin.adapters.sampling import (
     ToolText,
     check_parameters,
     check_schema,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.service import in_process
 
-from teola_plugin.adapters.tool_text import call_schema
+from teola_plugin.adapters.sampling import call_schema
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Prompt, Sampling

@@ -19,7 +19,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
 from pydantic import BaseModel
 
-from teola_plugin.adapters.calls import carries_openai, check_engine, joined, sampling_fields, to_list
+from teola_plugin.adapters.calls import carries_openai, check_engine, joined, to_list
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.huggingface import (
     cross_encoder_on,
@@ -44,6 +44,7 @@ from teola_plugin.adapters.routing import (
     current_rules,
     route_of,
 )
+from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import LeftToOriginal
 from teola_plugin.pool import EnginePool

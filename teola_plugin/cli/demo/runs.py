@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from teola_plugin.adapters.demo_app import COLLECTION, Chains, make_chains
-from teola_plugin.cli.demo.command import Report
 from teola_plugin.cli.demo.engines import SHIPPED, Models, make_pool
 from teola_plugin.cli.demo.measure import Case, PreparedChain, run_case, run_one_line_case, speed_facts
+from teola_plugin.cli.demo.report import Report
 from teola_plugin.cli.demo.stock import measure_indexing, run_stock_cases, start_stock_setup
 from teola_plugin.observe import QueryTrace, Span, html_page
 from teola_plugin.pool import EnginePool

@@ -1,7 +1,10 @@
-"""The tools that a model may call, as an engine is told of them, whatever the framework.
+"""The options of a generation: its sampling parameters, and the tools that the model may call.
 
-The model's own chat template says what they are. Where a call is demanded, the engine can write nothing else;
-otherwise the model decides, and `tool_calls` tells how it writes a call.
+Sampling parameters are fields of the model, overridden by the keyword arguments of one call.
+
+Tools are described to an engine in the same way for every framework; the model's own chat template writes them into the
+prompt. Where a call is demanded, the engine can write nothing else; otherwise the model decides, and `tool_calls` tells
+how it writes a call.
 """
 
 from __future__ import annotations
@@ -12,8 +15,190 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from teola_plugin.adapters.calls import PoolField, check_engine
 from teola_plugin.adapters.tool_calls import Call, read
 from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.graph import DraftText
+from teola_plugin.requests.draft_texts import forms_of_tools
+from teola_plugin.requests.json_forms import forms_of_schema
+from teola_plugin.requests.payloads import Sampling
+
+_PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
+_OF_THE_FRAMEWORK = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})
+"""Arguments that LangChain reads itself and passes on."""
+
+_READ: dict[str, tuple[str, ...]] = {
+    "max_tokens": ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict"),
+    "temperature": ("temperature",),
+    "top_p": ("top_p",),
+    "top_k": ("top_k",),
+    "seed": ("seed",),
+    "stop": ("stop", "stop_sequences"),
+}
+"""Sampling parameter of the engine -> the names under which models keep it; None there means not set."""
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0, 0.0),
+    "presence_penalty": (None, 0, 0.0),
+    "repeat_penalty": (None, 1, 1.0),
+    "repetition_penalty": (None, 1, 1.0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "extra_body": (None, {}),
+}
+"""Parameters that the engine does not have, and the values by which they change nothing."""
+_HINT = "take the parameter out, or leave the model unbound"
+
+
+class EngineModel(BaseModel):
+    """The common base of `ChatTeola` and `TeolaLLM`: an LLM engine of a pool and the default sampling parameters."""
+
+    pool: PoolField = Field(exclude=True, repr=False)
+    """The `EnginePool`; shared by copies, never serialised."""
+    engine: str = "llm"
+    """Name of the engine in the pool."""
+    model_name: str = ""
+    """For traces and `response_metadata`; when empty, the engine's model, else the engine's name."""
+    max_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    json_schema: str | dict[str, Any] = ""
+    """A JSON schema that every answer follows."""
+    ignore_eos: bool = False
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        check_engine(self.pool, self.engine)
+        self.model_name = self.model_name or self.pool.versions()[self.engine].get("model") or self.engine
+
+    def sampling(self, stop: Sequence[str] | str | None = None, kwargs: Mapping[str, Any] | None = None) -> Sampling:
+        """Return the sampling of one call. Raise `RegistrationError` for unknown arguments and bad values."""
+        arguments = {key: value for key, value in (kwargs or {}).items() if key not in _OF_THE_FRAMEWORK}
+        stop = arguments.pop("stop", None) if stop is None else stop
+        schema = _schema_of(arguments, self.json_schema)
+        for name in arguments:
+            if name not in _PLAIN:
+                names = [*_PLAIN, "stop", "json_schema", "response_format"]
+                raise unknown_name(f"argument of {type(self).__name__}", name, names)
+        values = {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in _PLAIN}
+        _check(values)
+        stop = self.stop if stop is None else stop
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        return Sampling(**values, stop=stops, json_schema=schema_text(schema))
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        names = ("engine", "model_name", *_PLAIN, "stop", "json_schema")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "stop": list(self.stop), "json_schema": schema_text(self.json_schema)}
+
+
+def schema_text(schema: str | Mapping[str, Any]) -> str:
+    """Return the schema as compact JSON text, its keys in their order (models write properties in that order)."""
+    try:
+        return json.dumps(json.loads(schema) if isinstance(schema, str) else schema) if schema else ""
+    except (TypeError, ValueError) as error:
+        raise RegistrationError(
+            f"the JSON schema is not JSON: {error}.", hint="pass a dict of plain values, or JSON text"
+        ) from error
+
+
+def list_shape(schema: str) -> tuple[str, int | None]:
+    """Return ("json", number of items if it is fixed) for an array, or an object with one array among its fields.
+
+    Return ("", None) for any other schema.
+    """
+    array = _array_of(json.loads(schema) if schema else {})
+    if array is None:
+        return "", None
+    min_items, max_items = array.get("minItems"), array.get("maxItems")
+    return "json", min_items if min_items == max_items else None
+
+
+def forms_told(schema: str, tools: str = "") -> tuple[DraftText, ...]:
+    """Return texts that answers may be, or begin with, by a JSON schema or by callable tools, both as JSON text."""
+    source = "the form of its JSON" if schema else "calls of its tools, earlier ones first"
+    forms = forms_of_schema(schema) if schema else forms_of_tools(tools) if tools else ()
+    return tuple(DraftText(source, text=form, in_request=True) for form in forms)
+
+
+def _array_of(described: Any) -> dict[str, Any] | None:
+    """Return the schema of the one list that is written; None if there is none, or several."""
+    if not isinstance(described, dict):
+        return None
+    if described.get("type") == "array":
+        return described
+    fields = described.get("properties") if described.get("type") == "object" else None
+    arrays = [one for one in (fields or {}).values() if isinstance(one, dict) and one.get("type") == "array"]
+    return arrays[0] if len(arrays) == 1 else None
+
+
+def _schema_of(arguments: dict[str, Any], default: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Remove `json_schema` and `response_format` (as OpenAI spells it) from the arguments, and return the schema."""
+    schema, response_format = arguments.pop("json_schema", None), arguments.pop("response_format", None)
+    if schema is not None or response_format is None:
+        return default if schema is None else schema  # type: ignore[no-any-return]
+    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
+    match kind:
+        case "json_schema":
+            return response_format["json_schema"].get("schema", response_format["json_schema"])  # type: ignore[no-any-return]
+        case "json_object":
+            return {"type": "object"}
+        case "text":
+            return ""
+    raise unknown_name("response_format", str(kind), ["json_schema", "json_object", "text"])
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    limits = {
+        "max_tokens": values["max_tokens"] >= 1,
+        "temperature": values["temperature"] >= 0,
+        "top_p": 0 < values["top_p"] <= 1,
+        "top_k": values["top_k"] >= 0,
+    }
+    wrong = next((name for name, fine in limits.items() if not fine), None)
+    if wrong:
+        raise RegistrationError(f"{wrong}={values[wrong]!r} is out of its range.", hint="see `Sampling` for the ranges")
+
+
+# ------------------------------------------------------------ models of others
+
+
+def sampling_fields(model: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an `EngineModel` that decodes as `model` does, which also sends `more` to its provider.
+
+    Raise `RegistrationError` for what the engine cannot do.
+    """
+    name = type(model).__name__
+    values: dict[str, Any] = {}
+    for parameter, names in _READ.items():
+        values_set = [v for n in names if (v := more.pop(n, None)) is not None or (v := _value(model, n)) is not None]
+        if values_set:
+            values[parameter] = (
+                [values_set[0]] if parameter == "stop" and isinstance(values_set[0], str) else values_set[0]
+            )
+    for name_of_refused, neutral_values in _REFUSED.items():
+        value = more.pop(name_of_refused, _value(model, name_of_refused))
+        if value not in neutral_values:
+            raise RegistrationError(f"{name} has {name_of_refused}={value!r}, which the engine cannot do.", hint=_HINT)
+    if more:
+        raise RegistrationError(f"{name} has parameters that the engine does not know: {sorted(more)}.", hint=_HINT)
+    return values
+
+
+def _value(model: Any, name: str) -> Any:
+    value = vars(model).get(name)
+    return None if callable(value) else value
+
 
 ANY = ("any", "required")
 ARGUMENTS = ("tools", "tool_choice", "strict", "parallel_tool_calls")
