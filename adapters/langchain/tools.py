@@ -1,6 +1,6 @@
 """Tools of LangChain: bound to a `ChatTeola`, run on an engine of the pool, declared read-only.
 
-What the engine is told is in `adapters.sampling.tool_text`, how calls are read from what it writes in `adapters.tool_calls`.
+`adapters.sampling.tool_text` makes the text that the engine gets, `adapters.tool_calls` reads calls from its answers.
 """
 
 from __future__ import annotations
