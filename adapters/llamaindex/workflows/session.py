@@ -26,8 +26,7 @@ from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.context import current_run
-from teola_plugin.runtime.query_run import QueryRun
+from teola_plugin.runtime.query_run import QueryRun, current_run
 from teola_plugin.shims.llamaindex.workflows import Result, call_when_ended, intercept_result, step_names
 from teola_plugin.tracer.llamaindex.classes import is_pool_object
 from teola_plugin.tracer.llamaindex.lowering import Lowering
