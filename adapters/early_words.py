@@ -32,6 +32,10 @@ _MOST = 3
 _ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown))?(#\d+)?$")
 
 
+ON_A_GUESS = "before it is known whether the original comes there"
+"""When a speculative call starts."""
+
+
 def component_of(id_: str) -> str:
     """Return the component that a primitive belongs to: `found[0]/found.retrieve.embedding` is of `found.retrieve`."""
     name, before = id_.rpartition("/")[2], ""
@@ -86,6 +90,7 @@ def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: Answ
         *_side_by_side(source, graph, own_calls, forms),
         *_items(source, graph, own_calls, forms),
         *_arms(graph),
+        *_lookaheads(graph, forms),
         *_in_stages(source, graph),
         *_beginnings(graph),
         *_drafted(graph),
@@ -105,6 +110,25 @@ def _arms(graph: Graph) -> Iterator[str]:
         names = dict.fromkeys(component_of(q.id) for arm in early_arms for q in arm.graph if q.on_engine)
         if names:
             yield f"{listed(list(names))} before it is known which way {component_of(p.id)} takes"
+
+
+def _lookaheads(graph: Graph, forms: AnswerForms) -> Iterator[str]:
+    names_by_start: dict[str, list[str]] = {}
+    for name, start in lookahead_starts(graph, forms).items():
+        names_by_start.setdefault(start, []).append(name)
+    yield from (f"{listed(names)} {start}" for start, names in names_by_start.items())
+
+
+def lookahead_starts(graph: Graph, forms: AnswerForms = NO_FORMS) -> dict[str, str]:
+    """Return when the calls start that wait neither for the original's choice nor for your code, by component."""
+    starts: dict[str, str] = {}
+    for p in graph:
+        certain = p.attributes.lookahead
+        is_early = p.on_engine and certain is not None and p.kind is not _K.PARTIAL_PREFILLING
+        waits_for_code = any(is_impure(graph[name]) for name in graph.ancestors[p.id])
+        if is_early and not waits_for_code and component_of(p.id) not in forms.unknown:
+            starts.setdefault(component_of(p.id), "before the original comes there" if certain else ON_A_GUESS)
+    return starts
 
 
 # ------------------------------------------------------------ calls beside each other

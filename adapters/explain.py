@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.early_words import (
@@ -13,6 +14,7 @@ from teola_plugin.adapters.early_words import (
     component_of,
     early_starts,
     listed,
+    lookahead_starts,
     speculative_names,
 )
 from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PlanReport, Reason, Status, leaves_of
@@ -23,7 +25,7 @@ from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.tracer.draft import TraceResult
+from teola_plugin.tracer.draft import CreatedModel, TraceResult
 
 _K = PrimitiveKind
 _TRACE_TIMEOUT_S = 5.0
@@ -236,12 +238,13 @@ def explain(
     more: Sequence[str] = (),
     left: Sequence[str] = (),
     calls: Sequence[CallRow] | None = None,
+    if_dedicated: PlanIfDedicated | None = None,
 ) -> PlanReport:
     """Return the report of an object that is planned as a whole.
 
     `trace`: of its last call, if there was one; `own_calls`: the calls of the user's own objects; `more`: phrases for
     calls that begin early without a plan; `left`: calls that the last call left in their place, see `left_for_form`;
-    `calls`: the rows of all calls, where the plan has not all of them.
+    `calls`: the rows of all calls, where the plan has not all of them; `if_dedicated`: see `call_rows`.
     """
     waits = own_calls is not None and own_calls.one_by_one
     source = None if optimised is None or waits else optimised.source
@@ -262,18 +265,66 @@ def explain(
         traced.report,
         prefetched,
         expected(optimised, prefetched, context, trace, own_calls, forms, left),
-        tuple(call_rows(traced, optimised, own_calls, forms) if calls is None else calls),
+        tuple(call_rows(traced, optimised, own_calls, forms, if_dedicated) if calls is None else calls),
         advice,
         sections,
         **figures,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PlanIfDedicated:
+    """The plan of an object as it would be if more engines of its pool were declared dedicated."""
+
+    pool: EnginePool
+    plan: Callable[[frozenset[str]], Optimised]
+    """Returns the plan with these engines declared dedicated."""
+
+    def explain(self, name: str, own_calls: OwnCalls | None) -> Explanation | None:
+        """Return which engines keep a call in its place by not being dedicated; None if that is not the reason."""
+
+        def starts_early(engines: frozenset[str]) -> bool:
+            planned = self.plan(engines)
+            return name in _starts(planned, own_calls, AnswerForms.of(planned.graph, self.pool))
+
+        return explain_undedicated(self.pool, starts_early)
+
+
+def explain_undedicated(pool: EnginePool, starts_early: Callable[[frozenset[str]], bool]) -> Explanation | None:
+    """Return which engines keep a call in its place by not being dedicated; None if that is not the reason.
+
+    `starts_early`: returns True if the call starts early with these engines declared dedicated.
+    """
+    names = [name for name, profile in pool.profiles.items() if not profile.dedicated]
+    needed = frozenset(names)
+    if not needed or not starts_early(needed):
+        return None
+    for name in names:
+        if starts_early(needed - {name}):
+            needed -= {name}
+    classes = {name: type(pool.engine(name)) for name in names if name in needed}
+    shared_names = tuple(name for name, cls in classes.items() if cls.__module__.startswith("teola_plugin.cluster"))
+    if shared_names:
+        return Explanation(Reason.NOT_DEDICATED_SHARED, shared_names)
+    return Explanation(Reason.NOT_DEDICATED, tuple(dict.fromkeys(cls.__name__ for cls in classes.values())))
+
+
+def _starts(optimised: Optimised, own_calls: OwnCalls | None, forms: AnswerForms) -> dict[str, str]:
+    return lookahead_starts(optimised.graph, forms) | early_starts(optimised, own_calls, forms)
+
+
 def call_rows(
-    traced: TraceResult, optimised: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS
+    traced: TraceResult,
+    optimised: Optimised,
+    own_calls: OwnCalls | None = None,
+    forms: AnswerForms = NO_FORMS,
+    if_dedicated: PlanIfDedicated | None = None,
 ) -> Iterator[CallRow]:
-    """Yield a row for each place in a plan that makes calls, and for each function whose calls are not seen."""
-    starts, speculative = early_starts(optimised, own_calls, forms), speculative_names(optimised.graph)
+    """Yield a row for each place in a plan that makes calls, and for each function whose calls are not seen.
+
+    `if_dedicated`: the plan with more dedicated engines, which says if they are the reason that a call is in its place.
+    """
+    starts, speculative = _starts(optimised, own_calls, forms), speculative_names(optimised.graph)
     own_calls = own_calls or OwnCalls()
     paths = {name: node.path for node in traced.report for name in node.components}
     names: list[str] = []
@@ -283,6 +334,8 @@ def call_rows(
             site, explanation = own_calls.sites.get(key), own_calls.explanations.get(key)
             is_kept = explanation is not None or (site is not None and key not in own_calls.prefetchable)
             start = "" if is_kept else starts.get(name, "")
+            if not start and explanation is None and if_dedicated is not None:
+                explanation = if_dedicated.explain(name, own_calls)
             if not start and explanation is None:
                 explanation = _explain_in_place(name, key, optimised, own_calls, forms)
             if explanation is not None and explanation.reason is Reason.BEHIND_CODE:
@@ -303,13 +356,26 @@ def call_rows(
             )
     for component in traced.template.components:
         path, is_seen = paths.get(component.name, ""), any(one.startswith(f"{component.name}.") for one in names)
-        if component.role is Role.OPAQUE and path not in own_calls.left and not is_seen:
+        creates_model = any(one.startswith(f"{component.name.removesuffix('.code')}:") for one in traced.created_models)
+        is_unseen = component.role is Role.OPAQUE and path not in own_calls.left and not is_seen
+        if is_unseen and not creates_model:
             class_name = next((node.class_name for node in traced.report if node.path == path), "")
             source = traced.sources.get(f"{component.name}.code") or path
             yield CallRow(
                 component.name, Status.NOT_SEEN, class_name, source, explanation=Explanation(Reason.UNKNOWN_CODE)
             )
-    yield from left_rows(own_calls.left, traced.sources)
+    yield from left_rows({**own_calls.left, **created_models(traced.created_models)}, traced.sources)
+
+
+def created_models(models: Mapping[str, CreatedModel]) -> dict[str, tuple[str, Explanation]]:
+    """Return models that functions create as objects of which nothing is prefetched; see `OwnCalls.left`."""
+    return {
+        location: (
+            model.name,
+            Explanation(Reason.MODEL_OF_SETTINGS if model.has_settings else Reason.MODEL_INSIDE, (model.name,)),
+        )
+        for location, model in models.items()
+    }
 
 
 def left_rows(left: Mapping[str, tuple[str, Explanation]], sources: Mapping[str, str]) -> Iterator[CallRow]:
@@ -318,7 +384,8 @@ def left_rows(left: Mapping[str, tuple[str, Explanation]], sources: Mapping[str,
     `sources`: `file:line` by the location of a call in a function, with which such a path begins.
     """
     for path, (class_name, explanation) in left.items():
-        location = next((one for one in sources if ":" in one and path.startswith(one)), path)
+        locations = (one for one in sources if ":" in one and path.startswith(one))
+        location = path if path in sources else next(locations, path)
         status = Status.NOT_SEEN if explanation.reason is Reason.NO_SOURCE else Status.IN_PLACE
         yield CallRow(location, status, class_name, sources.get(location, ""), explanation=explanation)
 

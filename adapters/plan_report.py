@@ -90,6 +90,21 @@ class Reason(Enum):
         "a step before it may raise, and then the original would not make it",
         'accelerate(..., speculate="all")',
     )
+    MODEL_INSIDE = (
+        "{names} is called inside the function{where}, so which model it makes is not known before",
+        "model = {names}(...)  # outside of the function",
+    )
+    MODEL_OF_SETTINGS = (
+        "settings of the call choose its model: its calls are prefetched from the second call with the same settings on"
+    )
+    NOT_DEDICATED = (
+        "no request is made on a guess without dedicated=True of {names}",
+        "{names}(..., dedicated=True)",
+    )
+    NOT_DEDICATED_SHARED = (
+        "no request is made on a guess without dedicated: true of the shared engine {names}",
+        "options: {{dedicated: true}} of the engine {names} in the pool's file",
+    )
     NO_SOURCE = "the source of {names} cannot be read"
     NOT_SHARED = "calls of {names} are never made side by side"
 
@@ -111,8 +126,11 @@ class Explanation:
 
     @property
     def fix(self) -> str:
-        """The line to write that changes it; empty if there is none."""
-        return self.reason.fix.format(names=", ".join(self.names))
+        """The line to write that changes it; empty if there is none. Where it begins with a name, one for each name."""
+        fix = self.reason.fix
+        if fix.startswith("{names}"):
+            return ", ".join(fix.format(names=name) for name in self.names)
+        return fix.format(names=", ".join(self.names))
 
 
 @dataclass(slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import reprlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -341,15 +342,22 @@ class EnginePool:
         *,
         passes: Iterable[Pass | str] | None = None,
         speculate: str = "auto",
+        as_dedicated: Collection[str] = (),
     ) -> Optimised:
-        """The e-graph of a template on this pool's engines, from the cache when it was made before."""
+        """The e-graph of a template on this pool's engines, from the cache when it was made before.
+
+        `as_dedicated`: engines that are taken as declared dedicated. For reports: such a graph is not to be run.
+        """
         pipeline = self.passes if passes is None else resolve_passes(passes)
         cache = self._caches.get(pipeline)
         if cache is None:
             cache = self._caches.setdefault(pipeline, GraphCache(PassPipeline(pipeline)))
             for other in list(self._caches)[:-PIPELINES]:
                 self._caches.pop(other, None)
-        context, prefetches = PassContext(self.profiles, speculate), bool(pipeline)
+        profiles = self.profiles
+        if as_dedicated:
+            profiles = {**profiles, **{name: replace(profiles[name], dedicated=True) for name in as_dedicated}}
+        context, prefetches = PassContext(profiles, speculate), bool(pipeline)
         speculates = prefetches and speculate != "off" and context.may_ask(*template.engines_of_open_choices())
         return cache.optimised(template, shape, context, certain=prefetches, open_choices=speculates)
 

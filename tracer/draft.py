@@ -92,6 +92,18 @@ class TraceResult:
     """Variables of prompts that take their value bare, too: if a dictionary comes, it must have them."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """See `Draft.sources`."""
+    created_models: Mapping[str, CreatedModel] = field(default_factory=dict)
+    """See `Draft.created_models`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedModel:
+    """A model or retriever that a function creates, and that is not known before the function runs."""
+
+    name: str
+    """The name of its class, or of the framework's function that creates it."""
+    has_settings: bool
+    """True if settings of the call are among its arguments: with the same settings it is known from then on."""
 
 
 @dataclass(slots=True)
@@ -114,6 +126,8 @@ class Draft:
     names: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
     """`file:line` of the call in a function's source that a component, or a location, stands for, by its name."""
+    created_models: dict[str, CreatedModel] = field(default_factory=dict)
+    """Models that functions create and that are not known before, by the location: `function:line`."""
     formatted_prompts: dict[Prompted, Ref] = field(default_factory=dict)
     required_keys: list[Ref] = field(default_factory=list)
     required_variables: list[Ref] = field(default_factory=list)
@@ -173,7 +187,7 @@ class Draft:
 
     def body(self) -> Draft:
         """Return an empty draft for the body of a loop or a branch, with names that do not collide with this one's."""
-        return Draft(names=self.names, sources=self.sources)
+        return Draft(names=self.names, sources=self.sources, created_models=self.created_models)
 
     def absorb(self, body: Draft) -> None:
         """Take over what a body needs at run time; its components stay in its own template."""
@@ -210,6 +224,7 @@ class Draft:
             tuple(self.required_keys),
             tuple(self.required_variables),
             self.sources,
+            self.created_models,
         )
 
 

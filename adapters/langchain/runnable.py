@@ -257,7 +257,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             return self._report(input)
 
     def _report(self, input: Any) -> PlanReport:
-        from teola_plugin.adapters.explain import call_rows, ended_trace, explain, left_for_form
+        from teola_plugin.adapters.explain import PlanIfDedicated, call_rows, ended_trace, explain, left_for_form
         from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows
         from teola_plugin.adapters.langchain.prefetch_plan import own_calls, read_chain
 
@@ -273,9 +273,11 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             terms: Any = {"speculate": "auto" if is_off else self._speculate}
             with DataGuards().recording():
                 read = read_chain(self.bound, mapped=True, threads=safety, **terms)
-            planned = pool.plan(read.traced.template, {}, passes=self._passes, **terms)
+            plan_read = partial(pool.plan, read.traced.template, {}, passes=self._passes, **terms)
+            if_dedicated = None if is_off else PlanIfDedicated(pool, lambda engines: plan_read(as_dedicated=engines))
             prefetched = frozenset(read.sites) if is_off else frozenset()
-            rows = call_rows(read.traced, planned, own_calls(read.sites, prefetched, read.code_sites.left))
+            calls = own_calls(read.sites, prefetched, read.code_sites.left)
+            rows = call_rows(read.traced, plan_read(), calls, if_dedicated=if_dedicated)
             rows = switched_off(rows) if is_off else rows
         classes = {row.name for row in composites}
         names = dict.fromkeys(row.name for row in composites if row.status is Status.PREFETCHED)

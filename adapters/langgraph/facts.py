@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
-from teola_plugin.adapters.early_words import component_of, early_starts
+from teola_plugin.adapters.early_words import ON_A_GUESS, AnswerForms, component_of, early_starts, lookahead_starts
 from teola_plugin.adapters.early_work import forms_matter
-from teola_plugin.adapters.explain import left_rows
+from teola_plugin.adapters.explain import created_models, explain_undedicated, left_rows
 from teola_plugin.adapters.langchain.call_sites import CodeSites
 from teola_plugin.adapters.langchain.prefetch_plan import own_calls
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
@@ -149,6 +150,9 @@ class GraphFacts:
         for component in components:
             is_first = component is components[0]
             start, explanation = self._start(node, component, is_first)
+            status = Status.PREFETCHED
+            if not start and explanation is None:
+                start, status = self._speculative_start(component.name), Status.SPECULATIVE
             if not start and explanation is None:
                 explanation = self._reason_in_place(node, component.name, is_first)
             if start and self.is_off:
@@ -157,7 +161,7 @@ class GraphFacts:
                 site = self.code_sites.sites.get(leaf.attributes.wrapped)
                 yield CallRow(
                     leaf.name,
-                    Status.PREFETCHED if start else Status.IN_PLACE,
+                    status if start else Status.IN_PLACE,
                     leaf.engine or leaf.embedder if site is None else type(site.target).__name__,
                     draft.sources.get(leaf.name, ""),
                     start,
@@ -168,7 +172,8 @@ class GraphFacts:
                 )
         left = self.code_sites.left.items()
         names = f"{node.name}:", f"{node.name}."
-        yield from left_rows({path: one for path, one in left if path.startswith(names)}, draft.sources)
+        kept = {path: one for path, one in left if path.startswith(names)}
+        yield from left_rows({**kept, **created_models(draft.created_models)}, draft.sources)
 
     def _named_prompt(self, call: Component) -> tuple[PromptPart, ...]:
         """Return the prompt of a generation, with variables by the names of what fills them."""
@@ -230,6 +235,26 @@ class GraphFacts:
             return "", Explanation(Reason.ONE_AT_A_TIME, tuple(sorted(blocking)))
         return (min(starts)[2] if starts else ""), None
 
+    def _speculative_start(self, call: str, as_dedicated: Collection[str] = ()) -> str:
+        """Say with which node a call starts that the graph may choose or not; "" if it starts in its place.
+
+        `as_dedicated`: engines that are taken as declared dedicated.
+        """
+        plans, starts = self.plans, list[tuple[int, str]]()
+        for name in self._visited if plans is not None else ():
+            assert plans is not None
+            plan = plans.traced(PlanKey(name), None)
+            if as_dedicated and self._shape is not None:
+                with contextlib.suppress(Exception):  # nothing is known of the nodes from there on
+                    plan = lookahead(self._shape, name, pushed=False, find_leaves=self._find_leaves)
+            if plan is None:
+                continue
+            graph = plans.optimised(plan, as_dedicated).graph
+            if lookahead_starts(graph, AnswerForms.of(graph, plans.pool)).get(call) == ON_A_GUESS:
+                when = "the graph" if name == START else name
+                starts.append((-plans.distances.get(name, 0), f"when {when} begins, {ON_A_GUESS}"))
+        return min(starts)[1] if starts else ""
+
     def _reason_for_all(self, call: Component) -> Explanation | None:
         """Return what keeps calls of this kind in their place wherever they stand."""
         sites = {
@@ -276,12 +301,19 @@ class GraphFacts:
             sources = self._visited[opaque[0]][0].sources
             return Explanation(Reason.UNKNOWN_UPDATES, tuple(opaque), sources.get(f"{opaque[0]}.code", ""))
         if node.name not in {name for one in previous for name in (*one.successors, *self._visited[one.name][1].goto)}:
-            return Explanation(Reason.MAY_BE_SKIPPED)
+            return self._explain_undedicated(call) or Explanation(Reason.MAY_BE_SKIPPED)
         reads = shape.nodes[node.name].reads or ()
         reduced = [name for name in reads if shape.update_rules.get(name) == "unknown"]
         if reduced and any(name in (self._visited[one.name][1].updates or ()) for one in previous for name in reduced):
             return Explanation(Reason.REDUCER, tuple(reduced))
         return Explanation(Reason.IN_ITS_NODE if is_first else Reason.BEHIND_OTHERS)
+
+    def _explain_undedicated(self, call: str) -> Explanation | None:
+        """Return which engines keep a call in its place by not being dedicated; None if that is not the reason."""
+        if self.plans is None:
+            return None
+        starts_early = partial(self._speculative_start, call)
+        return explain_undedicated(self.plans.pool, lambda engines: bool(engines and starts_early(engines)))
 
     def _waits_from(self, name: str, call: str) -> list[str]:
         """Return what a call would wait for that started with a node; nothing if that would be of no use."""

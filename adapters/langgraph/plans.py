@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import threading
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import FunctionType
@@ -186,9 +186,10 @@ class Plans:
             cached = self._graphs[id(traced)] = profiles, self.optimised(traced).graph, traced
         return cached[1]
 
-    def optimised(self, traced: TraceResult) -> Optimised:
-        """Return the e-graph of a plan, and the graph as written."""
-        return self.pool.plan(traced.template, None, passes=self._passes, speculate=self._speculate)
+    def optimised(self, traced: TraceResult, as_dedicated: Collection[str] = ()) -> Optimised:
+        """Return the e-graph of a plan, and the graph as written. `as_dedicated`: as of `EnginePool.plan`."""
+        terms: Any = {"passes": self._passes, "speculate": self._speculate}
+        return self.pool.plan(traced.template, None, **terms, as_dedicated=as_dedicated)
 
 
 # ------------------------------------------------------------ what plans depend on

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import dataclass
 from functools import partial
@@ -235,18 +235,25 @@ class Session(ServedObject):
             return None
         return self._plan_template(self.pool, self.entry(entry, texts).traced, input)
 
-    def _plan_template(self, pool: EnginePool, traced: TraceResult, input: Any) -> Optimised:
-        terms = self.terms
-        return pool.plan(traced.template, expected_sizes(traced, input), passes=terms.passes, speculate=terms.speculate)
+    def _plan_template(
+        self, pool: EnginePool, traced: TraceResult, input: Any, as_dedicated: Collection[str] = ()
+    ) -> Optimised:
+        sizes, passes, speculate = expected_sizes(traced, input), self.terms.passes, self.terms.speculate
+        return pool.plan(traced.template, sizes, passes=passes, speculate=speculate, as_dedicated=as_dedicated)
 
     def report(self, entry: str, input: Any = None) -> PlanReport:
         """Return the report of an entry, which `explain()` prints."""
-        from teola_plugin.adapters.explain import ended_trace, explain, left_for_form
+        from teola_plugin.adapters.explain import PlanIfDedicated, ended_trace, explain, left_for_form
 
         trace, more = ended_trace(self._last), self._describe_prefetching(entry)
         traced, left = self.entry(entry).traced, left_for_form(self._last)
-        calls = [] if self.pool is not None else list(self._rows(entry))
-        return explain(traced, self.plan(entry, input), self.pool, trace=trace, more=more, left=left, calls=calls)
+        calls, if_dedicated = None, None
+        if self.pool is None:
+            calls = list(self._rows(entry))
+        else:
+            if_dedicated = PlanIfDedicated(self.pool, partial(self._plan_template, self.pool, traced, input))
+        optimised, terms = self.plan(entry, input), dict[str, Any](trace=trace, more=more, left=left)
+        return explain(traced, optimised, self.pool, calls=calls, if_dedicated=if_dedicated, **terms)
 
     def _rows(self, entry: str) -> Iterator[CallRow]:
         """Yield a row for each place where an entry calls the user's own models and stores."""

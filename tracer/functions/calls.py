@@ -13,7 +13,13 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.functions.framework_calls import Arguments, build, call_framework_method
+from teola_plugin.tracer.draft import CreatedModel
+from teola_plugin.tracer.functions.framework_calls import (
+    Arguments,
+    build,
+    call_framework_method,
+    is_model_creator,
+)
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import is_instance
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
@@ -26,7 +32,7 @@ from teola_plugin.tracer.functions.operations import (
     read_key,
     written_value,
 )
-from teola_plugin.tracer.functions.pure_expressions import compile_pure
+from teola_plugin.tracer.functions.pure_expressions import compile_pure, is_setting
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -124,14 +130,33 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         return _call_pure(interpreter, func, arguments)
     if (result := _call_asyncio(interpreter, value, arguments)) is not None:
         return result
-    if (
-        arguments.complete
-        and (result := build(interpreter, value, arguments.positional, arguments.keywords)) is not None
-    ):
-        return result
+    built = build(interpreter, value, arguments.positional, arguments.keywords) if arguments.complete else None
+    if is_model_creator(value):
+        _note_created_model(interpreter, value, arguments, built)
+    if built is not None:
+        return built
     if _is_harmless(value):
         return UNKNOWN_VALUE
     return _call_user_function(interpreter, func, value, arguments)
+
+
+def call_model_class(interpreter: FunctionInterpreter, cls: type, arguments: Arguments) -> Symbol:
+    """Interpret the creation of a model of another framework as user code."""
+    _note_created_model(interpreter, cls, arguments, None)
+    return _call_user_function(interpreter, KnownValue(cls), cls, arguments)
+
+
+def _note_created_model(
+    interpreter: FunctionInterpreter, creator: Any, arguments: Arguments, model: Symbol | None
+) -> None:
+    """Note a model that the function creates. `model`: what is known of it before the function runs."""
+    location, created_models = f"{interpreter.name}:{interpreter.line}", interpreter.draft.created_models
+    if isinstance(model, KnownValue):
+        created_models.pop(location, None)
+        return
+    interpreter.note_source(location)
+    has_settings = any(is_setting(item) for item in arguments.all_items() if not isinstance(item, Spread))
+    created_models[location] = CreatedModel(creator.__name__, has_settings)
 
 
 def _test_message_class(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol | None:

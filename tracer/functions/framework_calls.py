@@ -17,8 +17,10 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
@@ -323,6 +325,12 @@ def build(
     if any(func is pure for pure in _PURE_STDLIB_FUNCTIONS) and not all(map(is_constant, values)):
         return None
     return _try_build(lambda: func(*values, **{key: value for key, (_, value) in keyword_values.items()}))
+
+
+def is_model_creator(func: Any) -> bool:
+    """Return True for a class of models or retrievers, and for the framework's function that creates models."""
+    is_class = is_instance(func, type) and is_subclass(func, BaseLanguageModel, BaseRetriever)
+    return is_class or _is_model_initializer(func)
 
 
 def is_safe(value: Any) -> bool:

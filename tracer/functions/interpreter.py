@@ -581,7 +581,7 @@ class FunctionInterpreter:
         """
         trial = replace(
             self,
-            draft=Draft(names=component_names, sources=self.draft.sources),
+            draft=replace(self.draft.body(), names=component_names),
             frame=replace(self.frame, names=dict(self.frame.names)),
             span=Span(),
             nesting=self.nesting + 1,

@@ -237,15 +237,21 @@ def decide_on_input(test: Symbol, decide: Decide | None) -> bool | None:
 def read_setting(symbol: Symbol, decide: Decide | None) -> Symbol:
     """Return the value of a setting in the calls that are planned; any other symbol as it is."""
     expression = _on_input(symbol)
-    if decide is None or expression is None:
-        return symbol
-    if not all(ref.path and ref.path[0] in (CONFIG, CONTEXT) for ref in expression.refs.values()):
+    if decide is None or expression is None or not is_setting(symbol):
         return symbol
     try:
         answer = decide(Condition(compile_pure(expression), is_setting=True))
     except NotUnderstood:
         return symbol
     return KnownValue(answer[1]) if isinstance(answer, tuple) else symbol
+
+
+def is_setting(symbol: Symbol) -> bool:
+    """Return True for a value that depends on settings of the call alone."""
+    expression = _on_input(symbol)
+    return expression is not None and all(
+        bool(ref.path) and ref.path[0] in (CONFIG, CONTEXT) for ref in expression.refs.values()
+    )
 
 
 def _on_input(symbol: Symbol) -> Expression | None:

@@ -38,6 +38,7 @@ from teola_plugin.tracer.functions import (
     materialize,
     summarize_function,
 )
+from teola_plugin.tracer.functions.calls import call_model_class
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
@@ -399,6 +400,8 @@ def _constructor_of(kind: Any) -> Rule | None:
         return _make_message
     if is_subclass(kind, Event):
         return partial(_make_event, kind)
+    if is_subclass(kind, LLM):
+        return lambda interpreter, arguments: call_model_class(interpreter, kind, arguments)
     return None
 
 

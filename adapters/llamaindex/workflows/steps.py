@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
+from teola_plugin.adapters.explain import created_models, left_rows
 from teola_plugin.adapters.llamaindex.prefetching import (
     AllowedModels,
     PrefetchPlan,
@@ -130,7 +131,10 @@ class StepPlans:
                     yield (
                         replace(row, explanation=Explanation(Reason.IN_ITS_STEP)) if row.reason is Reason.FIRST else row
                     )
-            if (source := plan.steps.traced.sources.get(f"{name}.code")) is not None:
+            traced = plan.steps.traced
+            yield from left_rows(created_models(traced.created_models), traced.sources)
+            source = traced.sources.get(f"{name}.code")
+            if source is not None and not traced.created_models:
                 yield CallRow(name, Status.NOT_SEEN, source=source, explanation=Explanation(Reason.UNKNOWN_CODE))
 
 
