@@ -20,6 +20,7 @@ from langchain_core import runnables
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import RunnableRetry
+from upstream_graphs import fail_on_fallback
 
 COMPOSITES: tuple[type, ...] = (
     runnables.RunnableSequence,
@@ -201,21 +202,18 @@ def _every_plan_runs() -> Any:
 
 def _every_leaf_ahead() -> None:
     """Models and retrievers are called as soon as their input is known, even if the plain object is there as soon."""
+    _module("call_sites")._STATEFUL = ()
     plan = _module("prefetch_plan")
-    plan._STATEFUL = ()
     plan.sites_that_gain = lambda optimised, take_equal_time, *rest: frozenset(
         q.attributes.wrapped
         for p in optimised.graph
-        for q in plan.held(p)
+        for q in plan.leaf_primitives(p)
         if q.engine == plan.PROVIDER and q.attributes.wrapped
     )
 
 
 def _count_and_fail() -> None:
     """What begins is counted; a failure inside the accelerator is not hidden behind the original's answer."""
-
-    def fail(error: Exception) -> None:
-        raise error
 
     module = _module("runnable")
     start = module.AcceleratedRunnable._start
@@ -230,4 +228,4 @@ def _count_and_fail() -> None:
         return started
 
     module.AcceleratedRunnable._start = counted
-    module.log_fallback = _module("accelerate").log_fallback = fail
+    fail_on_fallback()

@@ -25,6 +25,7 @@ TIMEOUT = "120"
 
 _HANDLER = "it compares the config that a leaf gets, and a query on a pool adds one callback handler to it"
 _BLOCKS = "it calls a chain's sync `invoke` on a running loop, and waits there for a call that was made ahead"
+_SUBCLASS = "it spies on, or reads a value from, the class of an object; an accelerated object is of a subclass"
 _POSTGRES = "it needs a PostgreSQL server"
 _WAITS = "it calls a sync `invoke` on a running loop, which a model on an engine of a pool holds up"
 
@@ -100,7 +101,23 @@ SUITES = (
         "langchain-core",
         ("tests/unit_tests",),
         "objects",
-        _OBJECTS,
+        {
+            "default": {},
+            "all": {
+                "test_prompt_with_chat_model": _SUBCLASS,
+                "test_prompt_with_chat_model_async": _SUBCLASS,
+                "test_prompt_with_llm": _SUBCLASS,
+                "test_prompt_with_llm_parser": _SUBCLASS,
+                "test_stream_events_v3_strips_ls_structured_output_format": _SUBCLASS,
+                "test_stream_events_v3_strips_structured_output_format": _SUBCLASS,
+            },
+            "pool": {
+                "test_default_method_implementations": _HANDLER,
+                "test_default_method_implementations_async": _HANDLER,
+                "test_with_config": _HANDLER,
+                "test_with_config_async": _HANDLER,
+            },
+        },
         name="langchain-core-objects",
         needs=("rich",),
         options=_OFFLINE,
