@@ -67,7 +67,7 @@ class Routing:
     def _count(self) -> None:
         """Calls of accelerated graphs, nodes that tell when they run, and what became of the queries."""
         graph = _adapter("graph").AcceleratedGraph
-        node = _adapter("graph_call").WatchedNode
+        node = _adapter("graph").WatchedNode
         run = importlib.import_module("teola_plugin.runtime.query_run").QueryRun
         counted = [(graph, "stream", "call"), (graph, "astream", "call"), (run, "begin_subplan", "part")]
         counted += [(node, "invoke", "node"), (node, "ainvoke", "node")]
