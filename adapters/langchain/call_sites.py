@@ -28,7 +28,7 @@ from teola_plugin.graph import Effect
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.functions import function_reader
-from teola_plugin.tracer.functions.interpreter import to_plain_function
+from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_recording
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import retriever_per_query

@@ -28,7 +28,7 @@ from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_no
 from teola_plugin.shims.langgraph import functions_of
 from teola_plugin.tracer.draft import Draft, TraceResult
 from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
-from teola_plugin.tracer.functions.interpreter import to_plain_function
+from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_framework_code
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.symbols import Unknown

@@ -89,7 +89,7 @@ class Plans:
         self._has_two_forms = any(both.func and both.afunc for both in functions_by_node)
         functions = (function for both in functions_by_node for function in both if function is not None)
         if all(map(_has_names, functions)):
-            settings = settings_of(original.config or {})
+            settings = settings_of(original.config or {}, with_environment=True)
             for key in self._keys():
                 self._plans_of(key).prepare(settings)
 
@@ -124,6 +124,11 @@ class Plans:
         if not self._guards.setdefault(key, DataGuards()).are_unchanged():
             self._plans.pop(key, None)
         return not self._plans_of(key).is_empty
+
+    def read_environment(self, key: PlanKey) -> bool:
+        """Return True if the plans of these tasks depend on environment variables."""
+        guards = self._guards.get(key)
+        return guards is not None and guards.read_environment
 
     def traced(self, key: PlanKey, value: Any) -> TraceResult | None:
         """Return the plan for an input of the template; None if nothing is gained by one.
@@ -301,7 +306,8 @@ class Parts:
         state = state_of(config, plans.channels)
         if shape.nodes[key.node].bound is None:
             state = state_after_input(shape, state, input)
-        value = {STATE: state, ARGUMENT: input if key.is_sent else None, **settings_of(config)}
+        settings = settings_of(config, with_environment=plans.read_environment(key))
+        value = {STATE: state, ARGUMENT: input if key.is_sent else None, **settings}
         plan = plans.available(key, value)
         if plan is None or (is_resumed(config) and calls_graphs(plan)):
             return None

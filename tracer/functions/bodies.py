@@ -6,13 +6,15 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from teola_plugin.graph import ITEM, Attributes, Component, Ref, Role
+from teola_plugin.graph import ITEM, Attributes, Component, Ref, Role, Slice
 from teola_plugin.tracer.draft import DERIVED, Span
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.operations import items_of
+from teola_plugin.tracer.functions.pure_expressions import substitute
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
+    DataObject,
     Expression,
     Fields,
     Instance,
@@ -41,10 +43,12 @@ class Captures:
     outer: FunctionInterpreter
     inputs: dict[str, Ref] = field(default_factory=dict)
     """The captured refs, by the name of the component's input that brings them into the body."""
+    expressions: dict[str, Expression] = field(default_factory=dict)
+    """The values that these bring, as expressions of the function around the body."""
 
     def make_body(self) -> FunctionInterpreter:
         """Return an interpreter for a body, which captures what it reads."""
-        return self.outer.make_body(self._read)
+        return self.outer.make_body(self._read, self._to_outer)
 
     def record_mutations(self, body: FunctionInterpreter) -> bool:
         """Record outside what the body changes in place of what it captures. Return True if it changes its item."""
@@ -57,10 +61,11 @@ class Captures:
     def _capture(self, symbol: Symbol) -> Symbol:
         """Return the symbol as the body sees it."""
         if isinstance(symbol, Ref):
-            return self._capture_ref(symbol)
+            return self._capture_ref(symbol, self.outer.to_expression(symbol))
         if isinstance(symbol, (Expression, Prompted)):
             try:
-                return self._capture_ref(self.outer.to_ref(symbol))
+                expression = symbol if isinstance(symbol, Expression) else None
+                return self._capture_ref(self.outer.to_ref(symbol), expression)
             except NotUnderstood:
                 return UNKNOWN_VALUE
         if isinstance(symbol, (Text, ItemList)):
@@ -68,15 +73,28 @@ class Captures:
         if isinstance(symbol, Fields):
             base = None if symbol.base is None else self._capture_ref(symbol.base)
             return replace(symbol, items=_LazyCaptures(symbol.items, self._capture), base=base)
-        if isinstance(symbol, Instance):
-            return Instance(symbol.kind, _LazyCaptures(symbol.fields, self._capture))
+        if isinstance(symbol, (Instance, DataObject)):
+            return type(symbol)(symbol.kind, _LazyCaptures(symbol.fields, self._capture))
         if isinstance(symbol, LocalFunction):
             read_outer = symbol.read_outer
             return replace(symbol, read_outer=lambda name: self._capture(read_outer(name)))
         return UNKNOWN_VALUE if isinstance(symbol, AwaitableValue) else symbol
 
-    def _capture_ref(self, ref: Ref) -> Ref:
-        return Ref(f"${add_input(self.inputs, ref, _input_name)}")
+    def _capture_ref(self, ref: Ref, expression: Expression | None = None) -> Ref:
+        name = add_input(self.inputs, ref, _input_name)
+        if expression is not None:
+            self.expressions.setdefault(name, expression)
+        return Ref(f"${name}")
+
+    def _to_outer(self, expression: Expression) -> Expression | None:
+        """Return an expression of the body as one of the function around it; None if it depends on the item."""
+        values: dict[str, Expression] = {}
+        for name, ref in expression.refs.items():
+            value = self.expressions.get(ref.producer.removeprefix("$"))
+            if value is None or any(isinstance(key, Slice) for key in ref.path):
+                return None
+            values[name] = value.at(*ref.path)
+        return substitute(expression, values)
 
 
 def _input_name(key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -26,16 +27,21 @@ from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_na
 from teola_plugin.tracer.functions.operations import (
     call_text_method,
     compose,
+    fields_of_class,
     items_of,
+    make_data_object,
     make_list,
+    method_of,
     read_attribute,
     read_key,
+    view_of,
     written_value,
 )
 from teola_plugin.tracer.functions.pure_expressions import compile_pure, is_setting
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
+    DataObject,
     Expression,
     Fields,
     Item,
@@ -81,6 +87,8 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
         find_method = interpreter.shared.find_method
         if find_method is not None and (rule := find_method(owner, method)) is not None:
             return rule(interpreter, Arguments.evaluate(interpreter, node))
+        if isinstance(owner, DataObject) and (result := _call_own_method(interpreter, node, owner, method)) is not None:
+            return result
         if not isinstance(owner, (KnownValue, Unknown)) or (isinstance(owner, KnownValue) and _is_data(owner.value)):
             result = _call_method(interpreter, node, node.func, owner)
             if method in MUTATING_METHODS:
@@ -98,7 +106,16 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
 
 
 def _is_data(value: object) -> bool:
-    return is_constant(value) or type(value) in (dict, list, tuple, set)
+    return is_constant(value) or type(value) in (dict, list, tuple, set) or value is os.environ
+
+
+def _call_own_method(interpreter: FunctionInterpreter, node: ast.Call, owner: DataObject, name: str) -> Symbol | None:
+    """Interpret a method of the object's class; return None if it has none, or one that cannot be read."""
+    func = method_of(owner, name)
+    arguments = None if func is None else Arguments.evaluate(interpreter, node)
+    if arguments is None or arguments.symbols is None or not arguments.complete:
+        return None
+    return interpreter.call_function(func, (owner, *arguments.symbols), arguments.keywords)
 
 
 def _record_mutations(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) -> None:
@@ -122,10 +139,20 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         return rule(interpreter, arguments)
     if (result := call_framework_method(interpreter, value, arguments)) is not None:
         return result
+    if value is os.getenv:
+        environment = interpreter.to_expression(KnownValue(os.environ))
+        if environment is None:
+            return UNKNOWN_VALUE
+        method = ast.Attribute(environment.code, "get", ast.Load())
+        return _call_pure(interpreter, Expression(method, environment.refs), arguments)
+    if (result := fields_of_class(value, arguments.symbols or ())) is not None:
+        return result
     if value is isinstance and (result := _test_message_class(interpreter, arguments)) is not None:
         return result
     if value is str and (symbols := arguments.symbols) is not None and len(symbols) == 1:
         arguments = replace(arguments, positional=(written_value(interpreter, symbols[0]),))
+    if (value is list or value is tuple) and (copied := _copy_list(value, arguments)) is not None:
+        return copied
     if any(value is pure for pure in CALLABLES):
         return _call_pure(interpreter, func, arguments)
     if (result := _call_asyncio(interpreter, value, arguments)) is not None:
@@ -135,6 +162,10 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         _note_created_model(interpreter, value, arguments, built)
     if built is not None:
         return built
+    if (symbols := arguments.symbols) is not None:
+        result = make_data_object(interpreter, value, symbols, arguments.keywords, arguments.unpacked)
+        if result is not None:
+            return result
     if _is_harmless(value):
         return UNKNOWN_VALUE
     return _call_user_function(interpreter, func, value, arguments)
@@ -181,7 +212,7 @@ def _call_asyncio(interpreter: FunctionInterpreter, func: Any, arguments: Argume
     if any(func is one for one in (asyncio.create_task, asyncio.ensure_future, asyncio.wait_for)):
         return first if isinstance(first, AwaitableValue) else UNKNOWN_VALUE
     if func is asyncio.to_thread and isinstance(first, KnownValue):
-        rest = Arguments(arguments.positional[1:], arguments.keywords, arguments.complete)
+        rest = replace(arguments, positional=arguments.positional[1:])
         return AwaitableValue(_call(interpreter, first, rest))
     return AwaitableValue(KnownValue(None)) if func is asyncio.sleep else None
 
@@ -250,6 +281,14 @@ def _call_pure(interpreter: FunctionInterpreter, func: Symbol, arguments: Argume
     return Expression(ast.Call(call.code.func, call.code.args, keywords), *merge_inputs(expressions))
 
 
+def _copy_list(kind: type, arguments: Arguments) -> Symbol | None:
+    """Return `list(items)` or `tuple(items)` of items that are known one by one; None for any other argument."""
+    symbols = arguments.symbols or []
+    items = symbols[0].items if len(symbols) == 1 and isinstance(symbols[0], ItemList) else ()
+    are_known = items and not arguments.keywords and not any(isinstance(item, Spread) for item in items)
+    return ItemList(items, kind) if are_known else None
+
+
 def _length(interpreter: FunctionInterpreter, item_list: ItemList) -> Symbol:
     """Return the length of a list: the number of its known items, and the lengths of the lists among them."""
     length: Symbol = KnownValue(sum(not isinstance(item, Spread) for item in item_list.items))
@@ -270,6 +309,8 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
     """Call a method of a text, a list, a dictionary, or of a value that is known at run time."""
     arguments = Arguments.evaluate(interpreter, node)
     name, symbols = func.attr, [item for item in arguments.positional if not isinstance(item, Spread)]
+    if name == "format":
+        owner = interpreter.read_setting(owner)
     text_arguments = arguments.symbols or []
     if (text := call_text_method(interpreter, owner, name, text_arguments, arguments.keywords)) is not None:
         return text
@@ -281,6 +322,8 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
             longer = ItemList((*items_of(owner), *new_items))
         interpreter.frame.names[func.value.id] = longer
         return KnownValue(None)
+    if name in ("keys", "values", "items") and not symbols and (view := view_of(owner, name)) is not None:
+        return view
     if name == "get" and symbols and (value := _get_key(owner, symbols)) is not None:
         return value
     if name in METHODS:
@@ -291,7 +334,9 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
         return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
     if isinstance(func.value, ast.Name):
         interpreter.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
-    if isinstance(owner, Fields | ItemList):
+    if isinstance(owner, Fields | ItemList | DataObject) or (
+        isinstance(owner, KnownValue) and owner.value is os.environ
+    ):
         interpreter.mutations.add(owner)
     interpreter.add_user_code()
     return UNKNOWN_VALUE
@@ -331,7 +376,7 @@ def _call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: A
             return result
     interpreter.add_user_code()
     for item in arguments.all_items():
-        if isinstance(item, Fields | ItemList):  # it may do anything with them
+        if isinstance(item, Fields | ItemList | DataObject):  # it may do anything with them
             interpreter.mutations.add(item)
     return UNKNOWN_VALUE
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.functions.bodies import map_items
 from teola_plugin.tracer.functions.calls import evaluate_call
+from teola_plugin.tracer.functions.comprehensions import evaluate_comprehension, may_use_engine
 from teola_plugin.tracer.functions.framework_calls import pipe
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
-from teola_plugin.tracer.functions.mutations import assigned_names
 from teola_plugin.tracer.functions.operations import (
-    assign_names,
     compose,
     format_f_string,
     format_percent,
@@ -25,27 +23,24 @@ from teola_plugin.tracer.functions.operations import (
     read_attribute,
     read_key,
 )
-from teola_plugin.tracer.functions.pure_expressions import compile_pure, copy_code, is_small
 from teola_plugin.tracer.functions.symbols import (
-    RUN_METHODS,
     UNKNOWN_VALUE,
     AwaitableValue,
+    DataObject,
     Expression,
     Fields,
+    Instance,
     Item,
     ItemList,
     KnownValue,
     LocalFunction,
-    Spread,
     Symbol,
+    Text,
     Unknown,
-    is_known_in_parts,
+    known_value,
     merge_inputs,
 )
 from teola_plugin.tracer.source import Definition, location_of
-from teola_plugin.tracer.symbols import NotUnderstood
-
-_ListComprehension = ast.ListComp | ast.GeneratorExp
 
 
 def evaluate(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
@@ -148,13 +143,37 @@ def _is_list(symbol: Symbol) -> bool:
 def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.Compare) -> Symbol:
     left = interpreter.evaluate(node.left)
     comparators = [interpreter.evaluate(comparator) for comparator in node.comparators]
+    if len(comparators) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        is_in = _is_key(left, comparators[0])
+        if is_in is not None:
+            return KnownValue(is_in == isinstance(node.ops[0], ast.In))
     if len(comparators) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
         right = comparators[0]
         if isinstance(left, KnownValue) and isinstance(right, KnownValue):
             return KnownValue((left.value is right.value) == isinstance(node.ops[0], ast.Is))
+        if any(isinstance(one, _NEVER_NONE) for one in (left, right)) and any(map(_is_none, (left, right))):
+            return KnownValue(isinstance(node.ops[0], ast.IsNot))
         if not isinstance(left, KnownValue) and not isinstance(right, KnownValue):
             return UNKNOWN_VALUE  # nobody can tell whether two values that are computed are one object
     return compose(interpreter, node, {"left": left, "comparators": comparators})
+
+
+_NEVER_NONE = (Fields, ItemList, Text, DataObject, Instance, LocalFunction, AwaitableValue)
+"""Symbols of values that are certainly not None."""
+
+
+def _is_none(symbol: Symbol) -> bool:
+    return isinstance(symbol, KnownValue) and symbol.value is None
+
+
+def _is_key(key: Symbol, dictionary: Symbol) -> bool | None:
+    """Return whether a dictionary has a key; None if that is not known."""
+    is_known, name = known_value(key)
+    if not is_known or type(name) is not str or not isinstance(dictionary, Fields):
+        return None
+    if name in dictionary.items:  # of the config of a node, items that may be missing are unknown
+        return None if isinstance(dictionary.items[name], Unknown) else True
+    return False if dictionary.base is None and not dictionary.attributes else None
 
 
 def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.BoolOp) -> Symbol:
@@ -166,7 +185,7 @@ def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.BoolOp) -> Symb
         if truth == isinstance(node.op, ast.Or) or not rest:
             return value
         return interpreter.evaluate(rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest))
-    if any(map(_may_use_engine, rest)):
+    if any(map(may_use_engine, rest)):
         return UNKNOWN_VALUE
     return compose(interpreter, node, {"values": [value, *map(interpreter.evaluate, rest)]})
 
@@ -177,18 +196,10 @@ def _evaluate_conditional(interpreter: FunctionInterpreter, node: ast.IfExp) -> 
     truth = interpreter.decide_condition(test)
     if truth is not None:
         return interpreter.evaluate(node.body if truth else node.orelse)
-    if _may_use_engine(node.body) or _may_use_engine(node.orelse):
+    if may_use_engine(node.body) or may_use_engine(node.orelse):
         return UNKNOWN_VALUE
     body, orelse = interpreter.evaluate(node.body), interpreter.evaluate(node.orelse)
     return compose(interpreter, node, {"test": test, "body": body, "orelse": orelse})
-
-
-def _may_use_engine(node: ast.AST) -> bool:
-    """Return True if the text of the code awaits something, or runs a Runnable."""
-    return any(
-        isinstance(part, ast.Await) or (isinstance(part, ast.Attribute) and part.attr in RUN_METHODS)
-        for part in ast.walk(node)
-    )
 
 
 # ------------------------------------------------------------ names, attributes, functions
@@ -252,197 +263,6 @@ def _make_function(
     return func
 
 
-# ------------------------------------------------------------ comprehensions
-
-
-def _evaluate_comprehension(
-    interpreter: FunctionInterpreter, node: _ListComprehension | ast.SetComp | ast.DictComp
-) -> Symbol:
-    """Evaluate a comprehension: as an expression if it is pure, as a MAP if it uses an engine for each item."""
-    first, *inner_generators = node.generators
-    items, name = interpreter.evaluate(first.iter), f"<items {node.lineno}:{node.col_offset}>"
-    interpreter.frame.names[name] = items
-    first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
-    fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
-    node = ast.copy_location(type(node)(**fields, generators=[first, *inner_generators]), node)
-    if not _may_use_engine(node):
-        if is_known_in_parts(items) and isinstance(node, _ListComprehension) and not inner_generators:
-            parts = _evaluate_in_parts(interpreter, node, items)
-            if parts is not None:
-                return parts
-            interpreter.frame.names[name] = items
-        expression = _to_pure_expression(interpreter, node)
-        if expression is not None:
-            return expression
-    if isinstance(node, _ListComprehension) and not inner_generators:
-        if any(map(_may_use_engine, first.ifs)):
-            return _evaluate_as_loop(interpreter, node, first)
-        return _evaluate_each(interpreter, first, items, node.elt)
-    if isinstance(node, ast.DictComp) and not inner_generators and not any(map(_may_use_engine, first.ifs)):
-        pairs = _evaluate_each(interpreter, first, items, ast.Tuple([node.key, node.value], ast.Load()))
-        return compose(interpreter, ast.Call(ast.Name("dict", ast.Load()), [], []), {"args": [pairs]})
-    if isinstance(node, _ListComprehension) and not _may_use_engine(node.elt):
-        return _evaluate_nested(interpreter, node, first, items, inner_generators)
-    interpreter.add_user_code()
-    return UNKNOWN_VALUE
-
-
-def _evaluate_each(
-    interpreter: FunctionInterpreter, generator: ast.comprehension, items: Symbol, element: ast.expr
-) -> Symbol:
-    """Evaluate `[element for target in items if test]`, with a MAP unless the items are known."""
-    if generator.ifs:
-        selected = _to_pure_expression(interpreter, ast.ListComp(copy_code(generator.target), [generator]))
-        if selected is None:  # a condition that is not certain to be pure
-            interpreter.add_user_code()
-            return UNKNOWN_VALUE
-        items = selected
-
-    def evaluate_element(body: FunctionInterpreter, item: Symbol) -> Symbol:
-        assign_names(body, generator.target, item)
-        return body.evaluate(element)
-
-    return map_items(interpreter, items, evaluate_element)
-
-
-def _evaluate_as_loop(
-    interpreter: FunctionInterpreter, node: _ListComprehension, generator: ast.comprehension
-) -> Symbol:
-    """Evaluate `[element for target in items if test]` as the loop that appends to a list, whose tests use engines."""
-    result = f"<list {node.lineno}:{node.col_offset}>"
-    append = ast.Attribute(ast.Name(result, ast.Load()), "append", ast.Load())
-    test = generator.ifs[0] if len(generator.ifs) == 1 else ast.BoolOp(ast.And(), generator.ifs)
-    body = ast.If(test, [ast.Expr(ast.Call(append, [node.elt], []))], [])
-    loop = ast.For(generator.target, generator.iter, [body], [])
-    names_outside = {name: interpreter.frame.read(name) for name in assigned_names([loop])}
-    interpreter.frame.names[result] = ItemList(())
-    interpreter.run_block([ast.fix_missing_locations(ast.copy_location(loop, node))])
-    interpreter.frame.names |= names_outside  # a comprehension has variables of its own
-    return interpreter.frame.names.pop(result, UNKNOWN_VALUE)
-
-
-def _evaluate_nested(
-    interpreter: FunctionInterpreter,
-    node: _ListComprehension,
-    first: ast.comprehension,
-    items: Symbol,
-    inner_generators: list[ast.comprehension],
-) -> Symbol:
-    """Evaluate `[d for q in queries for d in search(q)]`: the inner lists are made at once, then put together."""
-    inner = ast.copy_location(ast.ListComp(node.elt, inner_generators), node)
-    lists = _evaluate_each(interpreter, first, items, inner)
-    if isinstance(lists, ItemList):
-        return ItemList(tuple(Spread(inner_list) for inner_list in lists.items if not isinstance(inner_list, Spread)))
-    if not isinstance(lists, Ref):
-        return UNKNOWN_VALUE
-    name = interpreter.name_for(lists, is_ref=True)
-    one, item = ast.Name("one", ast.Store()), ast.Name("item", ast.Store())
-    outer_loop = ast.comprehension(one, ast.Name(name, ast.Load()), [], 0)
-    inner_loop = ast.comprehension(item, ast.Name("one", ast.Load()), [], 0)
-    return Expression(ast.ListComp(ast.Name("item", ast.Load()), [outer_loop, inner_loop]), {name: lists})
-
-
-def _evaluate_in_parts(interpreter: FunctionInterpreter, node: _ListComprehension, items: ItemList) -> ItemList | None:
-    """Evaluate a pure comprehension over each part of a list whose beginning may be known before its end.
-
-    Return None if even the first part is not understood.
-    """
-    (generator,) = node.generators
-    assert isinstance(generator.iter, ast.Name)
-    parts: list[Item] = []
-    for item in items.items:
-        part_items = item.iterable if isinstance(item, Spread) else ItemList((item,))
-        interpreter.frame.names[generator.iter.id] = part_items
-        part = _to_pure_expression(interpreter, ast.ListComp(node.elt, [generator]))
-        if part is None and not parts:
-            return None
-        parts.append(Spread(UNKNOWN_VALUE if part is None else part))
-    return ItemList(tuple(parts))
-
-
-def _to_pure_expression(interpreter: FunctionInterpreter, node: ast.expr) -> Expression | None:
-    """Return an expression that has variables of its own; None unless it is certainly pure."""
-    rewriter = _ExpressionRewriter(interpreter)
-    try:
-        expression = Expression(rewriter.rewrite(node, frozenset()), rewriter.refs, rewriter.objects)
-        if not is_small(expression.code):
-            return None
-        compile_pure(expression)
-    except NotUnderstood:
-        return None
-    return expression
-
-
-class _ExpressionRewriter:
-    """Replaces the parts of an expression that do not depend on its own variables by their values."""
-
-    def __init__(self, interpreter: FunctionInterpreter) -> None:
-        self._interpreter = interpreter
-        self.refs: dict[str, Ref] = {}
-        self.objects: dict[str, object] = {}
-
-    def rewrite(self, node: ast.expr, variables: frozenset[str]) -> ast.expr:
-        """Return the rewritten code. `variables` are those of the comprehensions and lambdas around the node.
-
-        Raises `NotUnderstood` for a value that is not known, and for an expression that does more than give a value.
-        """
-        if isinstance(node, ast.Name) and node.id in variables:
-            return node
-        if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
-            generators, inner = self._rewrite_generators(node.generators, variables)
-            return type(node)(self.rewrite(node.elt, inner), generators)
-        if isinstance(node, ast.DictComp):
-            generators, inner = self._rewrite_generators(node.generators, variables)
-            return ast.DictComp(self.rewrite(node.key, inner), self.rewrite(node.value, inner), generators)
-        if isinstance(node, ast.Lambda):
-            parameters = {parameter.arg for parameter in node.args.args}
-            return ast.Lambda(node.args, self.rewrite(node.body, variables | parameters))
-        if variables.isdisjoint(_names(node)):
-            return self._replace_by_value(node)
-        return self._rewrite_parts(node, variables)
-
-    def _replace_by_value(self, node: ast.expr) -> ast.expr:
-        expression = self._interpreter.to_expression(self._interpreter.evaluate(node))
-        if expression is None:
-            raise NotUnderstood("a value that is not known")
-        self.refs |= expression.refs
-        self.objects |= expression.objects
-        return expression.code
-
-    def _rewrite_generators(
-        self, generators: list[ast.comprehension], variables: frozenset[str]
-    ) -> tuple[list[ast.comprehension], frozenset[str]]:
-        """Return the rewritten generators, and all variables inside them."""
-        rewritten = []
-        for generator in generators:
-            if generator.is_async:
-                raise NotUnderstood("an asynchronous comprehension")
-            items = self.rewrite(generator.iter, variables)
-            variables |= frozenset(_names(generator.target))
-            tests = [self.rewrite(test, variables) for test in generator.ifs]
-            rewritten.append(ast.comprehension(generator.target, items, tests, 0))
-        return rewritten, variables
-
-    def _rewrite_parts(self, node: ast.AST, variables: frozenset[str]) -> ast.expr:
-        if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
-            raise NotUnderstood("an expression that does more than give a value")
-        fields = {name: self._rewrite_part(value, variables) for name, value in ast.iter_fields(node)}
-        return type(node)(**fields)  # type: ignore[return-value]
-
-    def _rewrite_part(self, value: object, variables: frozenset[str]) -> object:
-        if isinstance(value, list):
-            return [self._rewrite_part(item, variables) for item in value]
-        if isinstance(value, (ast.keyword, ast.Slice, ast.FormattedValue, ast.Starred)):
-            return self._rewrite_parts(value, variables)
-        if isinstance(value, ast.JoinedStr) and variables.isdisjoint(_names(value)):
-            return value if not list(_names(value)) else self.rewrite(value, variables)
-        return self.rewrite(value, variables) if isinstance(value, ast.expr) else value
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
-
-
 _RULES: Mapping[type[ast.expr], Callable[[FunctionInterpreter, Any], Symbol]] = {
     ast.Constant: lambda interpreter, node: KnownValue(node.value),
     ast.Name: lambda interpreter, node: interpreter.frame.read(node.id),
@@ -461,9 +281,9 @@ _RULES: Mapping[type[ast.expr], Callable[[FunctionInterpreter, Any], Symbol]] = 
     ast.NamedExpr: _evaluate_assignment,
     ast.Lambda: define_function,
     ast.Call: evaluate_call,
-    ast.ListComp: _evaluate_comprehension,
-    ast.GeneratorExp: _evaluate_comprehension,
-    ast.SetComp: _evaluate_comprehension,
-    ast.DictComp: _evaluate_comprehension,
+    ast.ListComp: evaluate_comprehension,
+    ast.GeneratorExp: evaluate_comprehension,
+    ast.SetComp: evaluate_comprehension,
+    ast.DictComp: evaluate_comprehension,
 }
 """What an interpreter does with each kind of expression."""

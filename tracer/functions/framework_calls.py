@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,13 @@ from langchain_core.vectorstores import VectorStore
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.functions.bodies import map_items
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
-from teola_plugin.tracer.functions.lookup import is_framework_code, is_instance, is_subclass, read_object_attribute
+from teola_plugin.tracer.functions.lookup import (
+    are_model_variables_reliable,
+    is_framework_code,
+    is_instance,
+    is_subclass,
+    read_object_attribute,
+)
 from teola_plugin.tracer.functions.operations import items_of
 from teola_plugin.tracer.functions.symbols import (
     RUN_METHODS,
@@ -61,6 +68,8 @@ class Arguments:
     keywords: Mapping[str, Symbol]
     complete: bool = True
     """False if there may be other keywords."""
+    unpacked: tuple[Symbol, ...] = ()
+    """The dictionaries whose items are other keywords, if these are not known one by one."""
 
     @staticmethod
     def evaluate(interpreter: FunctionInterpreter, node: ast.Call) -> Arguments:
@@ -72,16 +81,16 @@ class Arguments:
             else:
                 positional.append(interpreter.evaluate(argument))
         keywords: dict[str, Symbol] = {}
-        complete = True
+        unpacked: list[Symbol] = []
         for keyword in node.keywords:
             value = interpreter.evaluate(keyword.value)
             if keyword.arg is not None:
                 keywords[keyword.arg] = value
-            elif (unpacked := _unpack_keywords(value)) is not None:
-                keywords |= unpacked
+            elif (known_keywords := _unpack_keywords(value)) is not None:
+                keywords |= known_keywords
             else:
-                complete = False
-        return Arguments(tuple(positional), keywords, complete)
+                unpacked.append(value)
+        return Arguments(tuple(positional), keywords, not unpacked, tuple(unpacked))
 
     @property
     def symbols(self) -> list[Symbol] | None:
@@ -320,6 +329,9 @@ def build(
     keyword_values = {key: known_value(value) for key, value in keywords.items()}
     all_safe = all(is_known and is_safe(value) for is_known, value in (*positional, *keyword_values.values()))
     if len(positional) < len(arguments) or not all_safe:
+        return UNKNOWN_VALUE
+    is_model = is_initializer or (is_instance(func, type) and is_subclass(func, BaseLanguageModel))
+    if is_model and (interpreter.mutations.has(KnownValue(os.environ)) or not are_model_variables_reliable()):
         return UNKNOWN_VALUE
     values = [value for _, value in positional]
     if any(func is pure for pure in _PURE_STDLIB_FUNCTIONS) and not all(map(is_constant, values)):

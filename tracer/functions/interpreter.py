@@ -10,20 +10,19 @@ import ast
 import builtins
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from functools import partial
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable
-from langchain_core.tools import StructuredTool, Tool
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, mark_fallible
-from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES, FreeNames, is_framework_code
+from teola_plugin.tracer.functions.frames import CallFrame, enter_call
+from teola_plugin.tracer.functions.lookup import note_environment
 from teola_plugin.tracer.functions.mutations import Mutations, assigned_names, mutated_names
 from teola_plugin.tracer.functions.pruning import prune_body
 from teola_plugin.tracer.functions.pure_expressions import (
@@ -41,6 +40,7 @@ from teola_plugin.tracer.functions.rendering import Renderer, innermost_first, t
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
+    DataObject,
     Expression,
     Fields,
     ItemList,
@@ -59,7 +59,7 @@ from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import is_plain, plain_size
-from teola_plugin.tracer.source import Definition, source_of
+from teola_plugin.tracer.source import Definition
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
 MAX_CALL_DEPTH = 3
@@ -98,119 +98,6 @@ class BlockExit(Enum):
     """Nobody knows what runs next."""
 
 
-# ------------------------------------------------------------ calls of functions
-
-
-@dataclass(slots=True)
-class CallFrame:
-    """The local names of one call of a function, or of one iteration or branch in it."""
-
-    free_names: FreeNames
-    local_names: frozenset[str] = frozenset()
-    """Names that belong to the function, whether they have a value yet or not."""
-    names: dict[str, Symbol] = field(default_factory=dict)
-    return_value: Symbol = UNKNOWN_VALUE
-    read_outer: Callable[[str], Symbol] | None = None
-    """Reads the names around it, for the body of a loop or branch, and for a function inside a function."""
-    code: CodeType | None = None
-    assigned_by_inner_functions: set[str] = field(default_factory=set)
-
-    def read(self, name: str) -> Symbol:
-        """Return what a name stands for now."""
-        if name in self.assigned_by_inner_functions:
-            return UNKNOWN_VALUE
-        if name in self.names:
-            return self.names[name]
-        if self.read_outer is not None and name not in self.local_names:
-            return self.read_outer(name)
-        return UNKNOWN_VALUE if name in self.local_names else self.free_names.read(name)
-
-
-def to_plain_function(func: Any, arguments: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
-    """Return the function that a call of `func` runs, and its positional arguments, `self` included.
-
-    Takes functions, bound methods, callable objects, and tools made of functions. The function is None for any other
-    callable, such as one that is not written in Python.
-    """
-    if type(func) in (StructuredTool, Tool):
-        func = func.func if func.func is not None else func.coroutine
-    call_method = next((vars(cls)["__call__"] for cls in type(func).__mro__ if "__call__" in vars(cls)), None)
-    if type(call_method) is FunctionType:
-        func = MethodType(call_method, func)
-    if type(func) is MethodType:
-        func, arguments = func.__func__, [KnownValue(func.__self__), *arguments]
-    return (func if type(func) is FunctionType else None), list(arguments)
-
-
-def unwrap_partial(
-    func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
-) -> tuple[Any, list[Symbol], dict[str, Symbol]]:
-    """Return the function that a `functools.partial` calls, or `func` itself, and all arguments of the call."""
-    arguments, keywords = list(arguments), dict(keywords)
-    while type(func) is partial:
-        arguments = [*map(KnownValue, func.args), *arguments]
-        keywords = {key: KnownValue(argument) for key, argument in func.keywords.items()} | keywords
-        func = func.func
-    return func, arguments, keywords
-
-
-def enter_call(
-    func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
-) -> tuple[Definition, CallFrame] | None:
-    """Return the source of a function of the user's, and the frame with which this call of it begins.
-
-    Return None for functions of the framework, those without source, and those that take any number of arguments.
-    """
-    if isinstance(func, LocalFunction):
-        frame = _make_frame(func.code, func.defaults, arguments, keywords, NO_FREE_NAMES, func.read_outer)
-        return None if frame is None else (func.definition, frame)
-    func, arguments, keywords = unwrap_partial(func, arguments, keywords)
-    plain_function, arguments = to_plain_function(func, arguments)
-    if plain_function is None or is_framework_code(plain_function):
-        return None
-    return enter_function(plain_function, arguments, keywords)
-
-
-def enter_function(
-    func: FunctionType, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
-) -> tuple[Definition, CallFrame] | None:
-    """Return the source of a plain function and the frame with which a call of it begins.
-
-    For the function that is traced itself, which may be the framework's. Calls that it makes are entered by
-    `enter_call`, which leaves the framework's functions alone. Return None for functions without source.
-    """
-    code = func.__code__
-    parameters = code.co_varnames[: code.co_argcount]
-    defaults: dict[str, Any] = dict(zip(parameters[::-1], (func.__defaults__ or ())[::-1], strict=False))
-    defaults |= func.__kwdefaults__ or {}
-    symbols: dict[str, Symbol] = {name: KnownValue(value) for name, value in defaults.items()}
-    frame = _make_frame(code, symbols, arguments, keywords, FreeNames.of_function(func))
-    definition = None if frame is None else source_of(code)
-    return None if frame is None or definition is None else (definition, frame)
-
-
-def _make_frame(
-    code: CodeType,
-    defaults: Mapping[str, Symbol],
-    arguments: Sequence[Symbol],
-    keywords: Mapping[str, Symbol],
-    free_names: FreeNames,
-    read_outer: Callable[[str], Symbol] | None = None,
-) -> CallFrame | None:
-    """Return the frame with which a call begins; None for a function that takes any number of arguments."""
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        return None
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    names: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in parameters} | dict(defaults)
-    names |= dict(zip(parameters[: code.co_argcount], arguments, strict=False))
-    names |= {name: value for name, value in keywords.items() if name in parameters}
-    local_names = frozenset((*code.co_varnames, *code.co_cellvars))
-    return CallFrame(free_names, local_names, names, read_outer=read_outer, code=code)
-
-
-# ------------------------------------------------------------ the interpreter
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The functions by which an interpreter evaluates an expression and runs a block of statements."""
@@ -232,6 +119,8 @@ class SharedContext:
     """Finds the rules of methods of another framework's objects."""
     lower_graph: LowerGraph | None = None
     """Reads the nodes of graphs that the function calls; without it they are not understood."""
+    environment: Ref | None = None
+    """The environment variables, if they are in the template's input and nothing has changed them since."""
     fuel: int = MAX_EXPRESSIONS
     """Expressions that may still be evaluated."""
     ref_names: dict[Ref, str] = field(default_factory=dict)
@@ -265,6 +154,8 @@ class FunctionInterpreter:
     runs_user_code: bool = False
     is_body: bool = False
     """True for the body of a loop or a branch, which runs any number of times."""
+    to_outer: Callable[[Expression], Expression | None] | None = None
+    """Of a body: returns an expression as one of the function around it; None if it depends on the item."""
     nesting: int = 0
     """Number of conditions and loops around it."""
     _user_code: str = ""
@@ -291,7 +182,11 @@ class FunctionInterpreter:
         """Return the symbol with the values that its settings have in the calls that are planned."""
         if isinstance(symbol, (Fields, ItemList)):
             return map_parts(symbol, self.read_setting)
-        return read_setting((isinstance(symbol, Text) and self.to_expression(symbol)) or symbol, self.shared.decide)
+        expression = self.to_expression(symbol) if isinstance(symbol, (Text, Ref)) else symbol
+        if isinstance(expression, Expression) and self.to_outer is not None:
+            expression = self.to_outer(expression)
+        setting = symbol if expression is None else read_setting(expression, self.shared.decide)
+        return setting if isinstance(setting, KnownValue) else symbol
 
     def run_block(self, statements: Sequence[ast.stmt]) -> BlockExit:
         """Interpret statements, one after the other."""
@@ -372,8 +267,13 @@ class FunctionInterpreter:
         if isinstance(symbol, Expression) and symbol.ref_in(self.draft) is None:
             return symbol
         if isinstance(symbol, KnownValue):
-            return self._expression_of_object(symbol.value)
-        if isinstance(symbol, (Text, ItemList)) and (expression := self._expression_of_parts(symbol)) is not None:
+            if symbol.value is not os.environ:
+                return self._expression_of_object(symbol.value)
+            symbol = self._environment
+        if (
+            isinstance(symbol, (Text, ItemList, Fields))
+            and (expression := self._expression_of_parts(symbol)) is not None
+        ):
             return expression
         try:
             ref = None if isinstance(symbol, (Unknown, AwaitableValue)) else self.to_ref(symbol)
@@ -384,8 +284,18 @@ class FunctionInterpreter:
         name = self.name_for(ref, is_ref=True)
         return Expression(ast.Name(name, ast.Load()), {name: ref})
 
-    def _expression_of_parts(self, symbol: Text | ItemList) -> Expression | None:
-        """Return an expression that puts a text or a list together; None if some of it is not known."""
+    @property
+    def _environment(self) -> Symbol:
+        """The environment variables; unknown behind code that may have changed them."""
+        if self.shared.environment is None or self.is_body or self.runs_user_code or self._user_code:
+            return UNKNOWN_VALUE
+        note_environment()
+        return self.shared.environment
+
+    def _expression_of_parts(self, symbol: Text | ItemList | Fields) -> Expression | None:
+        """Return an expression that puts a text, a list or a dictionary together; None if some of it is not known."""
+        if isinstance(symbol, Fields):
+            return self._expression_of_dictionary(symbol)
         parts: Sequence[Any] = symbol.pieces if isinstance(symbol, Text) else symbol.items
         expressions = [
             self.to_expression(
@@ -410,6 +320,16 @@ class FunctionInterpreter:
             code = ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(texts, ast.Load())], [])
         return Expression(code, *merge_inputs(known_parts)) if is_small(code) else None
 
+    def _expression_of_dictionary(self, fields: Fields) -> Expression | None:
+        if fields.base is not None or fields.attributes or self.mutations.has_inside(fields):
+            return None
+        expressions = [self.to_expression(item) for item in fields.items.values()]
+        known_values = [expression for expression in expressions if expression is not None]
+        if len(known_values) < len(expressions):
+            return None
+        code = ast.Dict(list(map(ast.Constant, fields.items)), [expression.code for expression in known_values])
+        return Expression(code, *merge_inputs(known_values)) if is_small(code) else None
+
     def _expression_of_object(self, value: Any) -> Expression:
         node = constant_node(value)
         if node is not None:
@@ -432,7 +352,7 @@ class FunctionInterpreter:
             return self.draft.materialize(symbol, self.name, ())
         if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:
             return symbol.base
-        if isinstance(symbol, (Unknown, AwaitableValue, LocalFunction)):
+        if isinstance(symbol, (Unknown, AwaitableValue, LocalFunction, DataObject)):
             raise NotUnderstood("a value that is not known")
         if isinstance(symbol, Expression):
             ref = symbol.ref_in(self.draft)
@@ -560,8 +480,15 @@ class FunctionInterpreter:
 
     # ------------------------------------------------------------ bodies of loops and branches
 
-    def make_body(self, read_outer: Callable[[str], Symbol]) -> FunctionInterpreter:
+    def make_body(
+        self, read_outer: Callable[[str], Symbol], to_outer: Callable[[Expression], Expression | None]
+    ) -> FunctionInterpreter:
         """Return an interpreter for code that runs for each item or in one branch, with a draft of its own."""
+
+        def to_outermost(expression: Expression) -> Expression | None:
+            outer = to_outer(expression)
+            return outer if outer is None or self.to_outer is None else self.to_outer(outer)
+
         return FunctionInterpreter(
             self.draft.body(),
             CallFrame(self.frame.free_names, read_outer=read_outer, code=self.frame.code),
@@ -571,6 +498,7 @@ class FunctionInterpreter:
             self.line,
             attribute_values=dict(self.attribute_values),
             is_body=True,
+            to_outer=to_outermost,
             nesting=self.nesting + 1,
         )
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import inspect
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,6 +82,8 @@ class DataGuards:
     """The data of globals, closures and attributes that the plans of one node rely on."""
 
     def __init__(self) -> None:
+        self.read_environment = False
+        """True once a plan was made that depends on environment variables."""
         self._snapshots: dict[tuple[int, str], tuple[Callable[[], Any], Any, object]] = {}
         self._changes: Counter[tuple[int, str]] = Counter()
 
@@ -112,6 +116,13 @@ class DataGuards:
         return not changed
 
 
+def note_environment() -> None:
+    """Note in the guards that are recording that a plan depends on environment variables."""
+    guards = _recording_guards.get()
+    if guards is not None:
+        guards.read_environment = True
+
+
 def is_recording() -> bool:
     """Return True if guards record the data that are read here."""
     return _recording_guards.get() is not None
@@ -124,8 +135,28 @@ def is_reliable(owner: object, name: str, value: Any, read_again: Callable[[], A
     on.
     """
     guards = _recording_guards.get()
-    is_data = type(value) in (*_DATA_TYPES, *_CONTAINER_TYPES)
+    is_data = type(value) in (*_DATA_TYPES, *_CONTAINER_TYPES) and type(owner) is not dataclasses.Field
     return guards is None or not is_data or guards.record(owner, name, value, read_again)
+
+
+_MODEL_VARIABLES = (
+    *("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION", "OPENAI_PROJECT_ID"),
+    *("OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_API_TYPE", "OPENAI_API_VERSION", "OPENAI_CUSTOM_HEADERS"),
+    *("OPENAI_PROXY", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_ENDPOINT", "LC_OUTPUT_VERSION"),
+)
+"""Environment variables that models of the providers `openai` and `azure_openai` read when they are made."""
+
+
+def are_model_variables_reliable() -> bool:
+    """Return True if a plan may rely on the environment variables that models read when they are made.
+
+    They are recorded in the guards that are recording, as data are.
+    """
+
+    def read() -> tuple[str | None, ...]:
+        return tuple(map(os.environ.get, _MODEL_VARIABLES))
+
+    return is_reliable(os.environ, "", read(), read)
 
 
 def _snapshot(value: Any, nesting: int = MAX_NESTING) -> Any:

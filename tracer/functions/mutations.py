@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ class Mutations:
         if isinstance(symbol, Ref):
             self.refs.add(symbol)
         elif isinstance(symbol, KnownValue):
-            if type(symbol.value) in _MUTABLE_TYPES:
+            if _is_mutable(symbol.value):
                 self.objects[id(symbol.value)] = symbol.value
         elif not isinstance(symbol, Unknown):
             self.objects[id(symbol)] = symbol
@@ -59,8 +60,8 @@ class Mutations:
 
     @property
     def change_objects(self) -> bool:
-        """True if a list, a dictionary or a set that exists already was changed, or may have been."""
-        return any(type(one) in _MUTABLE_TYPES for one in self.objects.values())
+        """True if a list, a dictionary or a set that exists already, or the environment, may have been changed."""
+        return any(map(_is_mutable, self.objects.values()))
 
     def copy(self) -> Mutations:
         """Return a copy, to which more can be added."""
@@ -85,6 +86,10 @@ class Mutations:
             elif (captured := captures.get(ref.producer.removeprefix("$"))) is not None:
                 self.refs.add(captured.at(*ref.path))
         return item_paths
+
+
+def _is_mutable(value: object) -> bool:
+    return type(value) in _MUTABLE_TYPES or value is os.environ
 
 
 def is_mutable_container(symbol: Symbol) -> bool:

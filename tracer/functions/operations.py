@@ -1,4 +1,4 @@
-"""Operations on symbols: their items and attributes, and texts put together of constants and values.
+"""Operations on symbols: items, attributes, texts put together of constants and values, objects of data classes.
 
 What is known of a result is read off its operands. The rest becomes an expression, to be computed when it is needed.
 """
@@ -6,16 +6,19 @@ What is known of a result is read off its operands. The rest becomes an expressi
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Formatter
+from types import FunctionType
 from typing import Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
-from teola_plugin.tracer.functions.lookup import read_object_attribute
-from teola_plugin.tracer.functions.pure_expressions import evaluate_constant, is_small
+from teola_plugin.tracer.functions.lookup import is_framework_code, read_object_attribute
+from teola_plugin.tracer.functions.pure_expressions import compile_pure, evaluate_constant, is_small
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
+    DataObject,
     Expression,
     Fields,
     Instance,
@@ -33,6 +36,7 @@ from teola_plugin.tracer.functions.symbols import (
     merge_inputs,
 )
 from teola_plugin.tracer.purity.calls import FIELDS
+from teola_plugin.tracer.purity.data_classes import DataClass, data_class_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
 
@@ -105,7 +109,11 @@ def _read_item(item_list: ItemList, index: int) -> Symbol | None:
 
 def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -> Symbol:
     """Return `owner.name`, unknown unless that is a field."""
+    if isinstance(owner, DataObject):
+        return read_data_attribute(interpreter, owner, name)
     if isinstance(owner, KnownValue):
+        if (attribute := read_class_attribute(owner.value, name)) is not None:
+            return attribute
         key = (id(owner.value), name)
         return interpreter.attribute_values.get(key) or read_object_attribute(owner.value, name)
     if isinstance(owner, Instance):
@@ -353,3 +361,169 @@ def format_percent(template: Symbol, argument: Symbol) -> Symbol | None:
         assert not isinstance(value, Spread)
         pieces += [value, literal]
     return make_text(pieces)
+
+
+# ------------------------------------------------------------ objects of data classes
+
+
+def make_data_object(
+    interpreter: FunctionInterpreter,
+    kind: Any,
+    arguments: Sequence[Symbol],
+    keywords: Mapping[str, Symbol],
+    unpacked: Sequence[Symbol],
+) -> Symbol | None:
+    """Return the object that a class of the user's makes; None for any class but a data class, and for functions.
+
+    `unpacked`: dictionaries with further keywords, which are not known one by one.
+    """
+    data_class = None if is_framework_code(kind) else data_class_of(kind)
+    if data_class is None:
+        return None
+    if not unpacked and not data_class.converts:
+        return _object_of_symbols(interpreter, data_class, arguments, keywords)
+    named: list[tuple[str | None, Symbol]] = [*keywords.items(), *((None, one) for one in unpacked)]
+    constructor = _constructor(interpreter, data_class.kind, arguments, named)
+    if constructor is None:
+        return UNKNOWN_VALUE if _has_known_factories(interpreter, data_class) else None
+    fields = {name: _field_of(constructor, name) for name in data_class.default_sizes}
+    if not _is_pure(next(iter(fields.values()), None)):
+        return None
+    return DataObject(data_class.kind, fields)
+
+
+def _object_of_symbols(
+    interpreter: FunctionInterpreter,
+    data_class: DataClass,
+    arguments: Sequence[Symbol],
+    keywords: Mapping[str, Symbol],
+) -> Symbol | None:
+    """Return the object of a dataclass whose arguments are known one by one, and are its fields as they are."""
+    parameters = [name for name, one in data_class.fields.items() if one.is_positional]
+    if len(arguments) > len(parameters):
+        return UNKNOWN_VALUE
+    given = dict(zip(parameters, arguments, strict=False)) | dict(keywords)
+    fields: dict[str, Symbol] = {}
+    for name, one in data_class.fields.items():
+        if name in given and one.is_argument:
+            fields[name] = given.pop(name)
+        elif one.factory is not None:
+            made = _call_factory(interpreter, one.factory)
+            if made is None:
+                return None
+            fields[name] = made
+        elif one.default is not dataclasses.MISSING:
+            fields[name] = KnownValue(one.default)
+        else:
+            return UNKNOWN_VALUE  # the original will raise
+    return UNKNOWN_VALUE if given else DataObject(data_class.kind, fields)
+
+
+def _call_factory(interpreter: FunctionInterpreter, factory: Any) -> Symbol | None:
+    """Return what a factory of a field makes; None if it may do anything else."""
+    if factory is list or factory is tuple:
+        return ItemList((), factory)
+    if factory is dict:
+        return Fields({})
+    name = interpreter.name_for(factory, is_ref=False)
+    call = Expression(ast.Call(ast.Name(name, ast.Load()), [], []), {}, {name: factory})
+    return call if _is_pure(call) else None
+
+
+def _has_known_factories(interpreter: FunctionInterpreter, data_class: DataClass) -> bool:
+    factories = [one.factory for one in data_class.fields.values() if one.factory is not None]
+    return all(_call_factory(interpreter, factory) is not None for factory in factories)
+
+
+def _constructor(
+    interpreter: FunctionInterpreter,
+    kind: type,
+    arguments: Sequence[Symbol],
+    keywords: Sequence[tuple[str | None, Symbol]],
+) -> Expression | None:
+    """Return the call of the class as an expression; None if an argument is not known."""
+    expressions = [interpreter.to_expression(one) for one in (*arguments, *(value for _, value in keywords))]
+    known = [expression for expression in expressions if expression is not None]
+    if len(known) < len(expressions):
+        return None
+    refs, objects = merge_inputs(known)
+    class_name = interpreter.name_for(kind, is_ref=False)
+    codes = [expression.code for expression in known]
+    names = [name for name, _ in keywords]
+    keyword_nodes = [ast.keyword(name, code) for name, code in zip(names, codes[len(arguments) :], strict=True)]
+    call = ast.Call(ast.Name(class_name, ast.Load()), codes[: len(arguments)], keyword_nodes)
+    return Expression(call, refs, {**objects, class_name: kind}) if is_small(call) else None
+
+
+def _field_of(constructor: Expression, name: str) -> Expression:
+    return Expression(ast.Attribute(constructor.code, name, ast.Load()), constructor.refs, constructor.objects)
+
+
+def _is_pure(expression: Expression | None) -> bool:
+    try:
+        return expression is not None and bool(compile_pure(expression))
+    except NotUnderstood:
+        return False
+
+
+# ------------------------------------------------------------ what is read of an object, and of a class
+
+
+def read_data_attribute(interpreter: FunctionInterpreter, owner: DataObject, name: str) -> Symbol:
+    """Return a field of the object, or what a property or a method of its class is; unknown for anything else."""
+    if name in owner.fields:
+        return owner.fields[name]
+    attribute = next((vars(cls)[name] for cls in owner.kind.__mro__ if name in vars(cls)), None)
+    if type(attribute) is property and type(attribute.fget) is FunctionType and not is_framework_code(attribute.fget):
+        result = interpreter.call_function(attribute.fget, (owner,), {})
+        return UNKNOWN_VALUE if result is None else result
+    return UNKNOWN_VALUE
+
+
+def method_of(owner: DataObject, name: str) -> FunctionType | None:
+    """Return the function that a method call on the object runs with the object as its first argument."""
+    attribute = next((vars(cls)[name] for cls in owner.kind.__mro__ if name in vars(cls)), None)
+    is_own = type(attribute) is FunctionType and not is_framework_code(attribute)
+    return attribute if is_own and name not in owner.fields else None
+
+
+def fields_of_class(func: Any, arguments: Sequence[Symbol]) -> Symbol | None:
+    """Return `dataclasses.fields(cls)`; None for any other function."""
+    if func is not dataclasses.fields or len(arguments) != 1:
+        return None
+    (owner,) = arguments
+    kind = owner.kind if isinstance(owner, DataObject) else owner.value if isinstance(owner, KnownValue) else None
+    data_class = data_class_of(kind)
+    if data_class is None or data_class.converts:
+        return None
+    return ItemList(tuple(KnownValue(one) for one in dataclasses.fields(data_class.kind)), tuple)
+
+
+def read_class_attribute(owner: Any, name: str) -> Symbol | None:
+    """Return `Model.model_fields` of a data class of pydantic; None for any other attribute."""
+    if name != "model_fields":
+        return None
+    data_class = data_class_of(owner)
+    return Fields({key: UNKNOWN_VALUE for key in owner.model_fields}) if data_class and data_class.converts else None
+
+
+# ------------------------------------------------------------ dictionaries whose keys are known
+
+
+def view_of(owner: Symbol, method: str) -> Symbol | None:
+    """Return the keys, values or items of a dictionary whose keys are known; None for any other."""
+    symbols = known_items(owner)
+    if symbols is None:
+        return None
+    if method == "keys":
+        return ItemList(tuple(map(KnownValue, symbols)))
+    if method == "values":
+        return ItemList(tuple(symbols.values()))
+    return ItemList(tuple(ItemList((KnownValue(key), value), tuple) for key, value in symbols.items()))
+
+
+def known_items(symbol: Symbol) -> Mapping[str, Symbol] | None:
+    """Return the items of a dictionary whose keys are known; None for any other value."""
+    if isinstance(symbol, KnownValue) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
+        return {key: KnownValue(value) for key, value in symbol.value.items()}
+    return symbol.items if isinstance(symbol, Fields) and symbol.base is None and not symbol.attributes else None

@@ -22,6 +22,7 @@ from teola_plugin.tracer.functions.symbols import (
     Symbol,
     Text,
     is_constant,
+    merge_inputs,
 )
 from teola_plugin.tracer.purity.purity import Purity, cached_purity, call_on_plain
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -31,10 +32,10 @@ NAME_PREFIX = "teola_"
 _MAX_NODES = 400
 """Nodes of an expression that is put together of several."""
 _MAX_CONSTANT_LENGTH = 10_000
-_MAX_SETTING_LENGTH = 200
-"""Characters of the longest setting that plans are made for."""
-CONFIG, CONTEXT = "config", "context"
-"""Keys of a template's input: the configuration of a call, and the fields of its context."""
+_MAX_SETTING_LENGTH = 10_000
+"""Characters of the longest setting that plans are made for, such as a prompt."""
+CONFIG, CONTEXT, ENVIRONMENT = "config", "context", "environment"
+"""Keys of a template's input: the configuration of a call, the fields of its context, the environment variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,21 @@ class _Renamer(ast.NodeTransformer):
 def copy_code(code: ast.expr) -> ast.expr:
     """Return a copy, which reads what the original may assign: transformers change the tree that they visit."""
     return ast.parse(ast.unparse(ast.fix_missing_locations(code)), mode="eval").body
+
+
+def substitute(expression: Expression, values: Mapping[str, Expression]) -> Expression | None:
+    """Return the expression with values in place of all its refs, by their names; None if it becomes too large."""
+    code = _Substitution(values).visit(copy_code(expression.code))
+    refs, objects = merge_inputs(values.values())
+    return Expression(code, refs, {**objects, **expression.objects}) if is_small(code) else None
+
+
+class _Substitution(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, Expression]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._values[node.id].code if node.id in self._values else node
 
 
 @lru_cache(maxsize=1024)
@@ -201,7 +217,8 @@ class Condition:
 
     test: PureFunction
     is_setting: bool = False
-    """True for a setting, of which the value is wanted: a constant that depends on the call's configuration alone."""
+    """True for a setting, of which the value is wanted: a constant that depends on the configuration of the call and on
+    the environment alone."""
 
     def answer(self, value: Any) -> Answer:
         """Return the answer for this input; None if there is none, as when evaluating the condition raises."""
@@ -250,7 +267,7 @@ def is_setting(symbol: Symbol) -> bool:
     """Return True for a value that depends on settings of the call alone."""
     expression = _on_input(symbol)
     return expression is not None and all(
-        bool(ref.path) and ref.path[0] in (CONFIG, CONTEXT) for ref in expression.refs.values()
+        bool(ref.path) and ref.path[0] in (CONFIG, CONTEXT, ENVIRONMENT) for ref in expression.refs.values()
     )
 
 

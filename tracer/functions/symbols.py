@@ -7,7 +7,7 @@ already. Nothing is computed before a component needs it as a value.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, TypeGuard
@@ -45,6 +45,13 @@ class Expression:
         """Return the ref of its CALL in a draft; None if the draft has none."""
         return next((ref for owner, ref in self.calls if owner is draft), None)
 
+    def at(self, *keys: Hashable) -> Expression:
+        """Return `value[key][key]...` of this value."""
+        code = self.code
+        for key in keys:
+            code = ast.Subscript(code, ast.Constant(key), ast.Load())  # type: ignore[arg-type]
+        return Expression(code, self.refs, self.objects)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
@@ -80,6 +87,14 @@ class Fields:
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
     """An object of one of the framework's data classes, such as a message."""
+
+    kind: type
+    fields: Mapping[str, Symbol]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataObject:
+    """An object of a data class of the user's, such as settings. Nothing but its fields is known of it."""
 
     kind: type
     fields: Mapping[str, Symbol]
@@ -123,6 +138,7 @@ Symbol = (
     | ItemList
     | Fields
     | Instance
+    | DataObject
     | InstancePerItem
     | AwaitableValue
     | LocalFunction
@@ -230,6 +246,8 @@ def map_parts(symbol: Symbol, change: Callable[[Symbol], Symbol]) -> Symbol:
         return replace(symbol, items={key: change(item) for key, item in symbol.items.items()})
     if isinstance(symbol, Instance):
         return Instance(symbol.kind, {key: change(item) for key, item in symbol.fields.items()})
+    if isinstance(symbol, DataObject):
+        return DataObject(symbol.kind, {key: change(item) for key, item in symbol.fields.items()})
     return symbol
 
 

@@ -13,9 +13,9 @@ from teola_plugin.graph import INPUT, Ref
 from teola_plugin.runtime.prefetch_outcomes import OncePerCause, cause_of
 from teola_plugin.tracer.draft import Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions.expressions import evaluate
+from teola_plugin.tracer.functions.frames import CallFrame, enter_function, to_plain_function, unwrap_partial
 from teola_plugin.tracer.functions.interpreter import (
     BlockExit,
-    CallFrame,
     FindLeaves,
     FindMethod,
     FunctionInterpreter,
@@ -23,9 +23,6 @@ from teola_plugin.tracer.functions.interpreter import (
     OutOfFuel,
     Rules,
     SharedContext,
-    enter_function,
-    to_plain_function,
-    unwrap_partial,
 )
 from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES
 from teola_plugin.tracer.functions.mutations import Mutations
@@ -93,6 +90,7 @@ def summarize_function(
     find_leaves: FindLeaves | None = None,
     find_method: FindMethod | None = None,
     lower_graph: LowerGraph | None = None,
+    environment: Ref | None = None,
 ) -> FunctionSummary:
     """Read the source of a function as called with these arguments by name, and add its components to `draft`.
 
@@ -110,8 +108,9 @@ def summarize_function(
         find_leaves: Finds the models and retrievers of the user's own whose calls are components, too.
         find_method: Finds the rules of methods of another framework's objects.
         lower_graph: Reads the graphs that the function calls.
+        environment: The environment variables in the template's input, if nothing changes them before the function.
     """
-    shared = SharedContext(_RULES, decide, find_leaves, find_method, lower_graph)
+    shared = SharedContext(_RULES, decide, find_leaves, find_method, lower_graph, environment)
     try:
         return _summarize(func, arguments, draft, name, state, shared)
     except Exception as error:

@@ -39,7 +39,7 @@ from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
-from teola_plugin.tracer.langgraph.settings import NODE_CONFIG, NODE_RUNTIME, find_setting
+from teola_plugin.tracer.langgraph.settings import NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_setting
 from teola_plugin.tracer.langgraph.shape import (
     ROOT,
     Branch,
@@ -135,11 +135,13 @@ def lower_node(
     is_async: bool = False,
     depth: int = 0,
     has_settings: bool = True,
+    has_environment: bool = False,
 ) -> LoweredNode:
     """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out.
 
     `is_async`: the graph runs on a loop, and the async function of a node that has both. `depth`: the number of graphs
-    around the graph of the node. `has_settings`: the input of the template has the node's settings.
+    around the graph of the node. `has_settings`: the input of the template has the node's settings. `has_environment`:
+    it has the environment variables, too, and no code before the node may have changed them.
     """
     functions = functions_of(bound)
     if functions is None:
@@ -147,13 +149,15 @@ def lower_node(
             lowered := _lower_graph(draft, bound, argument, name, find_leaves, is_async, depth, has_settings)
         ) is not None:
             return lowered
-        location = f"graph.{name}"
+        location, first_new = f"graph.{name}", len(draft.components)
         find_leaf = None if find_leaves is None else find_leaves(bound, name, {}, None)
         value, span = trace_into(
             draft, bound, _to_value(draft, argument, name), name, location, {}, find_leaf=find_leaf
         )
         result = to_symbol(value)
-        return LoweredNode(span, result.items if isinstance(result, Fields) and result.base is None else None)
+        updates = result.items if isinstance(result, Fields) and result.base is None else None
+        new_components = list(draft.components.values())[first_new:]
+        return LoweredNode(span, updates, runs_user_code=any(map(_is_user_code, new_components)))
     func = (functions.afunc or functions.func) if is_async else (functions.func or functions.afunc)
     parameter = first_parameter(func)
     if not parameter:
@@ -185,6 +189,7 @@ def lower_node(
         find_leaves=find_leaves,
         find_method=find_setting if has_settings else None,
         lower_graph=lower_graph,
+        environment=NODE_ENVIRONMENT if has_settings and has_environment else None,
     )
     tasks = summary.value
     sends = (tasks,) if isinstance(tasks, InstancePerItem) and tasks.instance.kind.__name__ == "Send" else ()
@@ -412,6 +417,7 @@ class _LookaheadTracer:
             is_async=self.is_async,
             depth=self.depth,
             has_settings=self.has_settings,
+            has_environment=not self.runs_user_code,
         )
         self.heads, self.tails = self.heads or lowered.span.heads, lowered.span.tails or self.tails
         self.mutations.update(lowered.mutations)
@@ -567,6 +573,12 @@ class _LookaheadTracer:
 
 def _add_order(draft: Draft, first: Span, second: Span) -> None:
     draft.order += [(tail, head) for tail in first.tails for head in second.heads]
+
+
+def _is_user_code(component: Component) -> bool:
+    bodies = [body for body in (component.body, component.otherwise) if body is not None]
+    is_inside = any(_is_user_code(inner) for body in bodies for inner in body.components)
+    return is_inside or component.role in (Role.OPAQUE, Role.TOOL)
 
 
 def _mark_slow(draft: Draft) -> None:

@@ -7,6 +7,7 @@ there is a plan for each of their values.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -30,8 +31,15 @@ from teola_plugin.tracer.functions.framework_calls import (
     opens_no_connection,
 )
 from teola_plugin.tracer.functions.interpreter import MethodRule
-from teola_plugin.tracer.functions.lookup import read_object_attribute
-from teola_plugin.tracer.functions.pure_expressions import CONFIG, CONTEXT, NAME_PREFIX, read_field, read_setting
+from teola_plugin.tracer.functions.lookup import are_model_variables_reliable, read_object_attribute
+from teola_plugin.tracer.functions.pure_expressions import (
+    CONFIG,
+    CONTEXT,
+    ENVIRONMENT,
+    NAME_PREFIX,
+    read_field,
+    read_setting,
+)
 from teola_plugin.tracer.functions.symbols import RUN_METHODS, Expression, known_value
 
 _CONFIGURABLE = Ref(INPUT).at(CONFIG).at("configurable")
@@ -46,8 +54,13 @@ NODE_CONFIG = Fields(
 NODE_RUNTIME = Fields({"context": Fields({}, Ref(INPUT).at(CONTEXT), attributes=True)}, attributes=True)
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a task's config, as keys of a template's input."""
+NODE_ENVIRONMENT = Ref(INPUT).at(ENVIRONMENT)
+_KEYS_OF_LANGGRAPH = "__pregel_"
+"""Stands for LangGraph's own keys in the `configurable` of a node: it is never empty."""
+
+
+def settings_of(config: Mapping[str, Any], *, with_environment: bool) -> dict[str, Any]:
+    """Return the settings of a task, as keys of a template's input: those in its config, and environment variables."""
     context = context_of(config)
     values = context if type(context) is dict else {}
     for name in _field_names(context):
@@ -55,7 +68,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = read_field(context, name)
         except UnfitValue:
             continue
-    return {CONFIG: {"configurable": configurable_of(config)}, CONTEXT: values}
+    configurable = {**configurable_of(config), _KEYS_OF_LANGGRAPH: None}
+    environment = {ENVIRONMENT: dict(os.environ)} if with_environment else {}
+    return {CONFIG: {"configurable": configurable}, CONTEXT: values, **environment}
 
 
 def _field_names(context: Any) -> list[str]:
@@ -124,7 +139,7 @@ def _prepare_model(interpreter: FunctionInterpreter, arguments: Arguments, *, mo
 def _run_configured(interpreter: FunctionInterpreter, arguments: Arguments, *, runnable: Any, method: str) -> Symbol:
     """Interpret a call of a Runnable with the model in it that the settings choose."""
     settings = _settings_for(interpreter, setting_names(runnable), arguments.get("config", 1))
-    if settings is not None:
+    if settings is not None and are_model_variables_reliable():
         try:
             runnable = configured(runnable, settings, opens_no_connection)
         except Exception:  # the original will tell, or nobody knows which model it is

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from teola_plugin.tracer.purity.data_classes import DataClass
 from teola_plugin.tracer.source import Definition
 
 
@@ -81,6 +82,7 @@ class Loops:
 
     def __init__(self) -> None:
         self._iterable_sizes: list[Size] = []
+        self._counts: list[Size] = []
         self._iterations = [Term(0, 1)]
 
     @property
@@ -92,9 +94,13 @@ class Loops:
         """Return how often an expression in the innermost loop is evaluated, in terms of the argument."""
         return self._iterations[-1]
 
-    def enter(self, iterable_size: Size) -> Size:
-        """Open a loop over an iterable of this size. Return the size of its item."""
+    def enter(self, iterable_size: Size, count: Size | None = None) -> Size:
+        """Open a loop over an iterable of this size. Return the size of its item.
+
+        `count`: a bound for the number of items, if there is a better one than the size.
+        """
         self._iterable_sizes.append(iterable_size)
+        self._counts.append(iterable_size if count is None else count)
         self._iterations.append(self.in_argument(self.sum_over_loops(constant_size(1))))
         return {self.depth: Term(0, 1)}
 
@@ -102,6 +108,7 @@ class Loops:
         """Close the innermost loop."""
         self._iterations.pop()
         self._iterable_sizes.pop()
+        self._counts.pop()
 
     def multiply(self, left: Size, right: Size) -> Size:
         total: Size = {}
@@ -125,8 +132,11 @@ class Loops:
 
     def sum_over_loop(self, size: Size, level: int) -> Size:
         """Return the total size of what is made in all iterations of the loop at `level`, seen from outside of it."""
-        iterable_size = self._iterable_sizes[level - 1]
-        sums = [self.multiply(iterable_size, {0 if of == level else of: term}) for of, term in size.items()]
+        iterable_size, count = self._iterable_sizes[level - 1], self._counts[level - 1]
+        sums = [
+            self.multiply(iterable_size, {0: term}) if of == level else self.multiply(count, {of: term})
+            for of, term in size.items()
+        ]
         return add(*sums)
 
     def sum_over_loops(self, size: Size, outermost: int = 0) -> Size:
@@ -179,7 +189,17 @@ class Method:
     name: str
 
 
-AbstractValue = SizedValue | Constant | ReadableFunction | Method
+@dataclass(frozen=True, slots=True)
+class SizedObject:
+    """An object of a data class, of which nothing but its fields may be read."""
+
+    size: Size
+    """A bound for each of its fields, without its default value."""
+    default_sizes: Mapping[str, int]
+    """The sizes of the default values of the fields that may be read."""
+
+
+AbstractValue = SizedValue | Constant | ReadableFunction | Method | DataClass | SizedObject
 SMALL = SizedValue(constant_size(30))
 """A number, a truth value."""
 REPR_FACTOR = 12
@@ -192,12 +212,12 @@ def is_plain_constant(value: object) -> bool:
 
 
 def size_of(value: AbstractValue) -> Size:
-    """Return the size of a plain value. Raise `Unbounded` for a function, a method or a module."""
+    """Return the size of a plain value. Raise `Unbounded` for a function, a module, or an object of a data class."""
     if isinstance(value, SizedValue):
         return value.size
     if isinstance(value, Constant) and is_plain_constant(value.value):
         return constant_size(size_of_constants([value.value]))
-    raise Unbounded("a function is used as a value")
+    raise Unbounded("a function, or an object of your own, is used as a value")
 
 
 def printed_size(value: AbstractValue) -> Size:

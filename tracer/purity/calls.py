@@ -23,6 +23,7 @@ from teola_plugin.tracer.purity.abstract_values import (
     Method,
     ReadableFunction,
     Size,
+    SizedObject,
     SizedValue,
     Unbounded,
     add,
@@ -33,6 +34,7 @@ from teola_plugin.tracer.purity.abstract_values import (
     scale,
     size_of,
 )
+from teola_plugin.tracer.purity.data_classes import DataClass, data_class_of
 from teola_plugin.tracer.source import Definition, source_of
 
 Args = list[AbstractValue]
@@ -91,6 +93,9 @@ def trusted_constant(value: Any) -> AbstractValue:
         return Constant(value)
     if any(value is trusted for trusted in (*MODULES, *CALLABLES)):
         return Constant(value)
+    data_class = data_class_of(value)
+    if data_class is not None:
+        return data_class
     raise Unbounded("it reads a value of your own")
 
 
@@ -112,6 +117,8 @@ def read_attribute(receiver: AbstractValue, name: str) -> AbstractValue:
         member = getattr(receiver.value, name, None)
         if any(member is trusted for trusted in CALLABLES):
             return Constant(member)
+    elif isinstance(receiver, SizedObject) and name in receiver.default_sizes:
+        return SizedValue(add(receiver.size, constant_size(receiver.default_sizes[name])))
     elif name in FIELDS and isinstance(receiver, SizedValue):
         return SizedValue(receiver.size)
     elif name in METHODS:
@@ -127,6 +134,8 @@ def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwar
     if isinstance(callee, Method):
         receiver, *rest = args if callee.receiver is None else [callee.receiver, *args]
         return _call_method(machine, receiver, callee.name, rest, kwargs)
+    if isinstance(callee, DataClass):
+        return _make_object(machine, callee, args, kwargs)
     if isinstance(callee, Constant):
         value = callee.value
         if type(value) is FunctionType and value not in (json.loads, json.dumps):
@@ -137,6 +146,22 @@ def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwar
         if bound_call is not None:
             return bound_call(machine, args, dict(kwargs))
     raise Unbounded("it calls what is not known")
+
+
+_BUILTIN_FACTORIES = (bool, dict, float, frozenset, int, list, set, str, tuple)
+
+
+def _make_object(machine: Machine, data_class: DataClass, args: Args, kwargs: Kwargs) -> SizedObject:
+    """Return an object of a data class. Raise `Unbounded` if a factory of its fields has no bound."""
+    sizes = [constant_size(400)]
+    for factory in (one.factory for one in data_class.fields.values() if one.factory is not None):
+        if type(factory) is FunctionType:
+            sizes.append(size_of(machine.call(to_readable(factory), [], {})))
+        elif not any(factory is builtin for builtin in _BUILTIN_FACTORIES):
+            raise Unbounded("a factory that is not known")
+    size = add(*sizes, *(scale(size_of(value), 2) for value in (*args, *kwargs.values())))
+    machine.spend(add(size, constant_size(sum(data_class.default_sizes.values()))))
+    return SizedObject(size, data_class.default_sizes)
 
 
 # ------------------------------------------------------------ methods
@@ -237,6 +262,8 @@ def _call_simple(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> 
     match name:
         case "isinstance":
             size_of(args[0])
+            if not isinstance(args[1], Constant):
+                raise Unbounded("a class of your own, which may say itself what its instances are")
             return SMALL
         case "all" | "any" | "bool":
             machine.spend(add(*map(size_of, args)))

@@ -45,6 +45,7 @@ from teola_plugin.tracer.purity.calls import (
     to_readable,
     trusted_constant,
 )
+from teola_plugin.tracer.purity.data_classes import DataClass
 from teola_plugin.tracer.source import Definition
 
 _MAX_CALL_DEPTH = 20
@@ -179,7 +180,11 @@ class Interpreter(Machine):
 
     def _enter_loop(self, iterable: ast.expr) -> AbstractValue:
         """Open a loop, and return its item."""
-        return SizedValue(self.loops.enter(add(constant_size(1), size_of(self._evaluate(iterable)))))
+        count: Size | None = None
+        if isinstance(iterable, (ast.List, ast.Tuple, ast.Set)):
+            is_counted = not any(isinstance(item, ast.Starred) for item in iterable.elts)
+            count = constant_size(1 + len(iterable.elts)) if is_counted else None
+        return SizedValue(self.loops.enter(add(constant_size(1), size_of(self._evaluate(iterable))), count))
 
     # ------------------------------------------------------------ variables
 
@@ -288,9 +293,10 @@ class Interpreter(Machine):
     def _call(self, node: ast.Call) -> AbstractValue:
         func = self._evaluate(node.func)
         args = [self._evaluate(arg) for arg in node.args]
-        if not all(keyword.arg for keyword in node.keywords):
+        if not all(keyword.arg for keyword in node.keywords) and not isinstance(func, DataClass):
             raise Unbounded("any keyword arguments")
-        return call_value(self, func, args, {str(one.arg): self._evaluate(one.value) for one in node.keywords})
+        keywords = {one.arg or f"**{number}": one.value for number, one in enumerate(node.keywords)}
+        return call_value(self, func, args, {name: self._evaluate(value) for name, value in keywords.items()})
 
     def _apply_unary(self, operator: ast.unaryop, operand: ast.expr) -> AbstractValue:
         value = self._test(operand)

@@ -1,0 +1,193 @@
+"""Data classes whose objects are made without code of the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from teola_plugin.tracer.purity.data_classes import data_class_of, size_of_data
+from teola_plugin.tracer.purity.purity import analyze_purity
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Settings with defaults of all kinds."""
+
+    name: str
+    count: int = 3
+    tags: list[str] = field(default_factory=list)
+    fixed: str = field(default="a", init=False)
+    client: Any = dataclasses
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen(ABC):  # noqa: B024 (its metaclass is what counts)
+    """Settings that cannot be changed."""
+
+    name: str = "a"
+
+
+class Inherited(Settings):
+    """A class below a dataclass, without fields of its own."""
+
+
+class Model(BaseModel):
+    """Settings of pydantic."""
+
+    name: str = "a"
+    count: int = 3
+
+
+@dataclass
+class PostInit:
+    """A class with code behind its constructor."""
+
+    name: str = "a"
+
+    def __post_init__(self) -> None:
+        """Change the name."""
+        self.name += "b"
+
+
+@dataclass
+class Init:
+    """A class with a constructor of its own."""
+
+    name: str = "a"
+
+    def __init__(self) -> None:
+        self.name = "b"
+
+
+@dataclass
+class Setter:
+    """A class that decides what is set."""
+
+    name: str = "a"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, f"{value}b")
+
+
+@dataclass
+class Getter:
+    """A class that decides what is read."""
+
+    name: str = "a"
+
+    def __getattribute__(self, name: str) -> Any:
+        return f"{object.__getattribute__(self, name)}b"
+
+
+@dataclass
+class Maker:
+    """A class that decides what is made."""
+
+    name: str = "a"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls)
+
+
+@dataclass
+class Variable:
+    """A class whose constructor takes what is no field."""
+
+    seed: InitVar[int] = 3
+    name: str = "a"
+
+
+class Meta(type):
+    """A metaclass."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@dataclass
+class OfMeta(metaclass=Meta):
+    """A class whose metaclass makes its objects."""
+
+    name: str = "a"
+
+
+class Descriptor:
+    """A descriptor that is a field."""
+
+    def __get__(self, instance: Any, owner: Any) -> str:
+        return "a"
+
+    def __set__(self, instance: Any, value: Any) -> None: ...
+
+
+@dataclass
+class Described:
+    """A class whose field is a descriptor."""
+
+    name: Any = Descriptor()
+
+
+def test_dataclass_has_the_fields_that_hold_data() -> None:
+    data_class = data_class_of(Settings)
+
+    assert data_class is not None
+    assert not data_class.converts
+    assert list(data_class.default_sizes) == ["name", "count", "tags", "fixed"]
+    assert not data_class.fields["fixed"].is_argument
+
+
+@pytest.mark.parametrize("kind", [Frozen, Inherited, Model])
+def test_other_data_classes_have_fields(kind: type) -> None:
+    data_class = data_class_of(kind)
+
+    assert data_class is not None
+    assert "name" in data_class.fields
+
+
+OWN_CODE = [PostInit, Init, Setter, Getter, Maker, Variable, OfMeta, Described]
+
+
+@pytest.mark.parametrize("kind", [*OWN_CODE, str, Descriptor, Settings(name="a"), len])
+def test_class_with_code_of_its_own_is_no_data_class(kind: Any) -> None:
+    assert data_class_of(kind) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "size"), [("abc", 4), (3, 3), (None, 1), (["a", "b"], 5), ({"a": [1]}, 6), (object(), 1)]
+)
+def test_size_counts_items_and_characters(value: Any, size: int) -> None:
+    assert size_of_data(value) == size
+
+
+PURE: list[Callable[[Any], Any]] = [
+    lambda values: Settings(name=values["a"]).name,
+    lambda values: Settings(**values).name.upper(),
+    lambda values: Model(**{k: v for k, v in values.items() if v}).count,
+    lambda values: [Frozen(one).name for one in values],
+]
+IMPURE: list[Callable[[Any], Any]] = [
+    lambda values: Settings(**values),
+    lambda values: str(Settings(**values)),
+    lambda values: Settings(**values).client,
+    lambda values: Settings(**values).other,
+    lambda values: PostInit(**values).name,
+    lambda values: isinstance(values, Settings),
+    lambda values: dict(**values),
+    lambda values: Settings(*values).name,
+]
+
+
+@pytest.mark.parametrize("function", PURE)
+def test_fields_of_data_classes_are_pure(function: Any) -> None:
+    assert analyze_purity(function) is not None
+
+
+@pytest.mark.parametrize("function", IMPURE)
+def test_objects_of_data_classes_are_no_values(function: Any) -> None:
+    assert analyze_purity(function) is None

@@ -1,0 +1,123 @@
+"""Calls of functions: the function that a call runs, its source, and the local names with which it begins."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from langchain_core.tools import StructuredTool, Tool
+
+from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES, FreeNames, is_framework_code
+from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, LocalFunction, Symbol
+from teola_plugin.tracer.source import Definition, source_of
+
+
+@dataclass(slots=True)
+class CallFrame:
+    """The local names of one call of a function, or of one iteration or branch in it."""
+
+    free_names: FreeNames
+    local_names: frozenset[str] = frozenset()
+    """Names that belong to the function, whether they have a value yet or not."""
+    names: dict[str, Symbol] = field(default_factory=dict)
+    return_value: Symbol = UNKNOWN_VALUE
+    read_outer: Callable[[str], Symbol] | None = None
+    """Reads the names around it, for the body of a loop or branch, and for a function inside a function."""
+    code: CodeType | None = None
+    assigned_by_inner_functions: set[str] = field(default_factory=set)
+
+    def read(self, name: str) -> Symbol:
+        """Return what a name stands for now."""
+        if name in self.assigned_by_inner_functions:
+            return UNKNOWN_VALUE
+        if name in self.names:
+            return self.names[name]
+        if self.read_outer is not None and name not in self.local_names:
+            return self.read_outer(name)
+        return UNKNOWN_VALUE if name in self.local_names else self.free_names.read(name)
+
+
+def to_plain_function(func: Any, arguments: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:
+    """Return the function that a call of `func` runs, and its positional arguments, `self` included.
+
+    Takes functions, bound methods, callable objects, and tools made of functions. The function is None for any other
+    callable, such as one that is not written in Python.
+    """
+    if type(func) in (StructuredTool, Tool):
+        func = func.func if func.func is not None else func.coroutine
+    call_method = next((vars(cls)["__call__"] for cls in type(func).__mro__ if "__call__" in vars(cls)), None)
+    if type(call_method) is FunctionType:
+        func = MethodType(call_method, func)
+    if type(func) is MethodType:
+        func, arguments = func.__func__, [KnownValue(func.__self__), *arguments]
+    return (func if type(func) is FunctionType else None), list(arguments)
+
+
+def unwrap_partial(
+    func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> tuple[Any, list[Symbol], dict[str, Symbol]]:
+    """Return the function that a `functools.partial` calls, or `func` itself, and all arguments of the call."""
+    arguments, keywords = list(arguments), dict(keywords)
+    while type(func) is partial:
+        arguments = [*map(KnownValue, func.args), *arguments]
+        keywords = {key: KnownValue(argument) for key, argument in func.keywords.items()} | keywords
+        func = func.func
+    return func, arguments, keywords
+
+
+def enter_call(
+    func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> tuple[Definition, CallFrame] | None:
+    """Return the source of a function of the user's, and the frame with which this call of it begins.
+
+    Return None for functions of the framework, those without source, and those that take any number of arguments.
+    """
+    if isinstance(func, LocalFunction):
+        frame = _make_frame(func.code, func.defaults, arguments, keywords, NO_FREE_NAMES, func.read_outer)
+        return None if frame is None else (func.definition, frame)
+    func, arguments, keywords = unwrap_partial(func, arguments, keywords)
+    plain_function, arguments = to_plain_function(func, arguments)
+    if plain_function is None or is_framework_code(plain_function):
+        return None
+    return enter_function(plain_function, arguments, keywords)
+
+
+def enter_function(
+    func: FunctionType, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> tuple[Definition, CallFrame] | None:
+    """Return the source of a plain function and the frame with which a call of it begins.
+
+    For the function that is traced itself, which may be the framework's. Calls that it makes are entered by
+    `enter_call`, which leaves the framework's functions alone. Return None for functions without source.
+    """
+    code = func.__code__
+    parameters = code.co_varnames[: code.co_argcount]
+    defaults: dict[str, Any] = dict(zip(parameters[::-1], (func.__defaults__ or ())[::-1], strict=False))
+    defaults |= func.__kwdefaults__ or {}
+    symbols: dict[str, Symbol] = {name: KnownValue(value) for name, value in defaults.items()}
+    frame = _make_frame(code, symbols, arguments, keywords, FreeNames.of_function(func))
+    definition = None if frame is None else source_of(code)
+    return None if frame is None or definition is None else (definition, frame)
+
+
+def _make_frame(
+    code: CodeType,
+    defaults: Mapping[str, Symbol],
+    arguments: Sequence[Symbol],
+    keywords: Mapping[str, Symbol],
+    free_names: FreeNames,
+    read_outer: Callable[[str], Symbol] | None = None,
+) -> CallFrame | None:
+    """Return the frame with which a call begins; None for a function that takes any number of arguments."""
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in parameters} | dict(defaults)
+    names |= dict(zip(parameters[: code.co_argcount], arguments, strict=False))
+    names |= {name: value for name, value in keywords.items() if name in parameters}
+    local_names = frozenset((*code.co_varnames, *code.co_cellvars))
+    return CallFrame(free_names, local_names, names, read_outer=read_outer, code=code)

@@ -1,0 +1,135 @@
+"""Data classes of the user's whose objects are made without any code of the user's, and what may be read of them.
+
+These are dataclasses of the standard library and models of pydantic, without an `__init__`, a `__post_init__`, a
+validator or the like of their own. Nothing of a class runs when it is looked at.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from abc import ABCMeta
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
+from dataclasses import fields as fields_of_dataclass
+from types import FunctionType, MemberDescriptorType
+from typing import Any
+
+_PLAIN_TYPES = (str, int, float, bool, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class DataField:
+    """A field of a data class."""
+
+    is_argument: bool
+    """True if the constructor takes it."""
+    is_positional: bool
+    """True if it may be an argument without a name."""
+    is_readable: bool
+    """True if its value is data of the builtin types, provided that the arguments are."""
+    default: Any = MISSING
+    factory: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataClass:
+    """A class whose constructor runs no code of the user's, except for the factories of its fields."""
+
+    kind: type
+    fields: Mapping[str, DataField]
+    converts: bool
+    """True if the constructor may convert or refuse its arguments, as pydantic does."""
+
+    @property
+    def default_sizes(self) -> dict[str, int]:
+        """The size of the default of each field that holds data of the builtin types, in items and characters."""
+        return {name: size_of_data(one.default) for name, one in self.fields.items() if one.is_readable}
+
+
+def data_class_of(kind: Any) -> DataClass | None:
+    """Return the description of a class; None for any other class than such a data class, and for other objects."""
+    is_model = _is_model(kind)
+    if not (is_model or type(kind) in (type, ABCMeta)) or not _has_default_methods(kind):
+        return None
+    fields = _fields_of_model(kind) if is_model else _fields_of_dataclass(kind)
+    if fields is None or any(map(_is_computed, (inspect.getattr_static(kind, name, None) for name in fields))):
+        return None
+    return DataClass(kind, fields, converts=is_model)
+
+
+def _is_model(kind: Any) -> bool:
+    if "pydantic" not in sys.modules:
+        return False
+    from teola_plugin.shims.pydantic import is_model_class
+
+    return is_model_class(kind)
+
+
+def size_of_data(value: Any) -> int:
+    """Return the number of items and characters of data; 1 for any other object."""
+    if type(value) in (str, bytes):
+        return 1 + len(value)
+    if type(value) is int:
+        return 1 + value.bit_length()
+    parts = (*value, *value.values()) if type(value) is dict else value
+    return 1 + sum(map(size_of_data, parts)) if type(value) in (list, tuple, set, frozenset, dict) else 1
+
+
+def _has_default_methods(kind: type) -> bool:
+    """Return True if objects are made, and their fields are read, by the methods of `object`."""
+    names = ("__new__", "__getattribute__")
+    return all(getattr(kind, name) is getattr(object, name) for name in names)
+
+
+def _is_computed(attribute: Any) -> bool:
+    """Return True for the attribute of a class that decides what reading it of an object gives, such as a property."""
+    return hasattr(type(attribute), "__set__") and type(attribute) is not MemberDescriptorType
+
+
+def _fields_of_dataclass(kind: type) -> dict[str, DataField] | None:
+    """Return the fields of a dataclass; None if its constructor is not the generated one, or calls other code."""
+    if not isinstance(getattr(kind, "__dataclass_fields__", None), dict):
+        return None
+    init = inspect.getattr_static(kind, "__init__", None)
+    fields = {one.name: one for one in fields_of_dataclass(kind)}
+    if type(init) is not FunctionType or init.__code__.co_filename != "<string>":
+        return None
+    is_frozen = "__setattr__" in init.__code__.co_names
+    if not is_frozen and getattr(kind, "__setattr__") is not object.__setattr__:  # noqa: B009
+        return None
+    if not set(init.__code__.co_names) <= {*fields, "__setattr__"} or len(fields) < len(kind.__dataclass_fields__):  # type: ignore[attr-defined]
+        return None
+    return {
+        name: DataField(
+            one.init,
+            one.init and not one.kw_only,
+            one.default is MISSING or is_data(one.default),
+            one.default,
+            None if one.default_factory is MISSING else one.default_factory,
+        )
+        for name, one in fields.items()
+        if one.init or one.default is not MISSING or one.default_factory is not MISSING
+    }
+
+
+def is_data(value: Any) -> bool:
+    """Return True for a value of the builtin types, and for containers of such values."""
+    if type(value) is dict:
+        return all(map(is_data, (*value, *value.values())))
+    return type(value) in _PLAIN_TYPES or (type(value) in (list, tuple, set, frozenset) and all(map(is_data, value)))
+
+
+def _fields_of_model(kind: Any) -> dict[str, DataField] | None:
+    """Return the fields of a model of pydantic; None if code of the user's takes part in its validation."""
+    from teola_plugin.shims.pydantic import model_schema_fields
+
+    schema_fields = model_schema_fields(kind)
+    if schema_fields is None:
+        return None
+    fields: dict[str, DataField] = {}
+    for name, one in schema_fields.items():
+        has_default = one.has_default and one.factory is None
+        is_readable = one.is_plain and (not has_default or is_data(one.default))
+        fields[name] = DataField(True, False, is_readable, one.default if has_default else MISSING, one.factory)
+    return fields
