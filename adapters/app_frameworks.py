@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.comparison import Entries
 from teola_plugin.errors import RegistrationError
-from teola_plugin.runtime.usage import Tally
+from teola_plugin.runtime.usage import Tally, Tokens
+from teola_plugin.shims.interception import CallObserver, observers
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.engine_specs import SpecOrReason
@@ -75,6 +76,39 @@ def set_answer_cache(cache: Any = None) -> None:
     from langchain_core.globals import set_llm_cache
 
     set_llm_cache(InMemoryCache() if cache is None else cache)
+
+
+def observe_models(observer: CallObserver) -> None:
+    """Tell an observer of every call that models make, original or prefetched, until `stop_observing`.
+
+    Models of the frameworks that are imported by now, once an object of theirs was accelerated.
+    """
+    if "langchain_core" in sys.modules:
+        from teola_plugin.adapters.langchain.usage import observe_models as observe_langchain
+
+        observe_langchain(observer)
+    if "llama_index.core" in sys.modules:
+        from teola_plugin.adapters.llamaindex.usage import observe_models as observe_llamaindex
+
+        observe_llamaindex(observer)
+
+
+def stop_observing() -> None:
+    """Tell nobody of the calls of models any more."""
+    observers.clear()
+
+
+def tokens_of(value: Any) -> Tokens | None:
+    """Return the tokens that a model reports with a result, or with a chunk of it; None if it reports none."""
+    if type(value).__module__.startswith("llama_index."):
+        from teola_plugin.adapters.llamaindex.usage import tokens_of as llamaindex_tokens
+
+        return llamaindex_tokens(value)
+    if "langchain_core" not in sys.modules:
+        return None
+    from teola_plugin.adapters.langchain.usage import tokens_of as langchain_tokens
+
+    return langchain_tokens(value)
 
 
 # ------------------------------------------------------------ serving an app

@@ -12,10 +12,12 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
+from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.runtime.usage import ModelRun, Tally, Tokens, current_listener, current_model_run
+from teola_plugin.shims.interception import CallObserver, observers
 
 register_configure_hook(current_listener, inheritable=True)
 
@@ -73,8 +75,31 @@ class UsageHandler(BaseCallbackHandler):
 
 def _reported_tokens(response: LLMResult) -> Tokens | None:
     """Return the tokens that the first choice reports: providers report those of all choices in each."""
-    first = next((one for choices in response.generations for one in choices), None)
-    message = first.message if isinstance(first, ChatGeneration) else None
+    return _tokens_of_choice(next((one for choices in response.generations for one in choices), None))
+
+
+def tokens_of(value: Any) -> Tokens | None:
+    """Return the tokens that the result of a provider method, or a chunk of it, reports; None if it reports none."""
+    if isinstance(value, ChatGeneration):  # a chunk
+        return _tokens_of_choice(value)
+    if not isinstance(value, (ChatResult, LLMResult)):
+        return None
+    choices = value.generations if isinstance(value, ChatResult) else [one for row in value.generations for one in row]
+    tokens = _tokens_of_choice(choices[0]) if choices else None
+    usage = (value.llm_output or {}).get("token_usage") or {}
+    if tokens is None and isinstance(usage.get("prompt_tokens"), int):
+        tokens = Tokens(usage["prompt_tokens"], 0, usage.get("completion_tokens") or 0)
+    return tokens
+
+
+def observe_models(observer: CallObserver) -> None:
+    """Tell an observer of the calls of all models."""
+    intercept()
+    observers[:] = [observer]
+
+
+def _tokens_of_choice(choice: Any) -> Tokens | None:
+    message = choice.message if isinstance(choice, ChatGeneration) else None
     usage = message.usage_metadata if isinstance(message, AIMessage) else None
     if not usage:
         return None

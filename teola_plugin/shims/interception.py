@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from types import CellType
 from typing import Any, Protocol
 
@@ -14,6 +17,92 @@ Wrap = Callable[[Any], Any]
 
 STREAM_OPENED: Any = object()
 """The first item of the stream of a method that returns its chunks: the method has returned, and may not raise now."""
+
+
+class CallObserver(Protocol):
+    """Hears of every call of a model that its class makes, prefetched ones included, on whichever thread or loop."""
+
+    def call_began(self) -> Any:
+        """Note that a call begins. Return what `result_came` gets with each of its results."""
+        ...
+
+    def result_came(self, call: Any, value: Any) -> None:
+        """Note the result of a call, or one chunk of it."""
+        ...
+
+
+observers: list[CallObserver] = []
+"""The observer of models in this process, if there is one."""
+_is_observed: ContextVar[bool] = ContextVar("teola_is_observed", default=False)
+"""True inside a call that is observed: methods of one model call each other."""
+
+
+def observed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that does the work of a provider method, with the observer told of it, if there is one."""
+    if not observers or _is_observed.get():
+        return call
+    observer = observers[0]
+
+    def observing(*args: Any, **kwargs: Any) -> Any:
+        noted = observer.call_began()
+        with _observing():
+            value = call(*args, **kwargs)
+        return _observe(value, observer, noted)
+
+    return observing
+
+
+@contextlib.contextmanager
+def _observing() -> Iterator[None]:
+    token = _is_observed.set(True)
+    try:
+        yield
+    finally:
+        _is_observed.reset(token)
+
+
+def _observe(value: Any, observer: CallObserver, noted: Any) -> Any:
+    """Return a value of the same kind, of which the observer hears: at once, when it is awaited, or chunk by chunk."""
+    if inspect.isawaitable(value):
+        return _observe_awaitable(value, observer, noted)
+    if isinstance(value, Generator):
+        return _observe_chunks(value, observer, noted)
+    if isinstance(value, AsyncGenerator):
+        return _aobserve_chunks(value, observer, noted)
+    observer.result_came(noted, value)
+    return value
+
+
+async def _observe_awaitable(value: Awaitable[Any], observer: CallObserver, noted: Any) -> Any:
+    with _observing():
+        result = await value
+    return _observe(result, observer, noted)
+
+
+def _observe_chunks(
+    chunks: Generator[Any, None, None], observer: CallObserver, noted: Any
+) -> Generator[Any, None, None]:
+    with contextlib.closing(chunks):
+        while True:
+            with _observing():
+                chunk = next(chunks, STREAM_OPENED)
+            if chunk is STREAM_OPENED:
+                return
+            observer.result_came(noted, chunk)
+            yield chunk
+
+
+async def _aobserve_chunks(
+    chunks: AsyncGenerator[Any, None], observer: CallObserver, noted: Any
+) -> AsyncGenerator[Any, None]:
+    async with contextlib.aclosing(chunks):
+        while True:
+            with _observing():
+                chunk = await anext(chunks, STREAM_OPENED)
+            if chunk is STREAM_OPENED:
+                return
+            observer.result_came(noted, chunk)
+            yield chunk
 
 
 class FunctionSlot(Protocol):

@@ -35,7 +35,7 @@ from langchain_core.runnables.configurable import RunnableConfigurableFields
 from langchain_core.tools import BaseTool
 
 from teola_plugin.request_keys import TargetKey, freeze, freeze_fields
-from teola_plugin.shims.interception import MethodInterceptors, Wrap
+from teola_plugin.shims.interception import MethodInterceptors, Wrap, observed, observers
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
@@ -288,6 +288,10 @@ def _scope(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Provid
     return _find_scope[0](target, run_manager_in(args, kwargs))
 
 
+def _observed(target: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    return observed(call) if observers and isinstance(target, (BaseChatModel, BaseLLM)) else call
+
+
 def _looks_like(original: Any) -> Callable[[Any], Any]:
     """Return a decorator that gives a wrapper the name, the documentation and the signature of the original.
 
@@ -308,11 +312,11 @@ def _result(original: Any) -> Any:
 
     @_looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (live_scopes or _routes_calls):
+        if not (live_scopes or _routes_calls or observers):
             return original(self, *args, **kwargs)
         routed = _routed(self, name, original)
         scope = _scope(self, args, kwargs) if live_scopes and (routed is None or routed.is_claimed) else None
-        call = original if routed is None else routed.call
+        call = _observed(self, original if routed is None else routed.call)
         if scope is None:
             return call(self, *args, **kwargs)
         return scope.result(LangChainInvocation(self, name, call, args, kwargs))
@@ -325,11 +329,11 @@ def _aresult(original: Any) -> Any:
 
     @_looks_like(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (live_scopes or _routes_calls):
+        if not (live_scopes or _routes_calls or observers):
             return await original(self, *args, **kwargs)
         routed = _routed(self, name, original)
         scope = _scope(self, args, kwargs) if live_scopes and (routed is None or routed.is_claimed) else None
-        call = original if routed is None else routed.call
+        call = _observed(self, original if routed is None else routed.call)
         if scope is None:
             return await call(self, *args, **kwargs)
         return await scope.aresult(LangChainInvocation(self, name, call, args, kwargs))
@@ -343,11 +347,11 @@ def _stream_wrapper(original: Any, entry: str) -> Any:
 
     @_looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (live_scopes or _routes_calls):
+        if not (live_scopes or _routes_calls or observers):
             return original(self, *args, **kwargs)
         routed = _routed(self, name, original)
         scope = _scope(self, args, kwargs) if live_scopes and (routed is None or routed.is_claimed) else None
-        call = original if routed is None else routed.call
+        call = _observed(self, original if routed is None else routed.call)
         if scope is None:
             return call(self, *args, **kwargs)
         return getattr(scope, entry)(LangChainInvocation(self, name, call, args, kwargs))

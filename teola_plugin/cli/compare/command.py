@@ -61,6 +61,13 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("--limit", type=_parse_count, metavar="N", help="only the first N inputs")
     parser.add_argument("--speculate", choices=("auto", "all", "off"), help="see accelerate() (default auto)")
     parser.add_argument("--yes", action="store_true", help=f"do not ask before more than {MAX_UNCONFIRMED_RUNS} runs")
+    for direction, tokens in (("in", "prompts"), ("out", "answers")):
+        parser.add_argument(
+            f"--price-{direction}",
+            type=_parse_price,
+            metavar="DOLLARS",
+            help=f"what a million tokens of {tokens} cost; with both prices the report has dollars, too",
+        )
     parser.add_argument("--no-stream", action="store_true", help="leave out the time to first token")
     parser.add_argument("--plot", metavar="FILE", help="write the latencies as a picture (.html or .svg)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
@@ -72,6 +79,16 @@ def _parse_count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
     return number
+
+
+def _parse_price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0.0 <= price < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no price: give dollars per million tokens, e.g. 0.15")
+    return price
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -99,7 +116,7 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
     from teola_plugin import accelerate
     from teola_plugin.adapters.app_frameworks import entries_of
     from teola_plugin.adapters.named_objects import load
-    from teola_plugin.cli.compare.figures import summarize_runs
+    from teola_plugin.cli.compare.figures import Prices, summarize_runs
     from teola_plugin.cli.compare.measure import STREAMS, CompareSession
     from teola_plugin.cli.compare.options import accelerate_arguments, check_inputs, read_inputs, suggest_bindings
 
@@ -117,7 +134,9 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
         count = (len(inputs) * repeats + 1) * len(variants) + len(inputs)
         _announce_runs(count, len(inputs), repeats, is_confirmed=options.yes)
         runs = _run_all(session, inputs, repeats, variants, count)
-        summary = summarize_runs(fast, inputs, runs)
+        has_prices = options.price_in is not None
+        prices = Prices(options.price_in, options.price_out) if has_prices else None
+        summary = summarize_runs(fast, inputs, runs, prices)
     if options.plot:
         _write_plot(options, runs)
     settings = {"object": options.object, "kind": entries.kind, "entries": entries.names, "repeats": repeats}
@@ -131,6 +150,8 @@ def _check_options(options: argparse.Namespace) -> None:
 
     if os.environ.get(DISABLE, "") not in ("", "0"):
         raise RegistrationError(f"{DISABLE} is set: there would be nothing to compare.", hint=f"unset {DISABLE}")
+    if (options.price_in is None) != (options.price_out is None):
+        raise RegistrationError("only one of the two prices is given.", hint="give both --price-in and --price-out")
     if options.plot and not options.plot.endswith((".html", ".svg")):
         raise RegistrationError(f"cannot write a picture to {options.plot}.", hint="end its name in .html or .svg")
 

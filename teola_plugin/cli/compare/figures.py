@@ -38,8 +38,10 @@ OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
 NO_GAIN = "No part of this object is known to start before its place: expect no gain."
 
 
-def summarize_runs(fast: Any, inputs: Sequence[InputLine], runs: Sequence[TimedRun]) -> dict[str, Any]:
-    """Return equality, latencies, speed-ups, time to first token, shares of the time, wasted work and advice."""
+def summarize_runs(
+    fast: Any, inputs: Sequence[InputLine], runs: Sequence[TimedRun], prices: Prices | None = None
+) -> dict[str, Any]:
+    """Return equality, latencies, speed-ups, time to first token, shares of the time, wasted work, cost and advice."""
     latency = {variant: latency_figures(group) for variant, group in group_by_variant(runs).items()}
     traces = [run.trace for run in runs if run.trace is not None]
     streams = group_by_variant(runs, streams=True)
@@ -59,6 +61,7 @@ def summarize_runs(fast: Any, inputs: Sequence[InputLine], runs: Sequence[TimedR
         "first_token_speedup": _ratio_facts(time_ratio(runs, STREAM, FAST_STREAM, first_token=True)),
         "where_the_time_went": engine_shares(traces),
         "wasted": wasted_work(traces),
+        "cost_per_query": cost_per_query(runs, prices),
         "advice": advice_on(fast, inputs[0].value),
         "errors": sorted({run.error for run in runs if run.error}),
     }
@@ -284,6 +287,44 @@ def wasted_work(traces: Sequence[QueryTrace]) -> dict[str, Any]:
         "tokens": sum(tokens for _, tokens in wasted),
         "median_tokens_per_call": median(tokens for _, tokens in wasted) if wasted else 0,
     }
+
+
+# ------------------------------------------------------------ cost
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Dollars per million tokens."""
+
+    tokens_in: float
+    tokens_out: float
+
+
+def cost_per_query(runs: Sequence[TimedRun], prices: Prices | None) -> dict[str, dict[str, Any]]:
+    """Return the mean calls of models and tokens of a query, plain and accelerated; with prices, the dollars, too.
+
+    Every call that was made counts: also those that were prefetched and not used, and those that were made again.
+    Tokens are those that providers report with their answers. Streamed runs are left out, as not all providers report
+    the tokens of streams.
+    """
+    groups = {"plain": _runs_of(runs, SYNC, ASYNC, CONTROL), "accelerated": _runs_of(runs, *FAST_CALLS)}
+    return {name: _mean_cost(group, prices) for name, group in groups.items() if group}
+
+
+def _mean_cost(runs: Sequence[TimedRun], prices: Prices | None) -> dict[str, Any]:
+    counts = [run.tokens for run in runs if run.tokens is not None]
+    queries = len(counts) or 1
+    tokens_in, tokens_out = (
+        sum(getattr(one, name) for one in counts) / queries for name in ("tokens_in", "tokens_out")
+    )
+    figures = {
+        "calls": sum(one.calls for one in counts) / queries,
+        "calls_without_tokens": sum(one.calls - one.reported_calls for one in counts) / queries,
+        "tokens_in": tokens_in,
+        "tokens_out": tokens_out,
+    }
+    dollars = None if prices is None else (tokens_in * prices.tokens_in + tokens_out * prices.tokens_out) / 1e6
+    return {**figures, "dollars": dollars}
 
 
 def advice_on(fast: Any, value: Any) -> list[str]:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.app_frameworks import answer_cache, set_answer_cache
+from teola_plugin.adapters.app_frameworks import (
+    answer_cache,
+    observe_models,
+    set_answer_cache,
+    stop_observing,
+    tokens_of,
+)
 from teola_plugin.adapters.comparison import failure
 from teola_plugin.errors import RegistrationError
 
@@ -36,6 +43,55 @@ _RUN_ORDER = (SYNC, FAST_SYNC, FAST_ASYNC, ASYNC, CONTROL, FAST_STREAM, STREAM)
 not alternate strictly, so that an object whose answers alternate is recognised."""
 
 
+class TokenCount:
+    """The calls of models that one run made, and their tokens: prefetched and wasted calls, and repeats, included.
+
+    Written from any thread, also by calls that end after their run.
+    """
+
+    def __init__(self) -> None:
+        self.calls = self.reported_calls = 0
+        """Calls that were made, and those of them that have reported tokens."""
+        self.tokens_in = self.tokens_out = 0
+        self._lock = threading.Lock()
+
+    def add_call(self) -> None:
+        """Count a call that begins."""
+        with self._lock:
+            self.calls += 1
+
+    def add_tokens(self, tokens_in: int, tokens_out: int, *, is_first: bool) -> None:
+        """Add tokens that a call reports; `is_first`: it has reported none before."""
+        with self._lock:
+            self.reported_calls += is_first
+            self.tokens_in += tokens_in
+            self.tokens_out += tokens_out
+
+
+class CountedCall:
+    """A call of a model, with the count of the run that made it."""
+
+    def __init__(self, count: TokenCount) -> None:
+        self.count, self.has_reported = count, False
+
+
+class TokenMeter:
+    """Counts the calls of models for the run that is under way; see `CallObserver`."""
+
+    def __init__(self) -> None:
+        self.count = TokenCount()
+
+    def call_began(self) -> CountedCall:
+        self.count.add_call()
+        return CountedCall(self.count)
+
+    def result_came(self, call: CountedCall, value: Any) -> None:
+        tokens = tokens_of(value)
+        if tokens is not None:
+            call.count.add_tokens(tokens.prompt, tokens.completion, is_first=not call.has_reported)
+            call.has_reported = True
+
+
 @dataclass(frozen=True, slots=True)
 class TimedRun:
     """One call of the object."""
@@ -52,6 +108,7 @@ class TimedRun:
     trace: QueryTrace | None = None
     round: int = 0
     """Runs of one input and one round are compared with each other: they ran one directly after the other."""
+    tokens: TokenCount | None = None
 
 
 class CompareSession:
@@ -63,6 +120,7 @@ class CompareSession:
         self._runner = asyncio.Runner()
         self._last_query_id = ""
         self._answer_cache: Any = None
+        self._meter = TokenMeter()
 
     def __enter__(self) -> CompareSession:
         if self._pool is not None:
@@ -70,11 +128,13 @@ class CompareSession:
         # When a parallel step fails, the framework leaves its siblings' errors to the loop, which would print them.
         self._runner.get_loop().set_exception_handler(lambda loop, context: None)
         self._answer_cache = answer_cache()
+        observe_models(self._meter)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        stop_observing()
         if self._answer_cache is not None:
             set_answer_cache(self._answer_cache)
         self._runner.close()
@@ -91,6 +151,7 @@ class CompareSession:
         value, obj = copy.deepcopy(value), self.fast if variant.startswith("accelerated") else self.original
         self._empty_caches(obj)
         answer, error_text, first_token_s = None, "", None
+        tokens = self._meter.count = TokenCount()
         start = time.perf_counter()
         try:
             if variant in STREAMS:
@@ -106,7 +167,7 @@ class CompareSession:
             seconds = time.perf_counter() - start
             answer, error_text = failure(error), f"{type(error).__qualname__}: {error}"
         trace = self._new_trace() if variant in FAST_CALLS else None
-        return TimedRun(variant, input_index, seconds, answer, error_text, first_token_s, trace, round_)
+        return TimedRun(variant, input_index, seconds, answer, error_text, first_token_s, trace, round_, tokens)
 
     def _empty_caches(self, obj: Any) -> None:
         """Remove what earlier runs left: prefix caches of the pool, the cache of answers, a conversation."""

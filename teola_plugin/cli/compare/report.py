@@ -57,6 +57,9 @@ def print_report(console: Console, summary: Mapping[str, Any], runs: Sequence[Ti
             f"Begun and not used by anybody: {wasted['primitives']} primitives, {wasted['tokens']} tokens "
             f"in {wasted['calls']} calls.",
         )
+    if any(figures["calls"] for figures in summary["cost_per_query"].values()):
+        console.rule("Calls of models, tokens and cost per query")
+        _print_line(console, "\n".join(_cost_lines(summary["cost_per_query"])))
     if summary["advice"] or summary["bindings"]:
         console.rule("What would help")
         _print_line(console, "\n".join(f"* {line}" for line in summary["advice"]))
@@ -66,6 +69,19 @@ def print_report(console: Console, summary: Mapping[str, Any], runs: Sequence[Ti
         )
         lines = "\n".join(f"    {line}" for line in summary["bindings"])
         console.print(lines, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cost_lines(cost: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the calls, tokens and dollars of a query: plain, and accelerated."""
+    for name, figures in cost.items():
+        dollars = "" if figures["dollars"] is None else f"   ${figures['dollars']:.6f}"
+        tokens = f"{figures['tokens_in']:9,.1f} tokens in {figures['tokens_out']:9,.1f} out"
+        yield f"{name:12} {figures['calls']:6,.1f} calls {tokens}{dollars}"
+    unknown = sum(figures["calls_without_tokens"] for figures in cost.values())
+    if unknown:
+        texts = (f"{figures['calls_without_tokens']:,.1f} {name}" for name, figures in cost.items())
+        yield f"Without the tokens of calls that reported none: {', '.join(texts)}."
+    yield "All calls that were made count, also those that were prefetched and not used, or made again."
 
 
 def _print_line(console: Console, line: str) -> None:

@@ -34,6 +34,8 @@ from teola_plugin.shims.interception import (
     MethodInterceptors,
     Wrap,
     WrappedFunction,
+    observed,
+    observers,
 )
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -134,6 +136,8 @@ def body_of(kind: type, name: str) -> Body:
     return original
 
 
+CALLS_NOBODY = "__teola_calls_nobody__"
+"""Attribute of classes whose objects only find out how a model would be called."""
 _ORIGINAL = "__teola_original__"
 """Attribute of our wrappers: the function that they stand for."""
 
@@ -331,7 +335,20 @@ def worker_of(target: Any) -> Any:
 
 def routed_body(target: Any, method: str, original: Body) -> Body:
     """Return the function that does the work of a provider method: of the target's worker, or the original."""
-    return _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
+    body = _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
+    return observed(body) if observers and isinstance(target, LLM) and method not in TOOL_METHODS else body
+
+
+def intercept_models() -> None:
+    """Intercept the calls of all LLMs whose classes are imported, as far as their methods are understood."""
+    pending = list(LLM.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        if hasattr(kind, CALLS_NOBODY):
+            continue
+        pending += kind.__subclasses__()
+        with contextlib.suppress(Unreadable):
+            install(kind, provider_methods(kind))
 
 
 def _keep_original(wrap: Wrap) -> Wrap:

@@ -24,6 +24,7 @@ from llama_index_instrumentation.dispatcher import Dispatcher
 from teola_plugin.errors import RegistrationError
 from teola_plugin.shims.llamaindex.copies import clone, run_without_waiting, sharing
 from teola_plugin.shims.llamaindex.interceptors import (
+    CALLS_NOBODY,
     PUBLIC_METHODS,
     STREAMING_METHODS,
     STRUCTURED_METHODS,
@@ -97,13 +98,15 @@ def _refusing_events(body: Body, *, is_async: bool) -> Body:
 
 
 @lru_cache(maxsize=256)
-def _without_public_methods(cls: type) -> type:
+def _without_public_methods(cls: type) -> Any:
     def refuse(*_: Any, **__: Any) -> Any:
         raise CallsPublicMethod
 
     names = (*STREAMING_METHODS, *PUBLIC_METHODS, *STRUCTURED_METHODS)
     members = {name: refuse for name in names if hasattr(cls, name)}
-    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
+    subclass = type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
+    setattr(subclass, CALLS_NOBODY, True)
+    return subclass
 
 
 def provider_call_of(llm: Any, run: Run, *, is_async: bool) -> ProviderArguments:
@@ -169,14 +172,15 @@ def _capturing_class(cls: type) -> type:
     """Create a subclass without events around public methods, whose provider methods raise `_ProviderCallCaptured`."""
     above = cls.__mro__[1]
     bases = (_without_events(above),) if is_openai(cls) and is_openai(above) else ()
-    capturing = _without_events(cls, bases)
+    capturing: type = _without_events(cls, bases)
     for name in provider_methods(cls):
         setattr(capturing, name, _capturing_method(name, inspect.iscoroutinefunction(body_of(cls, name))))
     return capturing
 
 
-def _without_events(cls: type, bases: tuple[type, ...] = ()) -> type:
+def _without_events(cls: type, bases: tuple[type, ...] = ()) -> Any:
     subclass = type(cls)(cls.__name__, (cls, *bases), {"__module__": cls.__module__})
+    setattr(subclass, CALLS_NOBODY, True)
     for name in PUBLIC_METHODS:  # set afterwards: methods that a class is made with get spans
         setattr(subclass, name, body_of(cls, name))
     return subclass

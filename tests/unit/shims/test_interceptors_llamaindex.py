@@ -23,16 +23,18 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.retrievers import VectorIndexRetriever
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores import SimpleVectorStore, VectorStoreQuery
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import PrivateAttr
 
 from benchmarks.llamaindex.kits import Kit, Sizes, own_kit
-from teola_plugin import uninstall
+from teola_plugin import accelerate, uninstall
 from teola_plugin.engines import profiles
 from teola_plugin.shims.interception import STREAM_OPENED
 from teola_plugin.shims.llamaindex import interceptors as seam
 from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.llamaindex.silent_calls import prepare
 from tests.support.llamaindex_own import ChattyLLM
 
 TARGETS: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -423,3 +425,21 @@ def test_a_class_that_changes_its_prompts_has_other_arguments_than_the_framework
     seam.require_framework_methods(MockLLM)
     with pytest.raises(Unreadable, match="has a '_extend_prompt' of its own"):
         seam.require_framework_methods(Own)
+
+
+def test_models_are_intercepted_but_for_those_that_only_find_out_how_one_is_called() -> None:
+    accelerate(Flow())
+    prepare(MockLLM())
+
+    seam.intercept_models()
+
+    helpers = [kind for kind in MockLLM.__subclasses__() if hasattr(kind, seam.CALLS_NOBODY)]
+    assert seam.interceptors.original_of(MockLLM, "complete") is not None
+    assert helpers
+    assert not [kind for kind in helpers if seam.interceptors.original_of(kind, "complete") is not None]
+
+
+class Flow(Workflow):
+    @step
+    async def only(self, ev: StartEvent) -> StopEvent:
+        return StopEvent(result="a")
