@@ -88,7 +88,7 @@ def observe_models(observer: CallObserver) -> None:
 
         observe_langchain(observer)
     if "llama_index.core" in sys.modules:
-        from teola_plugin.adapters.llamaindex.usage import observe_models as observe_llamaindex
+        from teola_plugin.adapters.llamaindex.checking import observe_models as observe_llamaindex
 
         observe_llamaindex(observer)
 
@@ -101,7 +101,7 @@ def stop_observing() -> None:
 def tokens_of(value: Any) -> Tokens | None:
     """Return the tokens that a model reports with a result, or with a chunk of it; None if it reports none."""
     if type(value).__module__.startswith("llama_index."):
-        from teola_plugin.adapters.llamaindex.usage import tokens_of as llamaindex_tokens
+        from teola_plugin.adapters.llamaindex.checking import tokens_of as llamaindex_tokens
 
         return llamaindex_tokens(value)
     if "langchain_core" not in sys.modules:

@@ -1,7 +1,7 @@
-"""`shadow=` for LlamaIndex: some calls are made once more by the original, and the two answers are compared.
+"""Comparison of LlamaIndex objects with their originals, for `shadow=` and `teola compare`.
 
-Answers are compared without the ids of nodes, since engines make nodes anew for each call. Streamed answers are not
-compared: they are counted as skipped.
+With `shadow=`, some calls are made once more by the original, and the two answers are compared, without the ids of
+nodes, since engines make nodes anew for each call. Streamed answers are not compared: they are counted as skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.indices.base import BaseIndex
@@ -28,6 +29,9 @@ from teola_plugin.adapters import comparison
 from teola_plugin.adapters.comparison import Entries, Fields
 from teola_plugin.adapters.shadow import OriginalCall, Shadow
 from teola_plugin.errors import RegistrationError
+from teola_plugin.runtime.usage import Tokens
+from teola_plugin.shims.interception import CallObserver, observers
+from teola_plugin.shims.llamaindex.interceptors import intercept_models
 from teola_plugin.shims.llamaindex.silent_calls import install_silencing, silence_context
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.llamaindex.classes import reachable_objects
@@ -231,6 +235,37 @@ _ENTRIES: tuple[tuple[Any, Entries], ...] = (
 def entries_of(obj: Any) -> Entries | None:
     """Return the entries of an object; None for one that takes no input."""
     return next((entries for kind, entries in _ENTRIES if isinstance(obj, kind)), None)
+
+
+# ------------------------------------------------------------ the tokens that LLMs report
+
+_PROMPT, _COMPLETION = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+"""The names that providers have for the tokens of prompts, and of answers."""
+
+
+def tokens_of(value: Any) -> Tokens | None:
+    """Return the tokens that the answer of an LLM, or a chunk of it, reports; None if it reports none."""
+    if not isinstance(value, (ChatResponse, CompletionResponse)):
+        return None
+    for usage in (value.additional_kwargs, _field(value.raw, "usage")):
+        prompt, completion = _first_number(usage, _PROMPT), _first_number(usage, _COMPLETION)
+        if prompt is not None or completion is not None:
+            return Tokens(prompt or 0, 0, completion or 0)
+    return None
+
+
+def observe_models(observer: CallObserver) -> None:
+    """Tell an observer of the calls of all LLMs whose classes are imported by now."""
+    intercept_models()
+    observers[:] = [observer]
+
+
+def _first_number(usage: Any, names: tuple[str, ...]) -> int | None:
+    return next((number for name in names if isinstance(number := _field(usage, name), int)), None)
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 hide_from_stack_levels(globals())
