@@ -20,10 +20,13 @@ from support.hosted_steps import HostedLLM
 from support.own_leaves import Chat, Ledger
 
 from teola_plugin import EnginePool, accelerate
+from teola_plugin.adapters.explain import explain_undedicated
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Status
+from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.engines.websearch import WebSearch
+from teola_plugin.graph import EngineProfile
 from teola_plugin.langchain import ChatTeola, TeolaWebSearch
 
 
@@ -120,6 +123,23 @@ def test_engines_that_make_no_difference_are_not_named() -> None:
         report = accelerate(ask("A of {x}") | model | StrOutputParser() | ask("B of {a}") | model).report()
 
     assert [row.reason for row in report.calls] == [Reason.FIRST, Reason.NEEDS_RESULTS]
+
+
+class PoolOfCluster:
+    """A pool with one engine of a cluster, which is not dedicated."""
+
+    profiles = {"llm": EngineProfile(dedicated=False)}
+
+    def engine(self, name: str) -> SharedEngine:
+        return object.__new__(SharedEngine)
+
+
+def test_shared_engine_is_named_with_the_option_of_its_file() -> None:
+    explanation = explain_undedicated(PoolOfCluster(), lambda engines: "llm" in engines)  # type: ignore[arg-type]
+
+    assert explanation is not None
+    assert explanation.reason is Reason.NOT_DEDICATED_SHARED
+    assert explanation.fix == "options: {dedicated: true} of the engine llm in the pool's file"
 
 
 # ------------------------------------------------------------ models that functions create
