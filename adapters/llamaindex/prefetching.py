@@ -309,7 +309,9 @@ def _leads_to(component: Component, sites: frozenset[str]) -> bool:
 
 def _pruned(component: Component, sites: frozenset[str], *, needs_output: bool) -> Component:
     has_rounds = component.role.name in ("LOOP", "FOLD")
-    if component.body is None or needs_output or has_rounds or not _leads_to(component, sites):
+    if component.body is None or needs_output or has_rounds:
+        return component
+    if not any(_leads_to(inner, sites) for inner in component.body.components):  # its other branch may
         return component
     return replace(component, body=_reduce_to_sites(component.body, sites, needs_output=False))
 

@@ -21,7 +21,7 @@ from teola_plugin.tracer.functions.framework_calls import (
     call_framework_method,
     is_model_creator,
 )
-from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, MethodRule
 from teola_plugin.tracer.functions.lookup import is_instance
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
 from teola_plugin.tracer.functions.operations import (
@@ -147,6 +147,8 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         return _call_pure(interpreter, Expression(method, environment.refs), arguments)
     if (result := fields_of_class(value, arguments.symbols or ())) is not None:
         return result
+    if (rule := _rule_for_object(interpreter, value, arguments)) is not None:
+        return rule(interpreter, arguments)
     if value is isinstance and (result := _test_message_class(interpreter, arguments)) is not None:
         return result
     if value is str and (symbols := arguments.symbols) is not None and len(symbols) == 1:
@@ -188,6 +190,14 @@ def _note_created_model(
     interpreter.note_source(location)
     has_settings = any(is_setting(item) for item in arguments.all_items() if not isinstance(item, Spread))
     created_models[location] = CreatedModel(creator.__name__, has_settings)
+
+
+def _rule_for_object(interpreter: FunctionInterpreter, func: Any, arguments: Arguments) -> MethodRule | None:
+    """Return the framework's rule for `isinstance`, `hasattr` or `getattr` of one of its objects, if there is one."""
+    find_method, symbols = interpreter.shared.find_method, arguments.symbols
+    if find_method is None or not symbols or not any(func is one for one in (isinstance, hasattr, getattr)):
+        return None
+    return find_method(symbols[0], f"{func.__name__}()")
 
 
 def _test_message_class(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol | None:
@@ -249,7 +259,7 @@ def _is_harmless(func: Any) -> bool:
     """Return True for a function that writes nothing that an engine reads."""
     if type(func) is MethodType:
         func = func.__func__ if is_instance(func.__self__, logging.Logger) else None
-    if type(func) not in (FunctionType, BuiltinFunctionType):
+    if type(func) not in (FunctionType, BuiltinFunctionType) or any(func is one for one in (exec, eval)):
         return False
     owner = getattr(func, "__self__", None)
     module = func.__module__ or (owner.__module__ if isinstance(owner, type) else "")
@@ -332,6 +342,8 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
             return UNKNOWN_VALUE
         method = ast.Attribute(expression.code, name, ast.Load())
         return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
+    if name in ("append", "extend", "insert") and isinstance(owner, Ref) and not isinstance(func.value, ast.Name):
+        return KnownValue(None)  # the caller notes that it changes
     if isinstance(func.value, ast.Name):
         interpreter.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
     if isinstance(owner, Fields | ItemList | DataObject) or (

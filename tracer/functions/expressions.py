@@ -23,6 +23,7 @@ from teola_plugin.tracer.functions.operations import (
     read_attribute,
     read_key,
 )
+from teola_plugin.tracer.functions.pure_expressions import truth_of
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -89,7 +90,7 @@ def _to_fields(symbol: Symbol) -> Fields | None:
         return Fields({}, symbol)
     if isinstance(symbol, KnownValue) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
         return Fields({key: KnownValue(value) for key, value in symbol.value.items()})
-    return symbol if isinstance(symbol, Fields) else None
+    return symbol if isinstance(symbol, Fields) and not symbol.fields_only else None
 
 
 def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.Subscript) -> Symbol:
@@ -134,6 +135,12 @@ def _evaluate_operator(interpreter: FunctionInterpreter, node: ast.BinOp) -> Sym
     elif isinstance(node.op, ast.BitOr):
         value = pipe(left, right)
     return compose(interpreter, node, {"left": left, "right": right}) if value is None else value
+
+
+def _evaluate_unary_operator(interpreter: FunctionInterpreter, node: ast.UnaryOp) -> Symbol:
+    operand = interpreter.evaluate(node.operand)
+    truth = truth_of(operand) if isinstance(node.op, ast.Not) else None
+    return compose(interpreter, node, {"operand": operand}) if truth is None else KnownValue(not truth)
 
 
 def _is_list(symbol: Symbol) -> bool:
@@ -273,7 +280,7 @@ _RULES: Mapping[type[ast.expr], Callable[[FunctionInterpreter, Any], Symbol]] = 
     ast.Subscript: _evaluate_subscript,
     ast.Attribute: _evaluate_attribute,
     ast.BinOp: _evaluate_operator,
-    ast.UnaryOp: lambda interpreter, node: compose(interpreter, node, {"operand": interpreter.evaluate(node.operand)}),
+    ast.UnaryOp: _evaluate_unary_operator,
     ast.Compare: _evaluate_comparison,
     ast.BoolOp: _evaluate_and_or,
     ast.IfExp: _evaluate_conditional,

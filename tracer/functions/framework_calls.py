@@ -115,7 +115,7 @@ class Arguments:
 def _unpack_keywords(value: Symbol) -> Mapping[str, Symbol] | None:
     """Return the keywords of `**value`; None if they are not known."""
     is_known, dictionary = known_value(value)
-    if isinstance(value, Fields) and value.base is None:
+    if isinstance(value, Fields) and value.base is None and not value.fields_only:
         return value.items
     if is_known and type(dictionary) is dict and all(type(key) is str for key in dictionary):
         return {key: KnownValue(item) for key, item in dictionary.items()}

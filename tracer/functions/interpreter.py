@@ -346,8 +346,8 @@ class FunctionInterpreter:
         """Return the value as a ref: CALLs compute, format or build it. Raise `NotUnderstood` if it is not known."""
         if isinstance(symbol, Ref):
             return symbol
-        if isinstance(symbol, Fields) and self.mutations.has_inside(symbol):
-            raise NotUnderstood("a value that was changed in place")
+        if isinstance(symbol, Fields) and (symbol.fields_only or self.mutations.has_inside(symbol)):
+            raise NotUnderstood("a value that was changed in place, or of which nothing but fields is known")
         if isinstance(symbol, Prompted):
             return self.draft.materialize(symbol, self.name, ())
         if isinstance(symbol, Fields) and not symbol.items and symbol.base is not None:

@@ -129,6 +129,8 @@ class Renderer:
         return render
 
     def _dictionary(self, symbol: Fields) -> Render:
+        if symbol.fields_only:
+            raise NotUnderstood("an object of which nothing but fields is known")
         base = None if symbol.base is None else self._input(symbol.base)
         items = {key: self.value(item) for key, item in symbol.items.items()}
 

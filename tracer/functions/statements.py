@@ -18,7 +18,8 @@ from teola_plugin.tracer.draft import DERIVED, Draft, Span
 from teola_plugin.tracer.functions.bodies import Captures
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.expressions import define_function
-from teola_plugin.tracer.functions.interpreter import MAX_NESTING, BlockExit, FunctionInterpreter
+from teola_plugin.tracer.functions.framework_calls import Arguments
+from teola_plugin.tracer.functions.interpreter import MAX_NESTING, BlockExit, FunctionInterpreter, MethodRule
 from teola_plugin.tracer.functions.lookup import read_object_attribute
 from teola_plugin.tracer.functions.loops import run_for, run_while
 from teola_plugin.tracer.functions.mutations import (
@@ -28,7 +29,7 @@ from teola_plugin.tracer.functions.mutations import (
     nonlocal_names,
     root_name,
 )
-from teola_plugin.tracer.functions.operations import assign_names, compose
+from teola_plugin.tracer.functions.operations import assign_names, compose, is_text
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import copy_code
 from teola_plugin.tracer.functions.symbols import (
@@ -86,11 +87,25 @@ def _run_augmented_assign(interpreter: FunctionInterpreter, node: ast.AugAssign)
         if is_mutable_container(old_value) or is_mutable_container(new_value):
             interpreter.mutations.add(old_value)
     else:
-        new_value = UNKNOWN_VALUE
-        interpreter.evaluate(node.value)
-        interpreter.mutations.add(interpreter.evaluate(copy_code(node.target)))
+        new_value = _augmented_field(interpreter, node, copy_code(node.target))
     _assign(interpreter, node.target, new_value)
     return BlockExit.FALLS_THROUGH
+
+
+def _augmented_field(interpreter: FunctionInterpreter, node: ast.AugAssign, target: ast.expr) -> Symbol:
+    """Return what `owner.name += value` assigns, unknown unless the framework has a rule for it.
+
+    Numbers and texts have a new value. Any other may be a list or the like, which is changed in place.
+    """
+    assert isinstance(target, (ast.Attribute, ast.Subscript))
+    added = interpreter.evaluate(node.value)
+    old_value = interpreter.evaluate(target)
+    is_simple = is_text(added) or (isinstance(added, KnownValue) and type(added.value) in (int, float))
+    if not is_simple or _find_assignment(interpreter, target) is None:
+        interpreter.mutations.add(old_value)
+        return UNKNOWN_VALUE
+    template = ast.BinOp(ast.Constant(0), node.op, ast.Constant(0))
+    return compose(interpreter, template, {"left": old_value, "right": added})
 
 
 def _assign(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -> None:
@@ -100,6 +115,8 @@ def _assign(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -
         for part in ast.walk(target):
             if isinstance(part, (ast.Subscript, ast.Attribute)) and not isinstance(part.ctx, ast.Load):
                 _assign(interpreter, part, UNKNOWN_VALUE)
+    elif isinstance(target, (ast.Subscript, ast.Attribute)) and _assign_by_rule(interpreter, target, value):
+        return
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         _assign_key(interpreter, target, target.value.id, value)
     elif isinstance(target, ast.Subscript):
@@ -112,6 +129,28 @@ def _assign(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -
             interpreter.shared.sets_attributes = True
         else:
             interpreter.frame.names |= dict.fromkeys(root_name(target), UNKNOWN_VALUE)
+
+
+def _find_assignment(interpreter: FunctionInterpreter, target: ast.Subscript | ast.Attribute) -> MethodRule | None:
+    """Return the framework's rule for an assignment to a key or an attribute of an object that has a name."""
+    find_method = interpreter.shared.find_method
+    if find_method is None or not isinstance(target.value, ast.Name):
+        return None
+    owner = interpreter.evaluate(target.value)
+    return find_method(owner, "__setattr__" if isinstance(target, ast.Attribute) else "__setitem__")
+
+
+def _assign_by_rule(interpreter: FunctionInterpreter, target: ast.Subscript | ast.Attribute, value: Symbol) -> bool:
+    """Assign to a key or an attribute by the framework's rule, which returns the changed object. False without one."""
+    rule = _find_assignment(interpreter, target)
+    if rule is None:
+        return False
+    name = KnownValue(target.attr) if isinstance(target, ast.Attribute) else interpreter.evaluate(target.slice)
+    changed = rule(interpreter, Arguments((name, value), {}))
+    interpreter.mutations.add(interpreter.evaluate(target.value))
+    assert isinstance(target.value, ast.Name)
+    interpreter.frame.names[target.value.id] = changed
+    return True
 
 
 def _assign_key(interpreter: FunctionInterpreter, target: ast.Subscript, name: str, value: Symbol) -> None:
@@ -178,6 +217,28 @@ def _run_try(interpreter: FunctionInterpreter, node: ast.Try) -> BlockExit:
     if block_exit is not BlockExit.UNKNOWN and node.finalbody:
         final_exit = interpreter.run_block(node.finalbody)
         block_exit = block_exit if final_exit is BlockExit.FALLS_THROUGH else final_exit
+    return block_exit
+
+
+def _run_with(interpreter: FunctionInterpreter, node: ast.With | ast.AsyncWith) -> BlockExit:
+    """Interpret a `with` statement whose context managers the framework has rules for."""
+    find_method = interpreter.shared.find_method
+    exits: list[tuple[MethodRule, ast.expr | None]] = []
+    for item in node.items:
+        manager = interpreter.evaluate(item.context_expr)
+        enter = None if find_method is None else find_method(manager, "__enter__")
+        leave = None if find_method is None else find_method(manager, "__exit__")
+        if enter is None or leave is None or not isinstance(item.optional_vars, (ast.Name, type(None))):
+            return BlockExit.UNKNOWN
+        value = enter(interpreter, Arguments((), {}))
+        if item.optional_vars is not None:
+            assign_names(interpreter, item.optional_vars, value)
+        exits.append((leave, item.optional_vars))
+    block_exit = interpreter.run_block(node.body)
+    if block_exit is not BlockExit.UNKNOWN:
+        for leave, variable in reversed(exits):
+            value = UNKNOWN_VALUE if variable is None else interpreter.evaluate(copy_code(variable))
+            leave(interpreter, Arguments((value,), {}))
     return block_exit
 
 
@@ -298,7 +359,8 @@ def _merge_values(
     body, orelse = values
     if body is orelse:
         return body
-    if isinstance(body, Fields) and isinstance(orelse, Fields) and body.base is None and orelse.base is None:
+    no_base = isinstance(body, Fields) and isinstance(orelse, Fields) and body.base is None and orelse.base is None
+    if isinstance(body, Fields) and isinstance(orelse, Fields) and no_base and not body.fields_only:
         keys = body.items.keys() if body.items.keys() == orelse.items.keys() else ()
         items = {key: _merge_values(interpreter, test, (body.items[key], orelse.items[key]), trials) for key in keys}
         return Fields(items, None, body.attributes) if items else UNKNOWN_VALUE
@@ -436,6 +498,8 @@ _RULES: Mapping[type[ast.stmt], Callable[[FunctionInterpreter, Any], BlockExit]]
     ast.AsyncFunctionDef: _run_definition,
     ast.ClassDef: _run_definition,
     ast.Try: _run_try,
+    ast.With: _run_with,
+    ast.AsyncWith: _run_with,
     ast.For: run_for,
     ast.AsyncFor: run_for,
     ast.While: run_while,

@@ -82,6 +82,8 @@ class Fields:
     items: Mapping[str, Symbol] = field(default_factory=dict)
     base: Ref | None = None
     attributes: bool = False
+    fields_only: bool = False
+    """True if nothing but its fields is known: not how the object is written, compared or iterated over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -91,6 +91,7 @@ def summarize_function(
     find_method: FindMethod | None = None,
     lower_graph: LowerGraph | None = None,
     environment: Ref | None = None,
+    unknown_attributes: Mapping[int, Iterable[str]] | None = None,
 ) -> FunctionSummary:
     """Read the source of a function as called with these arguments by name, and add its components to `draft`.
 
@@ -109,10 +110,14 @@ def summarize_function(
         find_method: Finds the rules of methods of another framework's objects.
         lower_graph: Reads the graphs that the function calls.
         environment: The environment variables in the template's input, if nothing changes them before the function.
+        unknown_attributes: Attributes that may have changed when the function comes to them, by ids of their objects.
     """
     shared = SharedContext(_RULES, decide, find_leaves, find_method, lower_graph, environment)
+    owners = (unknown_attributes or {}).items()
+    attributes: dict[tuple[int, str], Symbol]
+    attributes = {(owner, name): UNKNOWN_VALUE for owner, names in owners for name in names}
     try:
-        return _summarize(func, arguments, draft, name, state, shared)
+        return _summarize(func, arguments, draft, name, state, shared, attributes)
     except Exception as error:
         _warn(func, error)
         return FunctionSummary()
@@ -137,7 +142,13 @@ def _warn(func: Any, error: Exception) -> None:
 
 
 def _summarize(
-    func: Any, arguments: Mapping[str, Value | Symbol], draft: Draft, name: str, state: str, shared: SharedContext
+    func: Any,
+    arguments: Mapping[str, Value | Symbol],
+    draft: Draft,
+    name: str,
+    state: str,
+    shared: SharedContext,
+    attributes: dict[tuple[int, str], Symbol],
 ) -> FunctionSummary:
     keywords: dict[str, Symbol] = {key: to_symbol(value) for key, value in arguments.items()}
     if state in keywords:
@@ -149,7 +160,7 @@ def _summarize(
         return FunctionSummary()
     definition, frame = entry
     name = name or plain_function.__name__.strip("<>")
-    interpreter = FunctionInterpreter(draft.body(), frame, name, shared)
+    interpreter = FunctionInterpreter(draft.body(), frame, name, shared, attribute_values=attributes)
     try:
         block_exit = interpreter.run_function(definition)
     except Exception as error:  # what was read before still holds

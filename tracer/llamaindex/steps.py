@@ -7,7 +7,7 @@ template has the values of the first step's event and, by key, those that the co
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
@@ -21,8 +21,9 @@ from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.workflow import Event, StartEvent, StopEvent
+from pydantic import BaseModel
 
-from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop
+from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop, read_path
 from teola_plugin.shims.llamaindex.engines import QueriedIndexParts, SettingsParts, make_query_engine
 from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS
 from teola_plugin.shims.llamaindex.records import Unreadable
@@ -33,6 +34,7 @@ from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
     Instance,
+    ItemList,
     KnownValue,
     Symbol,
     materialize,
@@ -45,21 +47,27 @@ from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, 
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import is_text
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
-from teola_plugin.tracer.functions.symbols import AwaitableValue, known_value, move_to_draft, producers
+from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
+from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, known_value
 from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
 from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
+from teola_plugin.tracer.llamaindex.step_data import (
+    EventRules,
+    Rule,
+    StoreRules,
+    StoreStandIn,
+    sends_events,
+    with_defaults,
+)
 from teola_plugin.tracer.source import source_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
-EVENT, STORE = "event", "store"
-"""Keys of the template's input."""
 PERMISSION = Effect("permission")
 """Read by calls of models: user code, which may touch anything, grants it by not raising."""
-Rule = Callable[[FunctionInterpreter, Arguments], Symbol]
-_HARMLESS_METHODS = ("write_event_to_stream", "send_event", "collect_events")
+_HARMLESS_METHODS = ("write_event_to_stream", "retry_info")
 _HARMLESS_ATTRIBUTES = frozenset(("store", "write_event_to_stream", "wait_for_event", "get", "set"))
 """Attributes of a context that send no event to a step."""
 _PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
@@ -80,15 +88,47 @@ class _Answer:
         raise UnfitValue("the graph has no more of an answer than its text and its nodes")
 
 
-class _StoreStandIn:
-    """Stands for the store of a step's context."""
-
-
 class _ContextStandIn:
     """Stands for a step's context."""
 
     def __init__(self) -> None:
-        self.store = _StoreStandIn()
+        self.store = StoreStandIn()
+        self.is_running = True
+
+
+Classes = Callable[[Any], Sequence[type]]
+"""Computes classes of events from the template's input. Raises what computing them raises."""
+MAX_COLLECTED = 16
+"""Collected events for which a template is made."""
+Collected = tuple[tuple[str, tuple[type, ...]], ...]
+"""The classes of the events that a step has got before it begins, by parameters or by the numbers of collections."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSituation:
+    """What is known of the run in which a step begins."""
+
+    is_alone: bool = False
+    """True if nothing else is under way, so that the steps after it are traced as well: as long as one step alone
+    accepts the event that the step before it is sure to return."""
+    changing: frozenset[str] | None = frozenset()
+    """Keys of the store that other steps may change while it runs; None if that may be any."""
+    changing_after_sending: frozenset[str] | None = None
+    """The same from when it has sent an event."""
+    changing_attributes: frozenset[str] = frozenset()
+    """Attributes of the workflow that steps may change."""
+    collected: Collected = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A call of `collect_events` in a step."""
+
+    key: str
+    """Its key among the collected events of the template's input."""
+    buffer: str
+    expected: Classes
+    """Returns the classes of the events that it waits for, by the template's input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,42 +141,56 @@ class TracedSteps:
     guards: tuple[Guard, ...]
     data: DataGuards
     """The data of globals, closures and attributes."""
-    store_keys: tuple[str, ...]
-    """What it reads of the context's store as it is when the first step begins."""
+    collections: tuple[Collection, ...]
+    """The calls of `collect_events` whose events are not known; if they are, another template may have more."""
 
 
 def trace_steps(
-    steps: Mapping[str, WorkflowStep], name: str, own_models: OwnModels, *, looks_ahead: bool
+    steps: Mapping[str, WorkflowStep],
+    name: str,
+    own_models: OwnModels,
+    state_class: type[BaseModel],
+    situation: StepSituation,
+    decide: Decide | None = None,
 ) -> TracedSteps:
-    """Return the template of a step. Runs none of its code.
+    """Return the template of a step, and of those that certainly come next. Runs none of their code.
 
-    `looks_ahead`: nothing else is under way when it begins, so the steps belong to the template that certainly come
-    after it: as long as one step alone accepts the event that the step before it is sure to return.
+    `decide`: answers conditions on the template's input.
     """
-    reader, data, draft = _StepReader(own_models), DataGuards(), Draft()
+    store = StoreRules(state_class, situation.changing)
+    reader, data, draft = _StepReader(own_models, store, situation), DataGuards(), Draft()
     step: WorkflowStep | None = steps[name]
-    event: Symbol = Fields(base=Ref(INPUT).at(EVENT), attributes=True)
+    arguments = reader.first_events(steps[name])
     calls: dict[str, tuple[str, ...]] = {}
     span = EMPTY_SPAN
     with data.recording():
         while step is not None and step.name not in calls and len(calls) < MAX_STEPS:
             calls_before = len(draft.calls)
-            arguments = {step.event_name: event}
             if step.context_name:
                 arguments[step.context_name] = KnownValue(_ContextStandIn())
-            summary = summarize_function(step.function, arguments, draft, step.name, find_method=reader.find_method)
+            summary = summarize_function(
+                step.function,
+                arguments,
+                draft,
+                step.name,
+                decide=decide,
+                find_method=reader.find_method,
+                unknown_attributes=reader.unknown_attributes(step),
+            )
             span = draft.in_sequence(span, summary.span)
             calls[step.name] = tuple(draft.calls)[calls_before:]
             returned, last_name, step = summary.value, step.name, None
             is_certain = summary.certain and not (summary.runs_user_code or summary.changes_objects)
-            if looks_ahead and is_certain and not reader.sends_events and isinstance(returned, Instance):
-                reader.forget_changed(summary.mutations, draft)
+            goes_on = situation.is_alone and is_certain and not reader.sends_events
+            if goes_on and isinstance(returned, Instance) and (step := _next_step(steps, returned.kind)) is not None:
+                store.forget_changed(summary.mutations, draft)
                 event = _fields_of_event(draft, returned, last_name, summary.mutations)
-                step = _next_step(steps, returned.kind)
+                symbol = UNKNOWN_VALUE if event is None else reader.events.add(event, returned.kind)
+                arguments = {step.event_name: symbol}
     _drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
     traced = draft.finish(Ref(last), name)
-    return TracedSteps(calls, traced, tuple(reader.guards), data, tuple(dict.fromkeys(reader.store_keys)))
+    return TracedSteps(calls, traced, tuple(reader.guards), data, tuple(reader.collections))
 
 
 def _next_step(steps: Mapping[str, WorkflowStep], kind: type) -> WorkflowStep | None:
@@ -171,13 +225,13 @@ def _sends_one_event(step: WorkflowStep) -> bool:
     return len(uses) == len(attributes) and _HARMLESS_ATTRIBUTES.issuperset(attributes)
 
 
-def _fields_of_event(draft: Draft, event: Instance, name: str, mutations: Mutations) -> Symbol:
+def _fields_of_event(draft: Draft, event: Instance, name: str, mutations: Mutations) -> Fields | None:
     """Return an event as the step that gets it reads it: with values as the fields of its class validate them."""
     values, kind = event.fields.get(_ARGUMENTS), cast("type[Event]", event.kind)
     if not isinstance(values, Fields) or kind.__init__ is not Event.__init__:
-        return UNKNOWN_VALUE
+        return None
     if any(getattr(kind.__pydantic_decorators__, name) for name in _VALIDATORS):
-        return UNKNOWN_VALUE
+        return None
     fields: dict[str, Symbol] = {}
     for key, value in values.items.items():
         if mutations.has_inside(value) or key in kind.__private_attributes__:
@@ -187,7 +241,7 @@ def _fields_of_event(draft: Draft, event: Instance, name: str, mutations: Mutati
             fields[key] = value
         elif not field_info.metadata and is_plain_annotation(field_info.annotation):
             fields[key] = _validated(draft, kind, key, value, name)
-    return Fields(fields, attributes=True)
+    return Fields(with_defaults(kind, fields, values.items), attributes=True, fields_only=True)
 
 
 def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> Symbol:
@@ -232,26 +286,38 @@ class _StepReader:
     """The rules by which LlamaIndex's objects are read, and what they have come to."""
 
     own_models: OwnModels
+    store: StoreRules
+    situation: StepSituation
+    events: EventRules = field(default_factory=EventRules)
     guards: list[Guard] = field(default_factory=list)
-    store_keys: list[str] = field(default_factory=list)
     sends_events: bool = False
     """True once a step sends events in other ways than by returning one."""
-    _written: dict[str, Symbol] = field(default_factory=dict)
-    """What the steps have written to the store."""
+    collections: list[Collection] = field(default_factory=list)
+    _number_of_collections: int = 0
 
-    def forget_changed(self, mutations: Mutations, draft: Draft) -> None:
-        """Prepare for the next step, after one that has changed values in place and whose components are in `draft`."""
-        changed = [ref.path[1] for ref in mutations.refs if ref.producer == INPUT and ref.path[:1] == (STORE,)]
-        self._written |= {str(key): UNKNOWN_VALUE for key in changed}
-        for key, value in self._written.items():
-            dropped = {one for one in producers(value) if one not in draft.components and not one.startswith("$")}
-            is_lost = mutations.has_inside(value)
-            self._written[key] = UNKNOWN_VALUE if is_lost else move_to_draft(value, dropped, Draft(), draft)
+    def first_events(self, step: WorkflowStep) -> dict[str, Symbol]:
+        """Return the events in the template's input, by the parameters of the step that gets them."""
+        if not step.collected:
+            return {step.event_name: self.events.first_event()}
+        kinds = dict(self.situation.collected)
+        arguments: dict[str, Symbol] = {}
+        for name, is_list in step.collected:
+            events = [self.events.collected_event(name, index, kind) for index, kind in enumerate(kinds.get(name, ()))]
+            arguments[name] = UNKNOWN_VALUE if name not in kinds else ItemList(tuple(events)) if is_list else events[0]
+        return arguments
+
+    def unknown_attributes(self, step: WorkflowStep) -> dict[int, frozenset[str]]:
+        """Return the attributes of the workflow that nobody knows when the step comes to them, by the object's id."""
+        workflow = getattr(step.function, "__self__", None)
+        stays_alone = self.situation.is_alone and not sends_events(step)
+        return {} if workflow is None or stays_alone else {id(workflow): self.situation.changing_attributes}
 
     def find_method(self, owner: Symbol, name: str) -> Rule | None:
         """See `FindMethod`."""
         if isinstance(owner, Instance) and name == "__str__" and owner.kind is _Answer:
             return lambda interpreter, arguments: owner.fields.get(_TEXT, UNKNOWN_VALUE)
+        if (rule := self.events.find(owner, name) or self.store.find(owner, name)) is not None:
+            return rule
         if isinstance(owner, Ref):
             return partial(_read_content, owner) if name == "get_content" else None
         if not isinstance(owner, KnownValue):
@@ -259,11 +325,9 @@ class _StepReader:
         target = owner.value
         if name == "__call__":
             return _constructor_of(target) if is_instance(target, type) else None
-        if type(target) is _StoreStandIn and name in ("get", "set"):
-            return self._read_store if name == "get" else self._write_store
-        if type(target) in (_ContextStandIn, _StoreStandIn):
-            self.sends_events |= name in ("send_event", "collect_events")
-            return _ignore if name in _HARMLESS_METHODS else _stop_reading
+        if type(target) is _ContextStandIn:
+            rules: dict[str, Rule] = {"send_event": self._send_event, "collect_events": self._collect}
+            return rules.get(name, _ignore if name in _HARMLESS_METHODS else _stop_reading)
         if is_instance(target, LLM) and name in _OTHER_CALLS:
             return partial(self._call_llm, target, name)
         if type(target) is PromptTemplate and name == "format":
@@ -276,25 +340,26 @@ class _StepReader:
             return partial(self._ask, target, name)
         return None
 
-    # ------------------------------------------------------------ the context's store
+    # ------------------------------------------------------------ the context
 
-    def _read_store(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-        is_known, key = known_value(arguments.get("path") or UNKNOWN_VALUE)
-        if not is_known or type(key) is not str or len(arguments.all_items()) != 1:
+    def _send_event(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Note that other steps begin, which may change what the store has."""
+        self.sends_events, self.store.changing = True, self.situation.changing_after_sending
+        return KnownValue(None)
+
+    def _collect(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret `collect_events`, whose events are known if they were there when the step began."""
+        key, (is_known, buffer) = str(self._number_of_collections), known_value(_buffer_argument(arguments))
+        self._number_of_collections += 1
+        kinds = dict(self.situation.collected).get(key)
+        if interpreter.is_body or interpreter.nesting or not is_known or not self.events.is_first(arguments.get("ev")):
             return UNKNOWN_VALUE
-        if key in self._written:
-            return AwaitableValue(self._written[key])
-        self.store_keys.append(key)
-        return AwaitableValue(Ref(INPUT).at(STORE).at(key))
-
-    def _write_store(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-        is_known, key = known_value(arguments.get("path") or UNKNOWN_VALUE)
-        value = arguments.get("value", 1)
-        if not is_known or type(key) is not str or interpreter.is_body or interpreter.nesting:
-            raise OutOfFuel  # nobody knows what later reads return
-        self._written[key] = UNKNOWN_VALUE if value is None else value
-        interpreter.shared.helpers -= producers(self._written[key])  # a later step may read them
-        return AwaitableValue(KnownValue(None))
+        if kinds is not None:
+            return ItemList(tuple(self.events.collected_event(key, i, kind) for i, kind in enumerate(kinds)))
+        expected = _expected_classes(arguments.get("expected", 1))
+        if expected is not None:
+            self.collections.append(Collection(key, buffer or "default", expected))
+        return UNKNOWN_VALUE
 
     # ------------------------------------------------------------ models, retrievers and engines
 
@@ -403,6 +468,48 @@ def _constructor_of(kind: Any) -> Rule | None:
     if is_subclass(kind, LLM):
         return lambda interpreter, arguments: call_model_class(interpreter, kind, arguments)
     return None
+
+
+def _buffer_argument(arguments: Arguments) -> Symbol:
+    return arguments.get("buffer_id", 2) or KnownValue(None)
+
+
+def _expected_classes(symbol: Symbol | None) -> Classes | None:
+    """Return what computes a list of events' classes from the template's input; None if more is needed than that."""
+    is_known, value = known_value(UNKNOWN_VALUE if symbol is None else symbol)
+    if is_known:
+        return lambda input: list(value)
+    if not isinstance(symbol, Expression) or any(ref.producer != INPUT for ref in symbol.refs.values()):
+        return None
+    return _classes_of_code(symbol, symbol.code)
+
+
+def _classes_of_code(symbol: Expression, code: ast.expr) -> Classes | None:
+    """Return what computes a part of such a list: `[A, B]`, `[A] * count`, and sums of them."""
+    if isinstance(code, ast.List) and all(isinstance(item, ast.Name) for item in code.elts):
+        objects = [symbol.objects.get(item.id) for item in code.elts if isinstance(item, ast.Name)]
+        kinds = [kind for kind in objects if isinstance(kind, type)]
+        return (lambda input: kinds) if len(kinds) == len(code.elts) else None
+    if not isinstance(code, ast.BinOp) or not isinstance(code.op, (ast.Add, ast.Mult)):
+        return None
+    left, right = _classes_of_code(symbol, code.left), _classes_of_code(symbol, code.right)
+    if isinstance(code.op, ast.Add):
+        return None if left is None or right is None else lambda input: [*left(input), *right(input)]
+    repeated, count = (left, code.right) if right is None else (right, code.left)
+    try:
+        computed = compile_pure(Expression(count, symbol.refs, symbol.objects))
+    except NotUnderstood:
+        return None
+    if repeated is None:
+        return None
+
+    def classes(input: Any) -> Sequence[type]:
+        count = computed(**{name: read_path(input, ref.path) for name, ref in computed.inputs.items()})
+        if type(count) is not int or count > MAX_COLLECTED:
+            raise UnfitValue("no template is made for so many events")
+        return [*repeated(input)] * count
+
+    return classes
 
 
 def _ignore(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:

@@ -7,7 +7,7 @@ original's, and report to the run which tools there are, which of them the model
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -16,16 +16,67 @@ from typing import Any
 from llama_index.core.agent.workflow import AgentWorkflow, ToolCall, ToolCallResult
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.agent.workflow.workflow_events import AgentOutput, AgentSetup
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.workflow import Context
 from pydantic import BaseModel
 
+from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, wait_for_tools
-from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun, current_place, during
-from teola_plugin.shims.llamaindex.copies import sharing, with_steps_of
-from teola_plugin.shims.llamaindex.workflows import runs_any_workflow
+from teola_plugin.shims.llamaindex.copies import sharing, with_attributes, with_steps_of
+from teola_plugin.shims.llamaindex.records import Unreadable
+from teola_plugin.shims.llamaindex.workflows import QueryEngineToolParts, RetrieverToolParts, runs_any_workflow
+from teola_plugin.tracer.llamaindex.classes import find_override
+
+# ------------------------------------------------------------ tools that call engines and retrievers
+
+PartsClass = type[QueryEngineToolParts] | type[RetrieverToolParts]
+_PARTS_OF_TOOLS: dict[type, PartsClass] = {QueryEngineTool: QueryEngineToolParts, RetrieverTool: RetrieverToolParts}
+MAX_TOOLS = 64
+"""Copies that are remembered; a tool retriever may make new tools for each call."""
+
+
+def called_part(tool: Any) -> Any | None:
+    """Return the engine or retriever that a tool calls; None for a tool that may do anything else."""
+    kind = _PARTS_OF_TOOLS.get(type(tool))
+    if kind is None or find_override(tool, type(tool)):
+        return None
+    try:
+        return kind.of(tool).part
+    except Unreadable:
+        return None
+
+
+class ToolAccelerator:
+    """Makes the accelerated copies of tools, each once."""
+
+    def __init__(self, accelerate: Accelerate) -> None:
+        self._accelerate_part = accelerate
+        self._copies: dict[int, tuple[Any, Any, Any]] = {}
+
+    def __call__(self, tools: Sequence[Any]) -> list[Any]:
+        """Return the tools; those that call an engine or a retriever are copies that call an accelerated one."""
+        return [self._accelerate_tool(tool) for tool in tools]
+
+    def _accelerate_tool(self, tool: Any) -> Any:
+        part = called_part(tool)
+        if part is None:
+            return tool
+        remembered = self._copies.get(id(tool))
+        if remembered is None or remembered[0] is not tool or remembered[1] is not part:
+            fast = self._accelerate_part(part)
+            fast_tool = (
+                tool if fast is part else with_attributes(tool, _PARTS_OF_TOOLS[type(tool)].as_attributes(part=fast))
+            )
+            remembered = self._copies[id(tool)] = (tool, part, fast_tool)
+            if len(self._copies) > MAX_TOOLS:
+                self._copies.pop(next(iter(self._copies), 0), None)
+        return remembered[2]
+
+
+# ------------------------------------------------------------ one run
 
 
 class AgentRun:

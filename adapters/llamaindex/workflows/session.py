@@ -19,8 +19,14 @@ from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured, seconds_saved
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
-from teola_plugin.adapters.llamaindex.workflows.agent_runs import AgentRun, agent_runner, in_agent_run, is_agent
-from teola_plugin.adapters.llamaindex.workflows.tools import ToolAccelerator, called_part
+from teola_plugin.adapters.llamaindex.workflows.agent_runs import (
+    AgentRun,
+    ToolAccelerator,
+    agent_runner,
+    called_part,
+    in_agent_run,
+    is_agent,
+)
 from teola_plugin.adapters.plan_report import CallRow, PlanReport
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.graph import INPUT, Ref

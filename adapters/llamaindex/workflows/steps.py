@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from teola_plugin.adapters.early_work import log_fallback
@@ -29,12 +31,44 @@ from teola_plugin.adapters.llamaindex.session import Run
 from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.query_run import during
-from teola_plugin.shims.llamaindex.workflows import event_values, intercept_steps, stored_values, workflow_steps
-from teola_plugin.tracer.llamaindex.steps import EVENT, STORE, TracedSteps, runs_alone, trace_steps
+from teola_plugin.shims.llamaindex.workflows import (
+    WorkflowStep,
+    collected_events,
+    event_data,
+    event_values,
+    intercept_steps,
+    sent_events,
+    state_class,
+    stored_state,
+    workflow_steps,
+)
+from teola_plugin.tracer.functions.pure_expressions import Decide
+from teola_plugin.tracer.langgraph.decisions import PlanTree
+from teola_plugin.tracer.llamaindex.step_data import (
+    COLLECTED,
+    EVENT,
+    EVENT_CLASSES,
+    EVENT_DATA,
+    FRAMEWORK_ATTRIBUTES,
+    STORE,
+    StoreUses,
+    changing_attributes,
+    class_names,
+)
+from teola_plugin.tracer.llamaindex.steps import (
+    MAX_COLLECTED,
+    Collected,
+    StepSituation,
+    TracedSteps,
+    runs_alone,
+    trace_steps,
+)
 from teola_plugin.tracer.llamaindex.trace import TracedEntry
 
 Step = Callable[[], Any]
 _SIMPLE = (str, int, float, bool, type(None), list, tuple, dict, set)
+MAX_SITUATIONS = 256
+"""Situations of one workflow's steps for which there are plans."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,34 +103,69 @@ class _StepPlan:
 
 
 class StepPlans:
-    """The plans of one workflow's steps, each made when its step first begins."""
+    """The plans of one workflow's steps, each made when its step first begins in a situation."""
 
     def __init__(self, workflow: Any, threads: ThreadSafety) -> None:
         self.workflow, self._threads = workflow, threads
-        self._plans: dict[tuple[str, bool], _StepPlan] = {}
+        self.steps = workflow_steps(workflow)
+        self.state_class = state_class(workflow)
+        self._attributes = changing_attributes(workflow)
+        self._store_uses = StoreUses(self.steps)
+        self.run_alone = frozenset(name for name in self.steps if runs_alone(self.steps, name))
+        """Steps beside which nothing else is under way when they begin."""
+        self._trees: dict[tuple[str, StepSituation], PlanTree[_StepPlan]] = {}
+        self._shown: dict[tuple[str, bool], _StepPlan] = {}
+        """The plan with the most prefetched calls of each step, if it runs alone and if not."""
         self._counts: dict[str, PrefetchCounts] = {}
         """What became of the prefetched calls at each site, in all plans."""
 
-    def plan(self, name: str, *, is_alone: bool) -> _StepPlan:
-        """Return the plan of a step; it is made again when what it depends on has changed.
+    def situation(
+        self, name: str, running: Collection[str], state: Mapping[str, Any] | None, *, is_alone: bool
+    ) -> StepSituation:
+        """Return what is known of the run in which a step begins. `running`: the names of other steps under way."""
+        changing_later = self._store_uses.changing_keys(name, (*running, name), None)
+        changing = frozenset[str]() if is_alone else self._store_uses.changing_keys(name, running, state)
+        return StepSituation(is_alone, changing, changing_later, self._attributes)
 
-        `is_alone`: no other step is under way, so that the steps after it may be part of the plan.
+    def plan(self, name: str, situation: StepSituation, values: Any = None) -> _StepPlan | None:
+        """Return the plan of a step for the values of its input; it is made again when what it depends on has changed.
+
+        None if the step has begun in too many situations.
         """
-        objects = {key: value for key, value in vars(self.workflow).items() if not isinstance(value, _SIMPLE)}
-        plan = self._plans.get((name, is_alone))
-        if plan is None or not plan.holds(objects):
-            allowed = AllowedModels(self._threads, on_loop=True)
-            steps = workflow_steps(self.workflow)
-            traced = trace_steps(steps, name, allowed, looks_ahead=is_alone and runs_alone(steps, name))
-            for key, site in allowed.sites.items():
-                allowed.sites[key] = replace(site, counts=self._counts.setdefault(key, site.counts))
-            prefetched = plan_of_sites(TracedEntry(traced.traced, traced.guards, frozenset()), allowed)
-            plan = self._plans[name, is_alone] = _StepPlan(traced, prefetched, objects, allowed.sites)
+        tree = self._trees.get((name, situation))
+        plan = None if tree is None else tree.plan(values)
+        if plan is None or not plan.holds(self._objects()):
+            if tree is None and len(self._trees) >= MAX_SITUATIONS:
+                return None
+            tree = self._trees[name, situation] = PlanTree(partial(self._make, name, situation))
+            plan = tree.plan(values)
+        return plan
+
+    def _objects(self) -> dict[str, Any]:
+        attributes = vars(self.workflow).items()
+        return {
+            key: value
+            for key, value in attributes
+            if key not in FRAMEWORK_ATTRIBUTES and not isinstance(value, _SIMPLE)
+        }
+
+    def _make(self, name: str, situation: StepSituation, decide: Decide | None) -> _StepPlan:
+        allowed = AllowedModels(self._threads, on_loop=True)
+        traced = trace_steps(self.steps, name, allowed, self.state_class, situation, decide)
+        for key, site in allowed.sites.items():
+            allowed.sites[key] = replace(site, counts=self._counts.setdefault(key, site.counts))
+        prefetched = plan_of_sites(TracedEntry(traced.traced, traced.guards, frozenset()), allowed)
+        plan = _StepPlan(traced, prefetched, self._objects(), allowed.sites)
+        shown = self._shown.get((name, situation.is_alone))
+        if shown is None or len(shown.prefetched_calls()) <= len(plan.prefetched_calls()):
+            self._shown[name, situation.is_alone] = plan
         return plan
 
     def start_run(self, traced_run: Run | None) -> RunPrefetching:
         """Return the prefetched calls of a run that begins. `traced_run`: the query whose trace contains them."""
         return RunPrefetching(self, traced_run)
+
+    # ------------------------------------------------------------ explanations
 
     def prefetched_calls(self) -> list[str]:
         """Return a phrase for each step whose calls are prefetched: side by side, or before the step begins."""
@@ -106,24 +175,51 @@ class StepPlans:
         """Return True if calls of any step are prefetched."""
         return next(self._phrases(), None) is not None
 
-    def _phrases(self) -> Iterator[str]:
-        for name in sorted(workflow_steps(self.workflow)):
-            if self.plan(name, is_alone=False).prefetched is not None:
-                yield f"calls that the step {name} makes one after the other, side by side"
-            plan = self.plan(name, is_alone=True)
+    def _phrases(self, prefix: str = "") -> Iterator[str]:
+        for name in sorted(self.steps):
+            plan = self._shown_plan(name, is_alone=True)
             steps_with_calls = {step for step, _ in plan.prefetched_calls()}
+            if name in steps_with_calls or self._shown_plan(name, is_alone=False).prefetched is not None:
+                yield f"calls that the step {prefix}{name} makes one after the other, side by side"
             for later in list(plan.steps.calls)[1:]:
                 if later in steps_with_calls:
-                    yield f"calls of the step {later}, while steps before it run"
+                    yield f"calls of the step {prefix}{later}, while steps before it run"
+
+    def _shown_plan(self, name: str, *, is_alone: bool) -> _StepPlan:
+        """Return the plan with the most prefetched calls of those that were made for a step, and of some others."""
+        key = name, is_alone
+        if key not in self._shown or not self._shown[key].holds(self._objects()):
+            self._shown.pop(key, None)
+            situation = self.situation(name, (), {}, is_alone=is_alone)
+            tree = self._trees[name, situation] = PlanTree(partial(self._make, name, situation))
+            tree.prepare()
+            plan = tree.plan(None)
+            if plan is not None and (plan.steps.collections or self.steps[name].collected):
+                self._make(name, replace(situation, collected=self._example(plan, name)), None)
+        return self._shown[key]
+
+    def _example(self, plan: _StepPlan, name: str) -> Collected:
+        """Return events that the collections of a step may have come to: two where their number is not known."""
+        step = self.steps[name]
+        accepted = step.accepted_events[-1:] * 2
+        collected: dict[str, tuple[type, ...]] = {}
+        for (parameter, is_list), kind in zip(step.collected, step.accepted_events, strict=False):
+            collected[parameter] = accepted if is_list else (kind,)
+        for one in plan.steps.collections:
+            try:
+                collected[one.key] = tuple(one.expected({}))
+            except Exception:  # it needs what the run knows
+                collected[one.key] = accepted
+        return tuple(collected.items())
 
     def rows(self) -> Iterator[CallRow]:
         """Yield a row for each place in a step that makes calls, and one for each step that is not all understood."""
-        names = sorted(workflow_steps(self.workflow))
-        plans = [(f"{name}.", self.plan(name, is_alone=True).prefetched) for name in names]
+        names = sorted(self.steps)
+        plans = [(f"{name}.", self._shown_plan(name, is_alone=True).prefetched) for name in names]
         keys = ((prefix, key) for prefix, plan in plans if plan is not None for key in plan.prefetched - plan.useless)
         lookahead_keys = {key for prefix, key in keys if not key.startswith(prefix)}
         for name in names:
-            plan = self.plan(name, is_alone=False)
+            plan = self._shown_plan(name, is_alone=False)
             for row in rows_of_sites(plan.steps.traced, plan.prefetched, plan.sites):
                 if row.status is Status.IN_PLACE and row.name in lookahead_keys:
                     yield replace(row, status=Status.PREFETCHED, explanation=None, start="while steps before it run")
@@ -144,8 +240,9 @@ class RunPrefetching:
     def __init__(self, plans: StepPlans, traced_run: Run | None) -> None:
         self._plans, self._traced_run = plans, traced_run
         self._gains = plans.prefetches_calls()
-        self._running = set[object]()
-        """One object for each step that is under way."""
+        self._running: dict[object, str] = {}
+        """The names of the steps that are under way, by one object for each."""
+        self._due = DueSteps(plans.steps)
         self._live: list[tuple[QueryPrefetcher, _StepPlan, list[str]]] = []
         """The prefetched calls of steps in sequence, with the names of the steps that have yet to begin."""
 
@@ -175,45 +272,83 @@ class RunPrefetching:
         for prefetcher, *_ in live:
             prefetcher.close()
 
-    async def around(self, step: Step, name: str, workflow: Any, event: Any, context: Any) -> Step:
+    async def around(
+        self, step: Step, name: str, workflow: Any, event: Any, context: Any, bound: Mapping[str, Any]
+    ) -> Step:
         """Return the step with its prefetched calls."""
         if self._plans.workflow is not workflow or not self._gains:
             return step
-        token, is_alone, prefetcher = object(), not self._running, None
-        self._running.add(token)
+        token, running, prefetcher = object(), set(self._running.values()), None
+        self._due.begin(event)
+        is_alone = not running and (self._due.are_none or name in self._plans.run_alone)
+        self._running[token] = name
         try:
-            prefetcher = await self._begin(name, event, context, is_alone=is_alone)
+            prefetcher = await self._begin(name, event, context, bound, running, is_alone=is_alone)
         except Exception as error:  # nothing of the step has run yet
             log_fallback(error, workflow, f"the step {name!r}")
 
         def run() -> Any:
             with self._step(token, prefetcher, is_alone=is_alone):
-                return step()
+                result = step()
+                self._due.end(result)
+                return result
 
         async def arun() -> Any:
             with self._step(token, prefetcher, is_alone=is_alone):
-                return await step()
+                result = await step()
+                self._due.end(result)
+                return result
 
         return arun if inspect.iscoroutinefunction(getattr(workflow, name, step.func)) else run  # type: ignore[attr-defined]
 
-    async def _begin(self, name: str, event: Any, context: Any, *, is_alone: bool) -> QueryPrefetcher | None:
+    async def _begin(
+        self, name: str, event: Any, context: Any, bound: Mapping[str, Any], running: set[str], *, is_alone: bool
+    ) -> QueryPrefetcher | None:
         """Return the prefetched calls of a step that begins: those that an earlier step has started, or new ones."""
         if is_alone:
             if any(names[:1] != [name] for _, _, names in self._live):  # the run has taken another way
                 self._drop()
             for _, _, names in self._live:
                 names.pop(0)
-        plan = self._plans.plan(name, is_alone=is_alone)
         earlier = self._live[-1][0] if is_alone and self._live else None
-        covered = {call for _, other, _ in self._live for call in other.prefetched_calls()} if is_alone else set()
-        if plan.prefetched is None or plan.prefetched_calls() <= covered or not plan.prefetched.intercept():
+        state = await stored_state(context)
+        if state is not None and state[0] is not self._plans.state_class:
             return earlier
-        values = {EVENT: event_values(event), STORE: await stored_values(context, plan.steps.store_keys)}
+        values = _input_of_step(event, bound, None if state is None else state[1])
+        situation = self._plans.situation(name, running, values.get(STORE), is_alone=is_alone)
+        collected = {key: (events if type(events) is list else [events]) for key, events in bound.items()}
+        plan = self._plan(name, situation, values, event, collected)
+        covered = {call for _, other, _ in self._live for call in other.prefetched_calls()} if is_alone else set()
+        if plan is None or plan.prefetched is None:
+            return earlier
+        if plan.prefetched_calls() <= covered or not plan.prefetched.intercept():
+            return earlier
         report_to = None if self._traced_run is None else self._traced_run.query_run
         prefetcher = QueryPrefetcher(plan.prefetched, values, report_to, earlier)
         if is_alone:
             self._live.append((prefetcher, plan, list(plan.steps.calls)[1:]))
         return prefetcher
+
+    def _plan(
+        self, name: str, situation: StepSituation, values: dict[str, Any], event: Any, collected: dict[str, list[Any]]
+    ) -> _StepPlan | None:
+        """Return the plan of a step that begins. The events that it has collected are added to `values`."""
+        if collected:
+            situation = _with_collected(situation, values, collected)
+        plan = self._plans.plan(name, situation, values)
+        if plan is None or not plan.steps.collections:
+            return plan
+        buffers = collected_events()
+        for one in plan.steps.collections:
+            try:
+                expected = one.expected(values)
+            except Exception:  # it raises in the step as well, or more events are expected than plans are made for
+                return plan
+            events = _collect(expected, [*buffers.get(one.buffer, ()), event])
+            if events is None:  # the step is about to return
+                return plan
+            collected[one.key] = events
+        return self._plans.plan(name, _with_collected(situation, values, collected), values)
 
     @contextlib.contextmanager
     def _step(self, token: object, prefetcher: QueryPrefetcher | None, *, is_alone: bool) -> Iterator[None]:
@@ -222,17 +357,81 @@ class RunPrefetching:
             with nullcontext() if prefetcher is None else prefetcher.in_force():
                 yield
         except BaseException:
+            self._due.forget()
             if is_alone:
                 self._drop()
             raise
         finally:
-            self._running.discard(token)
+            self._running.pop(token, None)
         if is_alone:
             for finished in [one for one in self._live if not one[2]]:
                 self._live.remove(finished)
                 finished[0].close(is_read_from_code=True)
         elif prefetcher is not None:
             prefetcher.close(is_read_from_code=True)
+
+
+class DueSteps:
+    """Counts the events that steps of a run have sent, and whose steps have not begun."""
+
+    def __init__(self, steps: Mapping[str, WorkflowStep]) -> None:
+        self._steps = steps
+        self._count: int | None = 0 if all(step.takes_one_event for step in steps.values()) else None
+        """None if it is not known: after an error, or where steps wait for several events."""
+
+    @property
+    def are_none(self) -> bool:
+        """True if no step is due."""
+        return self._count == 0
+
+    def begin(self, event: Any) -> None:
+        """Note that a step begins with an event. If none is due, the event comes from outside the workflow."""
+        if self._count is not None:
+            self._count += -1 if self._count else self._accepting(event) - 1
+
+    def end(self, result: Any) -> None:
+        """Note what a step returns, in which this is called, and what it has sent."""
+        sent = sent_events()
+        if self._count is None or sent is None or isinstance(result, list):
+            self._count = None
+            return
+        self._count += self._accepting(result)
+        self._count += sum(1 if receiver else self._accepting(event) for event, receiver in sent)
+
+    def forget(self) -> None:
+        """Give up the count: after an error it is not known which steps will run."""
+        self._count = None
+
+    def _accepting(self, event: Any) -> int:
+        return sum(step.accepts(type(event)) for step in self._steps.values())
+
+
+def _input_of_step(event: Any, bound: Mapping[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the input of a step's template."""
+    values: dict[str, Any] = {} if state is None else {STORE: state}
+    if not bound:
+        values |= {EVENT: event_values(event), EVENT_DATA: event_data(event), EVENT_CLASSES: class_names(type(event))}
+    return values
+
+
+def _with_collected(
+    situation: StepSituation, values: dict[str, Any], collected: Mapping[str, list[Any]]
+) -> StepSituation:
+    """Return the situation of a step that has these events, after adding them to the input of its template."""
+    values[COLLECTED] = {key: [event_values(event) for event in events] for key, events in collected.items()}
+    kinds = tuple((key, tuple(type(event) for event in events)) for key, events in collected.items())
+    return replace(situation, collected=kinds)
+
+
+def _collect(expected: Sequence[type], events: Sequence[Any]) -> list[Any] | None:
+    """Return what `collect_events` returns: the events in the order of their expected classes; None if one is missing.
+
+    The last one of `events` is that of the step.
+    """
+    if len(expected) > MAX_COLLECTED or Counter(expected) != Counter(type(event) for event in events):
+        return None
+    remaining = list(events)
+    return [remaining.pop(next(i for i, one in enumerate(remaining) if type(one) is kind)) for kind in expected]
 
 
 _current_run: ContextVar[RunPrefetching | None] = ContextVar("teola_run_prefetching", default=None)
@@ -244,6 +443,6 @@ def prefetch_in_steps() -> None:
     intercept_steps(_around)
 
 
-async def _around(step: Step, name: str, workflow: Any, event: Any, context: Any) -> Step:
+async def _around(step: Step, name: str, workflow: Any, event: Any, context: Any, bound: Mapping[str, Any]) -> Step:
     run = _current_run.get()
-    return step if run is None else await run.around(step, name, workflow, event, context)
+    return step if run is None else await run.around(step, name, workflow, event, context, bound)

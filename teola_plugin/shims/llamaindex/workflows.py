@@ -10,7 +10,7 @@ import functools
 import importlib
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from llama_index.core.workflow import Event
+from pydantic import BaseModel
 
 from teola_plugin.shims import report_missing
 from teola_plugin.shims.llamaindex.copies import sharing, without_spans
@@ -142,8 +144,11 @@ def objects_used_by_steps(workflow: Any) -> Iterator[object]:
             yield from (*variables.nonlocals.values(), *variables.globals.values())
 
 
-AroundStep = Callable[[Callable[[], Any], str, Any, Any, Any], Awaitable[Callable[[], Any]]]
-"""(step with its arguments, its name, workflow, event, context) -> what runs."""
+AroundStep = Callable[[Callable[[], Any], str, Any, Any, Any, dict[str, Any]], Awaitable[Callable[[], Any]]]
+"""(step with its arguments, its name, workflow, event, context, events by parameter) -> what runs.
+
+The last one holds the events of a step that gets several, each an event or a list of them; it is empty for others.
+"""
 
 
 def intercept_steps(around: AroundStep) -> None:
@@ -163,9 +168,8 @@ def intercept_steps(around: AroundStep) -> None:
         @functools.wraps(original)
         async def bind(func: Any, step_config: Any, event: Any, context: Any, workflow: Any, **kwargs: Any) -> Any:
             step = await original(func, step_config, event, context, workflow, **kwargs)
-            if any(value is not None for value in kwargs.values()):  # it gets several events
-                return step
-            return await around(step, func.__name__, workflow, event, context)
+            bound = next((dict(value) for value in kwargs.values() if value is not None), {})
+            return await around(step, func.__name__, workflow, event, context, bound)
 
         return bind
 
@@ -189,6 +193,10 @@ class WorkflowStep:
     """False for a step that runs when several events have come, or after an error."""
     sends_list: bool
     """True if it returns a list of events."""
+    num_workers: int = 1
+    """Events that it handles at the same time."""
+    collected: tuple[tuple[str, bool], ...] = ()
+    """The parameters for events of a step that runs when several have come; True for one that takes a list."""
 
     def accepts(self, kind: type) -> bool:
         """Return True if an event of this class makes it run, alone or together with others."""
@@ -214,8 +222,16 @@ def workflow_steps(workflow: Any) -> dict[str, WorkflowStep]:
             not any(getattr(config, name, None) for name in ("collect_params", "collection_param"))
             and getattr(config, "role", "step") == "step",
             getattr(config, "is_fan_out", False),
+            config.num_workers,
+            _collected_parameters(config),
         )
     return steps
+
+
+def _collected_parameters(config: Any) -> tuple[tuple[str, bool], ...]:
+    listed = getattr(config, "collection_param", None)
+    single = getattr(config, "collect_params", None) or ()
+    return ((listed[0], True),) if listed else tuple((name, False) for name, _ in single)
 
 
 def event_values(event: Any) -> dict[str, Any]:
@@ -224,14 +240,86 @@ def event_values(event: Any) -> dict[str, Any]:
     return {name: list(value) if type(value) is list else value for name, value in values.items()}
 
 
-async def stored_values(context: Any, keys: Sequence[str]) -> dict[str, Any]:
-    """Return what a context's store has under these keys, if it is in memory. Keys without a value are left out."""
+def event_data(event: Any) -> dict[str, Any]:
+    """Return the values that an event holds and that are no declared fields of its class, by name."""
+    return dict(event.items())
+
+
+# ------------------------------------------------------------ the state of a run
+
+MAPPING_MODEL: type[Any] = Event.__mro__[1]
+"""The base class of events and of states without declared fields, whose values may be read by key."""
+
+
+def is_dictionary_state(kind: type) -> bool:
+    """Return True for the class of states without declared fields, which take any key."""
+    return kind.__name__ == "DictState" and kind.__module__.startswith("workflows.")
+
+
+def state_class(workflow: Any) -> type[BaseModel]:
+    """Return the class of the state that the runs of a workflow have.
+
+    Touches `infer_state_type` of `workflows.context.state_store`. Without it: `BaseModel`, which no state is.
+    """
+    try:
+        infer = importlib.import_module("workflows.context.state_store").infer_state_type
+    except (ImportError, AttributeError):
+        report_missing("llama-index-workflows", "infer_state_type", "calls behind reads of the store stay in place")
+        return BaseModel
+    try:
+        kind: type[BaseModel] = infer(workflow)
+    except ValueError:  # the run raises it as well
+        return BaseModel
+    return kind
+
+
+async def stored_state(context: Any) -> tuple[type, dict[str, Any]] | None:
+    """Return the class and the values of the state in a context's store; None if it is not in memory."""
     store = context.store
     if type(store).__name__ != "InMemoryStateStore":
-        return {}
-    missing = object()
-    values = {key: await store.get(key, default=missing) for key in keys}
-    return {key: value for key, value in values.items() if value is not missing}
+        return None
+    state = await store.get_state()
+    values = dict(vars(state))
+    return type(state), values | dict(state.items()) if isinstance(state, MAPPING_MODEL) else values
+
+
+# ------------------------------------------------------------ the step that runs
+
+
+def run_id(context: Any) -> str:
+    """Return the id of the run to which a step's context belongs.
+
+    Touches `_face` of contexts and `_internal_adapter` of that. Without them: an empty text.
+    """
+    return str(getattr(getattr(getattr(context, "_face", None), "_internal_adapter", None), "run_id", ""))
+
+
+def collected_events() -> Mapping[str, Sequence[Any]]:
+    """Return the events that the running step has collected before, by the names of their buffers.
+
+    Touches `StepWorkerStateContextVar` of `workflows.runtime.types.results`. Without it: none.
+    """
+    step_context = _step_context()
+    return {} if step_context is None else dict(step_context.state.collected_events)
+
+
+def sent_events() -> list[tuple[Any, str]] | None:
+    """Return the events that the running step has sent so far, each with the step that alone gets it, if there is one.
+
+    Touches `StepWorkerStateContextVar` of `workflows.runtime.types.results`. Without it: None.
+    """
+    step_context = _step_context()
+    entries = None if step_context is None else step_context.sends.entries
+    return None if entries is None else [(one.event, str(one.step_id or "")) for one in entries]
+
+
+def _step_context() -> Any:
+    try:
+        variable = importlib.import_module("workflows.runtime.types.results").StepWorkerStateContextVar
+        return variable.get(None)
+    except (ImportError, AttributeError):
+        report_missing("llama-index-workflows", "StepWorkerStateContextVar", "fewer calls in steps are prefetched")
+        return None
 
 
 # ------------------------------------------------------------ tools

@@ -14,6 +14,7 @@ from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser
+from pydantic import BaseModel
 from support.llamaindex_engines import Library
 from workflows.plugins.basic import BasicRuntime
 
@@ -141,10 +142,11 @@ class Verbose(Flow):
 async def test_steps_run_through_what_stands_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 
-    async def around(step: Any, name: str, workflow: Any, event: Any, context: Any) -> Any:
+    async def around(step: Any, name: str, workflow: Any, event: Any, context: Any, bound: Any) -> Any:
         names.append(name)
         assert workflows.event_values(event)["takes"] == 0
-        assert await workflows.stored_values(context, ["missing"]) == {}
+        assert workflows.event_data(event) == {"takes": 0}
+        assert bound == {}
         return step
 
     interceptors.uninstall()  # what other tests have left
@@ -194,6 +196,13 @@ def test_steps_that_take_or_send_several_events() -> None:
     assert steps["split"].sends_list
     assert steps["split"].takes_one_event
     assert not steps["join"].takes_one_event
+    assert steps["join"].collected == (("ev", True),)
+
+
+class Typed(BaseModel):
+    """A state with a field."""
+
+    key: int = 0
 
 
 async def test_values_of_a_store() -> None:
@@ -201,9 +210,71 @@ async def test_values_of_a_store() -> None:
         @step
         async def note(self, ctx: Context, ev: StartEvent) -> StopEvent:
             await ctx.store.set("key", 1)
-            return StopEvent(result=await workflows.stored_values(ctx, ["key", "other"]))
+            return StopEvent(result=await workflows.stored_state(ctx))
 
-    assert await Noting().run() == {"key": 1}
+    class NotingTyped(Workflow):
+        @step
+        async def note(self, ctx: Context[Typed], ev: StartEvent) -> StopEvent:
+            await ctx.store.set("key", 2)
+            return StopEvent(result=await workflows.stored_state(ctx))
+
+    kind, values = await Noting().run()
+    assert workflows.is_dictionary_state(kind)
+    assert kind is workflows.state_class(Noting())
+    assert values == {"key": 1}
+    assert await NotingTyped().run() == (Typed, {"key": 2})
+    assert workflows.state_class(NotingTyped()) is Typed
+    assert not workflows.is_dictionary_state(Typed)
+    assert issubclass(kind, workflows.MAPPING_MODEL)
+
+
+async def test_a_store_that_is_not_in_memory_has_no_known_values() -> None:
+    class Elsewhere:
+        store = Bare()
+
+    assert await workflows.stored_state(Elsewhere()) is None
+
+
+def test_without_the_function_that_infers_it_the_class_of_a_state_is_none_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("workflows.context.state_store.infer_state_type")
+    assert workflows.state_class(Flow()) is BaseModel
+
+
+class Collecting(Workflow):
+    """Collects two numbers, and notes what the running step knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[Any] = []
+
+    @step
+    async def split(self, ctx: Context, ev: StartEvent) -> Number | None:
+        ctx.send_event(Number())
+        ctx.send_event(Number(), step="join")
+        self.notes.append([receiver for _, receiver in workflows.sent_events() or ()])
+        self.notes.append(workflows.run_id(ctx) != "")
+        return None
+
+    @step(num_workers=1)
+    async def join(self, ctx: Context, ev: Number) -> StopEvent | None:
+        self.notes.append({name: len(events) for name, events in workflows.collected_events().items()})
+        return None if ctx.collect_events(ev, [Number] * 2) is None else StopEvent()
+
+
+async def test_events_of_the_running_step() -> None:
+    flow = Collecting()
+    await flow.run()
+    assert flow.notes == [["", "join"], True, {}, {"default": 1}]
+
+
+async def test_events_of_no_step_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert workflows.sent_events() is None
+    monkeypatch.delattr("workflows.runtime.types.results.StepWorkerStateContextVar")
+    assert workflows.sent_events() is None
+    assert workflows.collected_events() == {}
+    assert workflows.run_id(Bare()) == ""
 
 
 def test_free_steps_of_a_class() -> None:

@@ -1,0 +1,368 @@
+"""Steps that run side by side and steps that wait for several events: what is certain there is prefetched."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow.errors import WorkflowCancelledByUser
+from llama_index.core.workflow.events import HumanResponseEvent, InputRequiredEvent
+from support.hosted_steps import HostedLLM, called
+from support.served_workflows import compare_on_server
+
+from teola_plugin import accelerate
+
+
+class Question(Event):
+    """A part of the query."""
+
+    text: str
+
+
+class Answer(Event):
+    """The answer to a question."""
+
+    text: str
+
+
+class Outline(Event):
+    """An outline was made."""
+
+    text: str
+
+
+class Progress(Event):
+    """Something was done."""
+
+    text: str
+
+
+class OwnWorkflow(Workflow):
+    """A workflow with a model in an attribute."""
+
+    def __init__(self, llm: Any, **options: Any) -> None:
+        super().__init__(**{"timeout": 30, **options})
+        self.llm = llm
+
+    async def ask(self, prompt: str) -> str:
+        """Return the model's answer."""
+        return str(await self.llm.acomplete(prompt))
+
+
+class Parts(OwnWorkflow):
+    """Sends a question for each word, answers them one by one, and makes two texts of all answers."""
+
+    @step
+    async def split(self, ctx: Context, ev: StartEvent) -> Question | None:
+        words = ev.query.split()
+        await ctx.store.set("count", len(words))
+        for word in words:
+            ctx.send_event(Question(text=word))
+        return None
+
+    @step(num_workers=1)
+    async def answer(self, ctx: Context, ev: Question) -> Answer:
+        ctx.write_event_to_stream(Progress(text=ev.text))
+        return Answer(text=await self.ask(f"answer {ev.text}"))
+
+    @step
+    async def combine(self, ctx: Context, ev: Answer) -> StopEvent | None:
+        count = await ctx.store.get("count")
+        answers = ctx.collect_events(ev, [Answer] * count)
+        if answers is None:
+            return None
+        text = "\n".join(answer.text for answer in answers)
+        summary = await self.ask(f"summary of {text}")
+        title = await self.ask(f"title of {text}")
+        return StopEvent(result=[summary, title])
+
+
+class Classes(OwnWorkflow):
+    """Waits for one event of each of two classes."""
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> Question | Outline | None:
+        ctx.send_event(Question(text=ev.query))
+        ctx.send_event(Outline(text="outline"))
+        return None
+
+    @step
+    async def answer(self, ev: Question) -> Answer:
+        return Answer(text=await self.ask(f"answer {ev.text}"))
+
+    @step
+    async def combine(self, ctx: Context, ev: Answer | Outline) -> StopEvent | None:
+        collected = ctx.collect_events(ev, [Answer, Outline])
+        if not collected:
+            return None
+        answer, outline = collected
+        first = await self.ask(f"first {answer.text} {outline.text}")
+        return StopEvent(result=[first, await self.ask(f"second {outline.text}")])
+
+
+class Buffers(Classes):
+    """Collects in a buffer with a name, and takes the events by their places."""
+
+    @step
+    async def combine(self, ctx: Context, ev: Answer | Outline) -> StopEvent | None:
+        collected = ctx.collect_events(ev, [Outline, Answer], buffer_id="all")
+        if collected is None:
+            return None
+        first = await self.ask(f"first {collected[1].text} {collected[0].text}")
+        return StopEvent(result=[first, await self.ask(f"second {collected[0].text} {len(collected)}")])
+
+
+class GoesOn(Parts):
+    """After all answers, one step alone is left, and others come after it."""
+
+    @step
+    async def combine(self, ctx: Context, ev: Answer) -> Outline | None:
+        answers = ctx.collect_events(ev, [Answer, Answer])
+        if answers is None:
+            return None
+        return Outline(text=await self.ask(f"outline of {answers[0].text}"), last=answers[1].text)
+
+    @step
+    async def write(self, ev: Outline) -> StopEvent:
+        title = await self.ask(f"title for {ev.last}")
+        return StopEvent(result=[title, await self.ask(f"text for {ev.text}")])
+
+
+class Listed(OwnWorkflow):
+    """Returns a list of events; another step gets the list of answers."""
+
+    @step
+    async def split(self, ev: StartEvent) -> list[Question]:
+        return [Question(text=word) for word in ev.query.split()]
+
+    @step(num_workers=1)
+    async def answer(self, ev: Question) -> Answer:
+        return Answer(text=await self.ask(f"answer {ev.text}"))
+
+    @step
+    async def combine(self, answers: list[Answer]) -> StopEvent:
+        text = " ".join(answer.text for answer in answers)
+        summary = await self.ask(f"summary of {text}")
+        return StopEvent(result=[summary, await self.ask(f"title of {text}")])
+
+
+class Both(OwnWorkflow):
+    """A step gets two events as two arguments."""
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> Question | Outline | None:
+        ctx.send_event(Question(text=ev.query))
+        ctx.send_event(Outline(text="outline"))
+        return None
+
+    @step
+    async def combine(self, question: Question, outline: Outline) -> StopEvent:
+        first = await self.ask(f"first {question.text} {outline.text}")
+        return StopEvent(result=[first, await self.ask(f"second {outline.text}")])
+
+
+class TwoFirstSteps(OwnWorkflow):
+    """Two steps get the first event, and one of them has nothing to do, as in workflows that also index documents."""
+
+    @step
+    async def index(self, ev: StartEvent) -> StopEvent | None:
+        if not ev.get("folder"):
+            return None
+        return StopEvent(result="indexed")
+
+    @step
+    async def look_up(self, ctx: Context, ev: StartEvent) -> Question | None:
+        query = ev.get("query")
+        if not query:
+            return None
+        await ctx.store.set("query", query)
+        return Question(text=query)
+
+    @step
+    async def outline(self, ctx: Context, ev: Question) -> Outline | None:
+        return Outline(text=await self.ask(f"outline {ev.text}"))
+
+    @step
+    async def write(self, ctx: Context, ev: Outline) -> StopEvent:
+        query = await ctx.store.get("query", default=None)
+        title = await self.ask(f"title {query}")
+        return StopEvent(result=[title, ev.text])
+
+
+GAINING = (Parts, Classes, Buffers, GoesOn, Listed, Both, TwoFirstSteps)
+
+
+@pytest.mark.parametrize("make", GAINING)
+def test_calls_after_all_events_have_come_are_under_way_at_once(make: Any) -> None:
+    assert compare_on_server(make, query="oats rye") == (1, 2)
+
+
+def test_as_many_events_as_the_query_has_words_are_collected() -> None:
+    for query in ("oats", "oats rye wheat", "oats rye wheat spelt barley millet"):
+        assert compare_on_server(Parts, query=query) == (1, 2)
+
+
+def test_more_events_than_plans_are_made_for_are_answered_as_ever() -> None:
+    assert compare_on_server(Parts, query=" ".join("abcdefghijklmnopq"), latency_s=0.02) == (1, 1)
+
+
+def test_the_next_run_collects_its_own_events() -> None:
+    assert compare_on_server(GoesOn, runs=3, query="oats rye") == (1, 2)
+
+
+def test_the_step_that_indexes_documents_ends_the_run() -> None:
+    assert compare_on_server(TwoFirstSteps, folder="farm") == (0, 0)
+
+
+# ------------------------------------------------------------ what is not certain
+
+
+class Limited(Parts):
+    """As many questions are answered at once as the step has workers."""
+
+    @step(num_workers=2)
+    async def answer(self, ctx: Context, ev: Question) -> Answer:
+        return Answer(text=await self.ask(f"answer {ev.text}"))
+
+    @step
+    async def combine(self, ctx: Context, ev: Answer) -> StopEvent | None:
+        answers = ctx.collect_events(ev, [Answer] * await ctx.store.get("count"))
+        return None if answers is None else StopEvent(result=sorted(answer.text for answer in answers))
+
+
+def test_no_more_events_are_handled_at_once_than_a_step_has_workers() -> None:
+    assert compare_on_server(Limited, query="oats rye wheat spelt") == (2, 2)
+
+
+class FirstOfTwo(OwnWorkflow):
+    """The first of two steps that has an answer ends the run."""
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> Question | Outline | None:
+        ctx.send_event(Question(text=ev.query))
+        ctx.send_event(Outline(text="outline"))
+        return None
+
+    @step
+    async def answer(self, ev: Question) -> StopEvent:
+        return StopEvent(result=await self.ask(f"answer {ev.text}"))
+
+    @step
+    async def wait(self, ev: Outline) -> Answer:
+        await asyncio.sleep(5)
+        return Answer(text="late")
+
+    @step
+    async def late(self, ev: Answer) -> StopEvent:
+        return StopEvent(result=await self.ask("late"))
+
+
+def test_calls_of_steps_that_another_one_may_forestall_are_not_made() -> None:
+    assert compare_on_server(FirstOfTwo) == (1, 1)
+
+
+class NeverComplete(Parts):
+    """The answers are fewer than the step waits for."""
+
+    @step
+    async def combine(self, ctx: Context, ev: Answer) -> StopEvent | None:
+        if ctx.collect_events(ev, [Answer] * 5) is None:
+            return StopEvent(result="incomplete")
+        first = await self.ask("first")
+        return StopEvent(result=[first, await self.ask("second")])
+
+
+def test_a_collection_that_is_not_complete_asks_for_nothing() -> None:
+    assert compare_on_server(NeverComplete, query="oats") == (1, 1)
+
+
+class Approval(OwnWorkflow):
+    """A person decides between the collection and the calls."""
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> InputRequiredEvent:
+        async with ctx.store.edit_state() as state:
+            state["plan"] = await self.ask(f"plan {ev.query}")
+        return InputRequiredEvent(prefix="go on?")
+
+    @step
+    async def go_on(self, ctx: Context, ev: HumanResponseEvent) -> Outline:
+        plan = await ctx.store.get("plan")
+        return Outline(text=await self.ask(f"outline {plan}"))
+
+    @step
+    async def write(self, ctx: Context, ev: Outline) -> StopEvent:
+        return StopEvent(result=[ev.text, await self.ask(f"title {await ctx.store.get('plan')}")])
+
+
+class Waiting(OwnWorkflow):
+    """A step waits for a person after an edit of the state."""
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> StopEvent:
+        async with ctx.store.edit_state() as state:
+            state["runs"] = state.get("runs", 0) + 1
+        first = await self.ask("first")
+        await ctx.wait_for_event(HumanResponseEvent, waiter_event=InputRequiredEvent(prefix="go on?"))
+        second = await self.ask("second")
+        return StopEvent(result=[first, second, await self.ask(f"third {await ctx.store.get('runs')}")])
+
+
+@pytest.mark.parametrize("make", [Approval, Waiting])
+def test_nothing_is_asked_before_a_person_has_answered(make: Any) -> None:
+    async def run(workflow: Any, llm: HostedLLM) -> tuple[Any, list[str], Any]:
+        handler, before = workflow.run(query="oats"), list[str]()
+        async for event in handler.stream_events():
+            if isinstance(event, InputRequiredEvent):
+                await asyncio.sleep(0.2)
+                before = llm.prompts
+                handler.ctx.send_event(HumanResponseEvent(response="yes"))
+        return await handler, before, (await handler.ctx.store.get_state()).model_dump()
+
+    original_llm, llm = HostedLLM(), HostedLLM()
+    expected = asyncio.run(run(make(original_llm), original_llm))
+    assert asyncio.run(run(accelerate(make(llm)), llm)) == expected
+    assert llm.prompts == original_llm.prompts
+
+
+class Failing(GoesOn):
+    """The step after the collection raises."""
+
+    @step
+    async def write(self, ev: Outline) -> StopEvent:
+        raise ValueError("no title")
+
+
+def test_an_error_after_a_collection_is_the_originals() -> None:
+    compare_on_server(Failing, query="oats rye")
+
+
+def test_an_answer_that_fails_is_the_originals_error() -> None:
+    compare_on_server(Parts, query="oats rye", fails_on="answer rye")
+
+
+def test_a_run_whose_caller_is_cancelled_cancels_what_was_prefetched() -> None:
+    llm = HostedLLM(latency_s=0.3)
+    fast = accelerate(Classes(llm))
+
+    async def run() -> None:
+        handler = fast.run(query="oats")
+        async with asyncio.timeout(5):
+            while llm.most_at_once < 2:
+                await asyncio.sleep(0.001)
+        await handler.cancel_run()
+        with pytest.raises(WorkflowCancelledByUser):
+            await handler
+        await asyncio.sleep(0.05)
+        assert llm.running == 0
+
+    asyncio.run(run())
+    assert llm.prompts == ["answer oats", "first answer to answer oats outline", "second outline"]
+
+
+def test_explain_names_the_step_that_waits_for_events() -> None:
+    fast = accelerate(Parts(HostedLLM()))
+    assert "calls that the step combine makes one after the other, side by side" in str(fast.explain())
+    assert called(fast, "oats rye") == called(Parts(HostedLLM()), "oats rye")
