@@ -88,6 +88,9 @@ def explain_graph(
     return PlanReport(parts, starts, expected, (*calls, *tools), tuple(advice), sections, "", *figures)
 
 
+_WITH_THE_SAME_SETTINGS = "from the second call with the same settings on, unless something else is in the way"
+
+
 def _start_lines(nodes: Sequence[NodeFacts]) -> Iterator[str]:
     """Yield a line for each time at which calls or tools start before their node."""
     names_by_start: dict[str, list[str]] = {}
@@ -96,6 +99,8 @@ def _start_lines(nodes: Sequence[NodeFacts]) -> Iterator[str]:
             if call.start:
                 start = f"{call.start}, if its answer comes whole" if call.is_whole_only else call.start
                 names_by_start.setdefault(start, []).append(call.name)
+            elif call.reason is Reason.MODEL_OF_SETTINGS:
+                names_by_start.setdefault(_WITH_THE_SAME_SETTINGS, []).append(call.name)
         for tool in node.tools:
             if tool.start:
                 names_by_start.setdefault(tool.start, []).append(tool.name)

@@ -126,6 +126,7 @@ class GraphFacts:
     def _visited(self) -> dict[str, tuple[Draft, LoweredNode]]:
         """The calls and the updates of each node, whatever the state is."""
         visited: dict[str, tuple[Draft, LoweredNode]] = {}
+        has_environment = True  # code that is not understood may change it for the nodes behind it
         for name, node in {} if self._shape is None else self._shape.nodes.items():
             draft = Draft()
             state = Ref(INPUT).at(STATE)
@@ -134,7 +135,9 @@ class GraphFacts:
                 fields = Fields({field: state.at(field) for field in node.reads}, attributes=True)
             lowered = EMPTY_NODE
             if node.bound is not None:
-                lowered = lower_node(draft, node.bound, fields, name, find_leaves=self._find_leaves)
+                terms: Any = {"find_leaves": self._find_leaves, "has_environment": has_environment}
+                lowered = lower_node(draft, node.bound, fields, name, **terms)
+            has_environment &= not lowered.runs_user_code
             visited[name] = draft, lowered
         return visited
 

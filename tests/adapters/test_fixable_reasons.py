@@ -3,6 +3,8 @@ a row says to write changes the row."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,12 +15,14 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableBranch, RunnableConfig, RunnableLambda, RunnablePassthrough
+from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
 from support.documented import chain as documented
 from support.hosted_steps import HostedLLM
 from support.own_leaves import Chat, Ledger
 
+from benchmarks.public_apps.server import fake_server
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.explain import explain_undedicated
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Status
@@ -212,6 +216,45 @@ def test_model_that_settings_choose_is_said_to_be_prefetched_from_the_second_cal
     row = row_of(accelerate(two_nodes(second)).report(), Reason.MODEL_OF_SETTINGS)
 
     assert (row.name.partition(":")[0], row.target, row.fix) == ("two", "Chat", "")
+
+
+def node_with_a_model_of_the_config(state: State, config: RunnableConfig) -> State:
+    model = ChatOpenAI(model=config["configurable"]["model"])
+    return {"b": model.invoke(f"B of {state['x']}").text}
+
+
+def node_with_a_model_of_the_environment(state: State) -> State:
+    model = ChatOpenAI(model=os.environ["TEOLA_TEST_MODEL"])
+    return {"b": model.invoke(f"B of {state['x']}").text}
+
+
+@pytest.mark.parametrize("node", [node_with_a_model_of_the_config, node_with_a_model_of_the_environment])
+def test_gain_with_a_model_of_settings_is_not_known_before_and_measured_after(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_server(0.2, keeps_connections=False) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("TEOLA_TEST_MODEL", "small")
+        first = ChatOpenAI(model="small")
+        graph = StateGraph(State)
+        graph.add_node("one", lambda state: {"a": first.invoke(f"A of {state['x']}").text})
+        graph.add_node("two", node)
+        graph.add_edge(START, "one")
+        graph.add_edge("one", "two")
+        fast: Any = accelerate(graph.compile())
+        before = fast.report()
+        for _ in range(4):
+            fast.invoke({"x": "oats"}, {"configurable": {"model": "small"}})
+            time.sleep(0.05)  # plans that are missing are made behind the call
+        after = fast.report()
+
+    assert row_of(before, Reason.MODEL_OF_SETTINGS).target == "ChatOpenAI"
+    assert before.expect.startswith("not known yet")
+    assert "from the second call with the same settings on" in before.text()
+    assert before.expected_speed_up is None
+    assert after.expected_speed_up > 1.3
+    assert "times faster in the last call" in after.expect
 
 
 class Found(Event):
