@@ -43,6 +43,8 @@ class Reason(Enum):
     NEEDS_RESULTS = "it needs what {names} gives"
     BEHIND_CODE = "it waits for the code of {names}{where}"
     UNKNOWN_UPDATES = "what {names} will write is not known{where}"
+    WAITS_FOR_EVENT = "it waits for an event, after which its step begins anew, so calls behind it are not known before"
+    RUNS_WORKFLOW = "it runs {names}, whose steps and tools may do anything, so calls behind it are not known before"
     UNKNOWN_CODE = "this code is not understood, so calls in it or behind it are not known before"
     REDUCER = "the reducer of {names} is code of your own, so what it makes of an update is not known"
     IN_ITS_STEP = "what it is asked is known only when its step begins"

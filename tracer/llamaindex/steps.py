@@ -20,7 +20,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
-from llama_index.core.workflow import Event, StartEvent, StopEvent
+from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow
 from pydantic import BaseModel
 
 from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop, read_path
@@ -36,6 +36,7 @@ from teola_plugin.tracer.functions import (
     Instance,
     ItemList,
     KnownValue,
+    Spread,
     Symbol,
     materialize,
     summarize_function,
@@ -132,6 +133,14 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadCall:
+    """A call in a step that is not read, and behind which nothing is known."""
+
+    class_name: str = ""
+    """The class of the workflow or agent that it runs; empty if it waits for an event."""
+
+
+@dataclass(frozen=True, slots=True)
 class TracedSteps:
     """The template of a step and of those that certainly come next, and what it depends on."""
 
@@ -143,6 +152,8 @@ class TracedSteps:
     """The data of globals, closures and attributes."""
     collections: tuple[Collection, ...]
     """The calls of `collect_events` whose events are not known; if they are, another template may have more."""
+    unread_calls: Mapping[str, UnreadCall]
+    """Calls that are not read, by `file:line`."""
 
 
 def trace_steps(
@@ -190,7 +201,7 @@ def trace_steps(
     _drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
     traced = draft.finish(Ref(last), name)
-    return TracedSteps(calls, traced, tuple(reader.guards), data, tuple(reader.collections))
+    return TracedSteps(calls, traced, tuple(reader.guards), data, tuple(reader.collections), reader.unread_calls)
 
 
 def _next_step(steps: Mapping[str, WorkflowStep], kind: type) -> WorkflowStep | None:
@@ -293,6 +304,7 @@ class _StepReader:
     sends_events: bool = False
     """True once a step sends events in other ways than by returning one."""
     collections: list[Collection] = field(default_factory=list)
+    unread_calls: dict[str, UnreadCall] = field(default_factory=dict)
     _number_of_collections: int = 0
 
     def first_events(self, step: WorkflowStep) -> dict[str, Symbol]:
@@ -327,7 +339,9 @@ class _StepReader:
             return _constructor_of(target) if is_instance(target, type) else None
         if type(target) is _ContextStandIn:
             rules: dict[str, Rule] = {"send_event": self._send_event, "collect_events": self._collect}
-            return rules.get(name, _ignore if name in _HARMLESS_METHODS else _stop_reading)
+            return rules.get(name, _ignore if name in _HARMLESS_METHODS else self._wait)
+        if is_instance(target, Workflow) and name == "run":
+            return partial(self._run_workflow, type(target).__name__)
         if is_instance(target, LLM) and name in _OTHER_CALLS:
             return partial(self._call_llm, target, name)
         if type(target) is PromptTemplate and name == "format":
@@ -346,6 +360,23 @@ class _StepReader:
         """Note that other steps begin, which may change what the store has."""
         self.sends_events, self.store.changing = True, self.situation.changing_after_sending
         return KnownValue(None)
+
+    def _wait(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Stop where the step may wait for an event, after which it begins anew."""
+        self._note_unread(interpreter, UnreadCall())
+        raise OutOfFuel
+
+    def _run_workflow(self, class_name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret the run of a workflow or an agent, whose steps and tools may do anything."""
+        self._note_unread(interpreter, UnreadCall(class_name))
+        interpreter.add_user_code()
+        for item in arguments.all_items():
+            interpreter.mutations.add(item.iterable if isinstance(item, Spread) else item)
+        return UNKNOWN_VALUE
+
+    def _note_unread(self, interpreter: FunctionInterpreter, call: UnreadCall) -> None:
+        if interpreter.frame.code is not None:
+            self.unread_calls[f"{interpreter.frame.code.co_filename}:{interpreter.line}"] = call
 
     def _collect(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret `collect_events`, whose events are known if they were there when the step began."""
@@ -514,11 +545,6 @@ def _classes_of_code(symbol: Expression, code: ast.expr) -> Classes | None:
 
 def _ignore(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
     return UNKNOWN_VALUE
-
-
-def _stop_reading(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-    """Stop where the step may wait for an event, after which it begins anew."""
-    raise OutOfFuel
 
 
 def _make_event(kind: type, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:

@@ -60,6 +60,7 @@ from teola_plugin.tracer.llamaindex.steps import (
     Collected,
     StepSituation,
     TracedSteps,
+    UnreadCall,
     runs_alone,
     trace_steps,
 )
@@ -231,7 +232,17 @@ class StepPlans:
             yield from left_rows(created_models(traced.created_models), traced.sources)
             source = traced.sources.get(f"{name}.code")
             if source is not None and not traced.created_models:
-                yield CallRow(name, Status.NOT_SEEN, source=source, explanation=Explanation(Reason.UNKNOWN_CODE))
+                explanation = _why_unread(plan.steps.unread_calls.get(source))
+                yield CallRow(name, Status.NOT_SEEN, source=source, explanation=explanation)
+
+
+def _why_unread(call: UnreadCall | None) -> Explanation:
+    """Return why nothing is known behind a place in a step's code. `call`: the call there, if it is a known one."""
+    if call is None:
+        return Explanation(Reason.UNKNOWN_CODE)
+    if not call.class_name:
+        return Explanation(Reason.WAITS_FOR_EVENT)
+    return Explanation(Reason.RUNS_WORKFLOW, (call.class_name,))
 
 
 class RunPrefetching:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser
 from llama_index.core.workflow.events import HumanResponseEvent, InputRequiredEvent
@@ -13,6 +15,7 @@ from support.hosted_steps import HostedLLM, called
 from support.served_workflows import compare_on_server
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.plan_report import Reason, Status
 
 
 class Question(Event):
@@ -366,3 +369,62 @@ def test_explain_names_the_step_that_waits_for_events() -> None:
     fast = accelerate(Parts(HostedLLM()))
     assert "calls that the step combine makes one after the other, side by side" in str(fast.explain())
     assert called(fast, "oats rye") == called(Parts(HostedLLM()), "oats rye")
+
+
+class Inner(OwnWorkflow):
+    """A workflow that another one runs."""
+
+    @step
+    async def only(self, ev: StartEvent) -> StopEvent:
+        return StopEvent(result=await self.ask(f"inner {ev.query}"))
+
+
+class RunsOther(OwnWorkflow):
+    """Runs another workflow between its calls."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__(llm)
+        self.inner = Inner(llm)
+
+    @step
+    async def begin(self, ev: StartEvent) -> StopEvent:
+        first = await self.ask("first")
+        second = await self.ask("second")
+        inner = await self.inner.run(query=ev.query)
+        third = await self.ask("third")
+        return StopEvent(result=[first, second, inner, third, await self.ask("fourth")])
+
+
+class RunsAgent(OwnWorkflow):
+    """Runs an agent, whose tool may do anything, before its calls."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__(llm)
+        self.agent = ReActAgent(tools=[], llm=llm, streaming=False)
+
+    @step
+    async def begin(self, ev: StartEvent) -> StopEvent:
+        reply = await self.agent.run(ev.query)
+        return StopEvent(result=[str(reply), await self.ask("first"), await self.ask("second")])
+
+
+def test_calls_behind_the_run_of_another_workflow_wait_for_it() -> None:
+    assert compare_on_server(RunsOther) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason", "names", "line"),
+    [
+        (RunsOther, Reason.RUNS_WORKFLOW, ("Inner",), "await self.inner.run("),
+        (RunsAgent, Reason.RUNS_WORKFLOW, ("ReActAgent",), "await self.agent.run("),
+        (Waiting, Reason.WAITS_FOR_EVENT, (), "await ctx.wait_for_event("),
+    ],
+)
+def test_the_report_names_what_calls_wait_for(make: Any, reason: Reason, names: tuple[str, ...], line: str) -> None:
+    report = accelerate(make(HostedLLM())).report()
+    [row] = report.with_status(Status.NOT_SEEN)
+    assert row.reason is reason
+    assert row.explanation is not None
+    assert row.explanation.names == names
+    path, _, number = row.source.rpartition(":")
+    assert line in Path(path).read_text().splitlines()[int(number) - 1]
