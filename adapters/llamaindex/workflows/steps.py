@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from llama_index.core.workflow import StopEvent, Workflow
+
 from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.explain import created_models, left_rows
 from teola_plugin.adapters.llamaindex.prefetching import (
@@ -28,6 +30,7 @@ from teola_plugin.adapters.llamaindex.prefetching import (
     rows_of_sites,
 )
 from teola_plugin.adapters.llamaindex.session import Run
+from teola_plugin.adapters.llamaindex.workflows.agent_runs import is_agent
 from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.query_run import during
@@ -37,6 +40,7 @@ from teola_plugin.shims.llamaindex.workflows import (
     event_data,
     event_values,
     intercept_steps,
+    run_id,
     sent_events,
     state_class,
     stored_state,
@@ -106,8 +110,16 @@ class _StepPlan:
 class StepPlans:
     """The plans of one workflow's steps, each made when its step first begins in a situation."""
 
-    def __init__(self, workflow: Any, threads: ThreadSafety) -> None:
+    def __init__(self, workflow: Any, threads: ThreadSafety, outer: tuple[Any, ...] = ()) -> None:
+        """`outer`: the workflows whose steps run this one, which have it as an attribute."""
         self.workflow, self._threads = workflow, threads
+        attributes = vars(workflow).items()
+        self.inner = {
+            name: StepPlans(value, threads, (*outer, workflow))
+            for name, value in attributes
+            if _is_plain_workflow(value) and not any(value is one for one in (*outer, workflow))
+        }
+        """The plans of workflows that are attributes of this one, by the attributes' names."""
         self.steps = workflow_steps(workflow)
         self.state_class = state_class(workflow)
         self._attributes = changing_attributes(workflow)
@@ -185,6 +197,8 @@ class StepPlans:
             for later in list(plan.steps.calls)[1:]:
                 if later in steps_with_calls:
                     yield f"calls of the step {prefix}{later}, while steps before it run"
+        for name, inner in self.inner.items():
+            yield from inner._phrases(f"{prefix}{name}.")
 
     def _shown_plan(self, name: str, *, is_alone: bool) -> _StepPlan:
         """Return the plan with the most prefetched calls of those that were made for a step, and of some others."""
@@ -234,6 +248,13 @@ class StepPlans:
             if source is not None and not traced.created_models:
                 explanation = _why_unread(plan.steps.unread_calls.get(source))
                 yield CallRow(name, Status.NOT_SEEN, source=source, explanation=explanation)
+        for name, inner in self.inner.items():
+            yield from (replace(row, name=f"{name}.{row.name}") for row in inner.rows())
+
+
+def _is_plain_workflow(value: Any) -> bool:
+    """Return True for a workflow that is neither an agent nor accelerated by itself."""
+    return isinstance(value, Workflow) and not is_agent(value) and not hasattr(value, "__teola_accelerated__")
 
 
 def _why_unread(call: UnreadCall | None) -> Explanation:
@@ -256,6 +277,9 @@ class RunPrefetching:
         self._due = DueSteps(plans.steps)
         self._live: list[tuple[QueryPrefetcher, _StepPlan, list[str]]] = []
         """The prefetched calls of steps in sequence, with the names of the steps that have yet to begin."""
+        self._run_id, self._is_over = "", False
+        self._inner: dict[str, RunPrefetching] = {}
+        """The prefetched calls of runs of other workflows that steps have begun, by the ids of the runs."""
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
@@ -276,22 +300,57 @@ class RunPrefetching:
         live, self._live = self._live, []
         for prefetcher, *_ in live:
             prefetcher.close(is_read_from_code=True)
+        inner, self._inner = self._inner, {}
+        for run in inner.values():
+            run._drop()
 
     def _drop(self) -> None:
         """Give up what was prefetched for steps that may never begin."""
         live, self._live = self._live, []
         for prefetcher, *_ in live:
             prefetcher.close()
+        inner, self._inner = self._inner, {}
+        for run in inner.values():
+            run._drop()
+
+    def _find_run(self, workflow: Any, run_id: str) -> RunPrefetching | None:
+        """Return the prefetched calls of this run, or of one that its steps have begun; None for any other."""
+        if self._plans.workflow is workflow and self._run_id in ("", run_id):
+            self._run_id = run_id
+            return self
+        if run_id in self._inner:
+            return self._inner[run_id]
+        for run in self._inner.values():
+            if (found := run._find_run(workflow, run_id)) is not None:
+                return found
+        plans = next((one for one in self._plans.inner.values() if one.workflow is workflow), None)
+        if plans is None or not run_id:
+            return None
+        self._inner = {key: run for key, run in self._inner.items() if not run._is_over}
+        run = self._inner[run_id] = RunPrefetching(plans, self._traced_run)
+        run._run_id = run_id
+        return run
 
     async def around(
         self, step: Step, name: str, workflow: Any, event: Any, context: Any, bound: Mapping[str, Any]
     ) -> Step:
         """Return the step with its prefetched calls."""
-        if self._plans.workflow is not workflow or not self._gains:
+        run = self._find_run(workflow, run_id(context)) if self._gains else None
+        if run is None:
             return step
-        token, running, prefetcher = object(), set(self._running.values()), None
+        if run is self:
+            return await self._around_own(step, name, event, context, bound, is_certain=True)
+        return await run._around_own(step, name, event, context, bound, is_certain=len(self._running) == 1)
+
+    async def _around_own(
+        self, step: Step, name: str, event: Any, context: Any, bound: Mapping[str, Any], *, is_certain: bool
+    ) -> Step:
+        """Return a step of this run. `is_certain`: no step of a run around it may end it."""
+        workflow, token = self._plans.workflow, object()
+        running = set(self._running.values())
+        prefetcher = None
         self._due.begin(event)
-        is_alone = not running and (self._due.are_none or name in self._plans.run_alone)
+        is_alone = is_certain and not running and (self._due.are_none or name in self._plans.run_alone)
         self._running[token] = name
         try:
             prefetcher = await self._begin(name, event, context, bound, running, is_alone=is_alone)
@@ -301,16 +360,21 @@ class RunPrefetching:
         def run() -> Any:
             with self._step(token, prefetcher, is_alone=is_alone):
                 result = step()
-                self._due.end(result)
+                self._step_ended(result)
                 return result
 
         async def arun() -> Any:
             with self._step(token, prefetcher, is_alone=is_alone):
                 result = await step()
-                self._due.end(result)
+                self._step_ended(result)
                 return result
 
         return arun if inspect.iscoroutinefunction(getattr(workflow, name, step.func)) else run  # type: ignore[attr-defined]
+
+    def _step_ended(self, result: Any) -> None:
+        """Note what a step returns, in which this is called."""
+        self._due.end(result)
+        self._is_over = self._is_over or isinstance(result, StopEvent)
 
     async def _begin(
         self, name: str, event: Any, context: Any, bound: Mapping[str, Any], running: set[str], *, is_alone: bool

@@ -428,3 +428,63 @@ def test_the_report_names_what_calls_wait_for(make: Any, reason: Reason, names: 
     assert row.explanation.names == names
     path, _, number = row.source.rpartition(":")
     assert line in Path(path).read_text().splitlines()[int(number) - 1]
+
+
+class InnerSequence(OwnWorkflow):
+    """A workflow that another one runs, of two steps with calls that need nothing of each other."""
+
+    @step
+    async def first(self, ctx: Context, ev: StartEvent) -> Question:
+        async with ctx.store.edit_state() as state:
+            state["query"] = ev.query
+        return Question(text=await self.ask(f"first {ev.query}"))
+
+    @step
+    async def second(self, ctx: Context, ev: Question) -> StopEvent:
+        query = await ctx.store.get("query")
+        return StopEvent(result=[ev.text, await self.ask(f"second {query}")])
+
+
+class RunsSequence(RunsOther):
+    """Runs a workflow of two steps twice, one run after the other."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__(llm)
+        self.inner = InnerSequence(llm)
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> StopEvent:
+        results = []
+        for word in ev.query.split():
+            handler = self.inner.run(query=word)
+            async for event in handler.stream_events():
+                ctx.write_event_to_stream(Progress(text=type(event).__name__))
+            results.append(await handler)
+        return StopEvent(result=results)
+
+
+class RunsSideBySide(RunsSequence):
+    """Runs a workflow of two steps twice at once."""
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> StopEvent:
+        return StopEvent(result=await asyncio.gather(*[self.inner.run(query=word) for word in ev.query.split()]))
+
+
+def test_steps_of_a_workflow_that_a_step_runs_gain_as_well() -> None:
+    assert compare_on_server(RunsSequence, query="oats rye") == (1, 2)
+    assert compare_on_server(RunsSequence, query="oats rye", runs=2) == (1, 2)
+
+
+def test_runs_of_a_workflow_side_by_side_have_their_own_results() -> None:
+    assert compare_on_server(RunsSideBySide, query="oats rye") == (2, 4)
+
+
+def test_an_error_of_a_workflow_that_a_step_runs_is_the_originals() -> None:
+    compare_on_server(RunsSequence, query="oats rye", fails_on="second oats")
+
+
+def test_explain_names_the_steps_of_a_workflow_that_a_step_runs() -> None:
+    assert "calls of the step inner.second, while steps before it run" in str(
+        accelerate(RunsSequence(HostedLLM())).explain()
+    )
