@@ -32,7 +32,7 @@ from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.indexing import TeolaIndexer
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.observe import timeline_text
 from teola_plugin.runtime.virtual_time import run_virtual

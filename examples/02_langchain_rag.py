@@ -24,15 +24,15 @@ from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 
 
 def make_pool(*, real: bool) -> EnginePool:
     if not real:
         return EnginePool.local(fake_engines(rtx3090()))
+    from teola_plugin.engines import EmbeddingEngine
     from teola_plugin.engines.bundled import llama as tiny_llama
-    from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
     return EnginePool.local(llm=str(tiny_llama.make()), embedder=EmbeddingEngine("embedder"), store="embedded")
 

@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnablePassthrough
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import Graph, GraphEdit, PrimitiveKind
 from teola_plugin.passes import DEFAULT_PASSES, PassContext

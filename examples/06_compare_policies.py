@@ -28,7 +28,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling import POLICIES

@@ -23,7 +23,7 @@ from llama_index.core.schema import TextNode
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM, TeolaVectorStore
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 
 FARM = ["Oats are sown in spring.", "Lambs eat oats and ivy.", "Ivy climbs walls."]

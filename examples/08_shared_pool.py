@@ -26,7 +26,7 @@ from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 
 YAML = """
 name: example

@@ -18,7 +18,7 @@ from langgraph.graph.state import CompiledStateGraph
 from pydantic import BaseModel
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore
 

@@ -18,7 +18,7 @@ prints, with fake engines, 0.3 times the latency of an RTX 3090 (shortened)::
 import sys
 
 from teola_plugin import EnginePool
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.workflow import PER_QUERY, Indexing, QueryExpansion, Reranking, Searching, Synthesis, Workflow
 
@@ -35,9 +35,9 @@ RAG = Workflow(
 def make_pool(*, real: bool) -> EnginePool:
     if not real:
         return EnginePool.local(fake_engines(scaled(rtx3090(), 0.3)))
+    from teola_plugin.engines import EmbeddingEngine
     from teola_plugin.engines.bundled import llama
     from teola_plugin.engines.bundled.files import reranker_folder
-    from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
     embedder = EmbeddingEngine("embedder")
     return EnginePool.local(llm=str(llama.make()), embedder=embedder, reranker=str(reranker_folder()), store="embedded")

@@ -26,7 +26,7 @@ from teola_plugin.adapters.sampling import (
     tool_text,
 )
 from teola_plugin.adapters.tool_calls import new_id
-from teola_plugin.engines.tools import Tool, ToolEngine, ToolRaised
+from teola_plugin.engines.tools import ToolEngine, ToolFunction, ToolRaised
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -112,7 +112,7 @@ def is_read_only(tool: Any) -> bool:
 def tool_engine(tools: Iterable[BaseTool], name: str = "tools", **options: Any) -> ToolEngine:
     """The engine that runs the functions of these tools; those declared `read_only` are so there. `options`: of
     `ToolEngine` (`max_requests`, `seconds`). Raises `RegistrationError` for a tool that is no function."""
-    return ToolEngine(name, [Tool(tool.name, _function(tool), is_read_only(tool)) for tool in tools], **options)
+    return ToolEngine(name, [ToolFunction(tool.name, _function(tool), is_read_only(tool)) for tool in tools], **options)
 
 
 def on_engine(tools: Iterable[BaseTool], pool: EnginePool, engine: str = "tools") -> list[BaseTool]:

@@ -52,12 +52,15 @@ def real_pool(
     """vLLM, MiniLM, a cross-encoder, PostgreSQL with pgvector, a search; others by flags. Without a GPU the
     models keep to cores of their own, as in `teola demo`."""
     from teola_plugin.cli.demo.engines import device_cores
+    from teola_plugin.engines import (
+        EmbeddingEngine,
+        FullTextSearch,
+        PgVectorEngine,
+        RerankingEngine,
+        VllmEngine,
+        WebSearchEngine,
+    )
     from teola_plugin.engines.bundled.files import llm_folder, reranker_folder
-    from teola_plugin.engines.fulltext import FullTextSearch
-    from teola_plugin.engines.pgvector import PgVectorEngine
-    from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
-    from teola_plugin.engines.vllm import VllmEngine
-    from teola_plugin.engines.websearch import WebSearch
 
     of_llm, of_others = device_cores()
     caching = {"enable_prefix_caching": prefix_caching}
@@ -71,7 +74,7 @@ def real_pool(
         found.append(VllmEngine("proxy", args.proxy, engine_args=caching, cores=of_llm))
     if args.app == "search_engine":
         own = FullTextSearch("web", args.pages or PAGES, dsn=args.dsn)
-        found.append(own if args.web == "texts" else WebSearch("web", service=args.web))
+        found.append(own if args.web == "texts" else WebSearchEngine("web", service=args.web))
     if functions:
         found.append(tool_engine(functions))
     return EnginePool.local(found, policy=policy)

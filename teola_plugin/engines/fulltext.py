@@ -44,7 +44,7 @@ _PROFILE = EngineProfile(
 
 
 class FullTextSearch:
-    """A search of `documents` by their words, with the requests and hits of `WebSearch`.
+    """A search of `documents` by their words, with the requests and hits of `WebSearchEngine`.
 
     `documents`: texts, mappings (`text`, and optionally `url`, `title` and other metadata), chunks, or the path of a
     JSONL file or a folder (`read_documents`). `dsn`: your own PostgreSQL; without one the engine starts an embedded

@@ -18,7 +18,7 @@ from teola_plugin.requests.payloads import CallTool, Request, Result
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolFunction:
     """A function, sync or async, with a name.
 
     With `read_only` its author declares that it changes nothing, so that it may be prefetched, and called again after
@@ -43,22 +43,23 @@ class ToolRaised(EngineError):
     """The error of a tool that raised. The original error is its `__cause__`, in the process where it ran."""
 
 
-def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, Tool]:
+def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, ToolFunction]:
     """Return the tools by name.
 
     Raises:
         RegistrationError: A tool is not a function, two tools have one name, or `read_only` names an unknown tool.
     """
-    harmless = [item.name if isinstance(item, Tool) else item for item in read_only]
-    by_name: dict[str, Tool] = {}
+    harmless = [item.name if isinstance(item, ToolFunction) else item for item in read_only]
+    by_name: dict[str, ToolFunction] = {}
     for item in tools:
-        tool = item if isinstance(item, Tool) else _of_function(item)
+        tool = item if isinstance(item, ToolFunction) else _of_function(item)
         if tool.name in by_name:
             raise RegistrationError(
-                f"two tools are named {tool.name!r}.", hint="name one otherwise: teola_plugin.engines.tools.Tool"
+                f"two tools are named {tool.name!r}.",
+                hint="name one otherwise: teola_plugin.engines.ToolFunction",
             )
         declared = tool.read_only or tool.name in harmless or tool.function in harmless
-        by_name[tool.name] = Tool(tool.name, tool.function, declared)
+        by_name[tool.name] = ToolFunction(tool.name, tool.function, declared)
     functions = {tool.function for tool in by_name.values()}
     if unknown := [item for item in harmless if item not in by_name and item not in functions]:
         raise RegistrationError(
@@ -68,13 +69,14 @@ def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, Tool]:
     return by_name
 
 
-def _of_function(function: Any) -> Tool:
+def _of_function(function: Any) -> ToolFunction:
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
         raise RegistrationError(
-            f"{function!r} is no named function.", hint="give functions, or teola_plugin.engines.tools.Tool with a name"
+            f"{function!r} is no named function.",
+            hint="give functions, or teola_plugin.engines.ToolFunction with a name",
         )
-    return Tool(name, function)
+    return ToolFunction(name, function)
 
 
 _STOP_SECONDS = 10.0
@@ -83,10 +85,10 @@ _STOP_SECONDS = 10.0
 class ToolEngine:
     """Python functions as an engine: `ToolEngine("tools", [weather, send_mail], read_only=[weather])`.
 
-    A function has its own name; `Tool(name, function)` sets another. Functions in `read_only` are declared to change
-    nothing: they may be prefetched, and called again. All others are called once, when the original app calls them.
-    `max_requests` calls run at a time, in threads of the engine, so that they never hold up the pool. `seconds` is the
-    usual duration of a call, for plans. A cancelled call is not waited for, but its function cannot be stopped.
+    A function has its own name; `ToolFunction(name, function)` sets another. Functions in `read_only` are declared to
+    change nothing: they may be prefetched, and called again. All others are called once, when the original app calls
+    them. `max_requests` calls run at a time, in threads of the engine, so that they never hold up the pool. `seconds`
+    is the usual duration of a call, for plans. A cancelled call is not waited for, but its function cannot be stopped.
     Raises `RegistrationError` for a tool that is not a function.
     """
 

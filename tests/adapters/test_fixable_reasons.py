@@ -29,7 +29,7 @@ from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Statu
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
-from teola_plugin.engines.websearch import WebSearch
+from teola_plugin.engines.websearch import WebSearchEngine
 from teola_plugin.graph import EngineProfile
 from teola_plugin.langchain import ChatTeola, TeolaWebSearch
 
@@ -79,7 +79,7 @@ UNDEDICATED: dict[str, tuple[Callable[[EnginePool], Any], str, tuple[str, ...], 
         "FakeEmbedder(..., dedicated=True), FakeStore(..., dedicated=True)",
     ),
     "an arm": (arm, "ahead.model", ("llm",), "FakeLLM(..., dedicated=True)"),
-    "a node that may run": (node_that_may_run, "search.search", ("web",), "WebSearch(..., dedicated=True)"),
+    "a node that may run": (node_that_may_run, "search.search", ("web",), "WebSearchEngine(..., dedicated=True)"),
 }
 """An object, the name of the row, the engines that are not dedicated, and the line to write."""
 
@@ -89,7 +89,7 @@ def pool_with(*dedicated: str) -> Iterator[EnginePool]:
     """Make a pool in which engines are dedicated that are named, and all that are not in `UNDEDICATED`."""
     undedicated = {name for _, _, names, _ in UNDEDICATED.values() for name in names} - {*dedicated}
     profiles = {name: replace(profile, dedicated=name not in undedicated) for name, profile in rtx3090().items()}
-    web = WebSearch("web", service="searxng", base_url="http://localhost:9", dedicated="web" in dedicated)
+    web = WebSearchEngine("web", service="searxng", base_url="http://localhost:9", dedicated="web" in dedicated)
     engines = fake_engines(profiles)
     with EnginePool.local({**{engine.name: engine for engine in engines}, "web": web}) as pool:
         yield pool

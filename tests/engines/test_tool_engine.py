@@ -12,7 +12,7 @@ import pytest
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
-from teola_plugin.engines.tools import Tool, ToolEngine, ToolRaised
+from teola_plugin.engines.tools import ToolEngine, ToolFunction, ToolRaised
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import CallTool, Done, Failed, Request
@@ -97,7 +97,7 @@ def test_bad_tools_are_refused(tools: list[Any], read_only: list[Any], why: str)
 
 
 def test_read_only_is_said_by_name_by_function_or_by_the_tool() -> None:
-    engine = ToolEngine("tools", [add, Tool("then", later, True), broken], read_only=[add, "broken"])
+    engine = ToolEngine("tools", [add, ToolFunction("then", later, True), broken], read_only=[add, "broken"])
     assert [tool.read_only for tool in engine.tools.values()] == [True, True, True]
 
 

@@ -23,7 +23,7 @@ from teola_plugin.engines.conformance import EngineConformance, collect, ends
 from teola_plugin.engines.fake import FakeTools, FakeWebSearch
 from teola_plugin.engines.fulltext import FullTextSearch, read_documents
 from teola_plugin.engines.profiles import tools, web_search
-from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearch
+from teola_plugin.engines.websearch import SERVICES, SearchService, WebSearchEngine
 from teola_plugin.engines.websearch.engine import wait_of
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -50,9 +50,9 @@ def stub(shared_stub: Stub) -> Stub:
     return shared_stub
 
 
-def engine_of(service: str, stub: Stub, **options: Any) -> WebSearch:
+def engine_of(service: str, stub: Stub, **options: Any) -> WebSearchEngine:
     key = {} if service == "searxng" else {"api_key": KEY}
-    return WebSearch("web", service=service, base_url=stub.url, **key, **options)
+    return WebSearchEngine("web", service=service, base_url=stub.url, **key, **options)
 
 
 async def outcomes(engine: Engine, *asked: Any) -> list[Any]:
@@ -240,20 +240,20 @@ def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.Monk
     for variable in ("TAVILY_API_KEY", "SEARXNG_URL"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(RegistrationError, match="TAVILY_API_KEY"):
-        WebSearch(service="tavily")
+        WebSearchEngine(service="tavily")
     with pytest.raises(RegistrationError, match="SEARXNG_URL"):
-        WebSearch(service="searxng")
+        WebSearchEngine(service="searxng")
     with pytest.raises(RegistrationError, match="did you mean 'tavily'"):
-        WebSearch(service="tavly")
+        WebSearchEngine(service="tavly")
     monkeypatch.setenv("TAVILY_API_KEY", KEY)
-    engine = WebSearch(service="tavily", base_url=stub.url)
+    engine = WebSearchEngine(service="tavily", base_url=stub.url)
     [hits] = asyncio.run(outcomes(pickle.loads(pickle.dumps(engine)), SearchText("oats")))
     assert len(hits) == 3 and stub.asked[0][3]["authorization"] == f"Bearer {KEY}"
 
 
 async def test_a_login_in_the_address_is_used_and_not_shown(stub: Stub) -> None:
     address = stub.url.replace("http://", "http://user:hidden@")
-    engine = WebSearch(base_url=address)
+    engine = WebSearchEngine(base_url=address)
     await outcomes(engine, SearchText("oats"))
     assert stub.asked[0][3]["authorization"].startswith("Basic ")
     assert "hidden" not in repr(engine) + str(dict(engine.versions())) and b"hidden" not in pickle.dumps(engine)

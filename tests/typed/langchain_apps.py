@@ -21,7 +21,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 import teola_plugin as teola
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.langchain import (
     ChatTeola,
     TeolaCrossEncoder,

@@ -13,7 +13,7 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.engines.fake import fake_engines
+from teola_plugin.engines import fake_engines
 from teola_plugin.llamaindex import TeolaEmbedding, TeolaLLM, TeolaRerank, TeolaVectorStore
 
 

@@ -11,16 +11,19 @@ from typing import ClassVar, assert_type
 from teola_plugin import EngineError, EnginePool, TeolaError
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.engines import (
+    EmbeddingEngine,
+    FullTextSearch,
+    OpenAIServer,
+    PgVectorEngine,
+    RerankingEngine,
+    ToolEngine,
+    VllmEngine,
+    WebSearchEngine,
+)
 from teola_plugin.engines.base import Done, Engine, EngineLoad, Failed, Request, Result
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults, fake_engines
-from teola_plugin.engines.fulltext import FullTextSearch
-from teola_plugin.engines.openai import OpenAIServer
-from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.engines.profiles import rtx3090, scaled
-from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
-from teola_plugin.engines.tools import ToolEngine
-from teola_plugin.engines.vllm import VllmEngine
-from teola_plugin.engines.websearch import WebSearch
 from teola_plugin.graph import Curve, EngineProfile, Graph, PrimitiveKind
 from teola_plugin.passes import DEFAULT_PASSES, PassContext
 from teola_plugin.requests.payloads import ScorePair
@@ -45,7 +48,7 @@ def pools(config: Path) -> None:
 
 
 def engines() -> list[Engine]:
-    web = WebSearch("web", service="searxng", base_url="http://localhost:8888", dedicated=True)
+    web = WebSearchEngine("web", service="searxng", base_url="http://localhost:8888", dedicated=True)
     files = FullTextSearch("files", [{"url": "oats.md", "title": "Oats", "text": "Oats are sown in spring."}])
 
     def weather(place: str) -> str:

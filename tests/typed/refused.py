@@ -11,9 +11,8 @@ from langgraph.graph.state import CompiledStateGraph
 from llama_index.core import VectorStoreIndex
 
 from teola_plugin import EnginePool, accelerate
+from teola_plugin.engines import OpenAIServer, VllmEngine
 from teola_plugin.engines.fake import FakeLLM
-from teola_plugin.engines.openai import OpenAIServer
-from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.langchain import ChatTeola, TeolaEmbeddings, TeolaVectorStore, tool_engine
 from teola_plugin.llamaindex import TeolaLLM
 from teola_plugin.server.client import TeolaClient

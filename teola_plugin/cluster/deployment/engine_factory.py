@@ -99,11 +99,11 @@ def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _websearch(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
-    """Build a web search. `options`: `service` (searxng, brave or tavily) and those of `WebSearch`; the key is in the
-    environment."""
-    from teola_plugin.engines.websearch import WebSearch
+    """Build a web search. `options`: `service` (searxng, brave or tavily) and those of `WebSearchEngine`; the key is
+    in the environment."""
+    from teola_plugin.engines.websearch import WebSearchEngine
 
-    return WebSearch(name, base_url=spec["base_url"] or None, **spec["options"])
+    return WebSearchEngine(name, base_url=spec["base_url"] or None, **spec["options"])
 
 
 def _fulltext(name: str, spec: Mapping[str, Any], cores: str) -> Engine:

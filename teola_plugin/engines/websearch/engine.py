@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-class WebSearch:
+class WebSearchEngine:
     """A search of the web through `service`: `searxng`, `brave` or `tavily` (or your own `SearchService`).
 
     `base_url`: address of a SearXNG, by default that of the variable `SEARXNG_URL`; the other services have their own.
@@ -199,7 +199,7 @@ class WebSearch:
         return {"service": self.service.name, "url": self.base_url}
 
     def __repr__(self) -> str:
-        return f"<WebSearch {self.name}: {self.service.name} at {self.base_url}>"
+        return f"<WebSearchEngine {self.name}: {self.service.name} at {self.base_url}>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings. In another process the key is read from the environment, and there is no login."""

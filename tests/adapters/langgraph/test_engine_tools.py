@@ -12,7 +12,7 @@ from langgraph.prebuilt import InjectedState
 from support.agents import World, agent, run, said, world
 from support.writing_llm import call
 
-from teola_plugin.engines.tools import Tool, ToolEngine
+from teola_plugin.engines.tools import ToolEngine, ToolFunction
 from teola_plugin.errors import RegistrationError
 from teola_plugin.langchain import on_engine, read_only, tool_engine
 
@@ -102,6 +102,6 @@ def test_what_stays_in_its_place_is_refused(at: World) -> None:
 
     with pytest.raises(RegistrationError, match="state"):
         tool_engine([looks])
-    at.pool.add(ToolEngine("tools", [Tool("add", max)]))
+    at.pool.add(ToolEngine("tools", [ToolFunction("add", max)]))
     with pytest.raises(RegistrationError, match="unknown engine"):
         on_engine([], at.pool, "tolls")
