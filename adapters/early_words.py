@@ -245,7 +245,7 @@ def _item_starts(graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -
         holder = InstancePath(p.id).outermost.partition("[")[0]
         inside.setdefault(holder, set()).update(names)
         waits = {one.attributes.wrapped in one_by_one for one in leaf_primitives(p) if one.on_engine}
-        if p.tentative and "[" in p.id and asks(p):
+        if p.speculative and "[" in p.id and asks(p):
             starts.setdefault(holder, "as soon as its item is written")
         elif p.attributes.grow:
             starts.setdefault(p.id, "as soon as its item is written")
@@ -314,7 +314,7 @@ def speculative_names(graph: Graph) -> frozenset[str]:
     early_primitives = [
         q for p, which, arm in arms if arm is not None and which in p.attributes.early_arms for q in arm.graph
     ]
-    unsure = (one for p in graph for one in leaf_primitives(p) if one.tentative or one.attributes.lookahead is False)
+    unsure = (one for p in graph for one in leaf_primitives(p) if one.speculative or one.attributes.lookahead is False)
     return frozenset(component_of(p.id) for p in (*early_primitives, *unsure))
 
 

@@ -279,19 +279,26 @@ class EnginePool:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
-        tentative: bool = False,
+        speculative: bool = False,
         keep_remote: bool = False,
         run: Any = None,
         terms: RequestContext | None = None,
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 
-        `tentative`: what is streamed is read as a guess at the result. With `keep_remote`, a shared pool may leave
+        `speculative`: what is streamed is read as a guess at the result. With `keep_remote`, a shared pool may leave
         large values where they are made: see `RemoteValue`. `terms` (tenant, app, deadline, weight) are those of a call
         that joins no live query.
         """
         return self.runtime.call(
-            kind, engine, payloads, stream=stream, tentative=tentative, keep_remote=keep_remote, run=run, terms=terms
+            kind,
+            engine,
+            payloads,
+            stream=stream,
+            speculative=speculative,
+            keep_remote=keep_remote,
+            run=run,
+            terms=terms,
         )
 
     def bound(self, obj: Any, engine: str) -> Any:

@@ -284,7 +284,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         if run is not None and asking.tools is not None:
             hearing = listening(ModelCall(self.pool, self.engine, run, request.prompt, asking.tools.names, to_prompt))
         handle = self.pool.call(
-            _PREFILLING, self.engine, [request], stream=hearing is not None, tentative=True, run=run, terms=terms
+            _PREFILLING, self.engine, [request], stream=hearing is not None, speculative=True, run=run, terms=terms
         )
         return PendingAnswer(handle, hearing)
 

@@ -209,7 +209,7 @@ def predicted_sites(graph: Graph) -> frozenset[str]:
     """Return the sites of wrapped leaves that are called for items of a list that an engine is still writing."""
     writing = [d for d in graph if d.kind in _WRITING and d.engine != PROVIDER]
     grown = {name for d in writing for name in d.attributes.stream_items}
-    cut = [p for p in graph if p.tentative and any(d.id in graph.ancestors[p.id] for d in writing)]
+    cut = [p for p in graph if p.speculative and any(d.id in graph.ancestors[p.id] for d in writing)]
     mapped = [q for p in graph if p.id in grown for q in leaf_primitives(p)]
     return frozenset(_site(q) for q in (*cut, *mapped) if q.engine == PROVIDER and q.kind in _CALLS)
 

@@ -348,14 +348,14 @@ class Fragment:
     output: Ref
 
     def instantiate(
-        self, name: str, bind: dict[str, Ref], *, tentative: bool = False, without: Collection[str] = ()
+        self, name: str, bind: dict[str, Ref], *, speculative: bool = False, without: Collection[str] = ()
     ) -> tuple[list[Primitive], Ref]:
         """Create the primitives of one instance.
 
         Args:
             name: Name of the instance; ids of its primitives are prefixed with `name/`.
             bind: The reference for every external producer that the fragment reads.
-            tentative: Mark the primitives as working on a predicted value.
+            speculative: Mark the primitives as working on a predicted value.
             without: Ids of primitives to leave out.
 
         Returns:
@@ -363,7 +363,7 @@ class Fragment:
         """
         child = InstancePath(name).child
         names = {primitive.id: child(primitive.id) for primitive in self.graph}
-        changes = {"tentative": True} if tentative else {}
+        changes = {"speculative": True} if speculative else {}
         primitives = [p.rename(names, bind, **changes) for p in self.graph if p.id not in without]
         if self.output.producer in bind:
             base = bind[self.output.producer]
@@ -395,7 +395,7 @@ def format_primitive(p: Primitive, depth: int | None = None) -> str:
         notes.append(f"size={p.size}")
     if p.prompt:
         notes.append("prompt=" + "".join(map(str, p.prompt)))
-    notes += [name for name in ("batchable", "splittable", "tentative") if getattr(p, name)]
+    notes += [name for name in ("batchable", "splittable", "speculative") if getattr(p, name)]
     if notes:
         text += " {" + ", ".join(notes) + "}"
     text += "".join(f" {effect}" for effect in p.effects)

@@ -65,6 +65,6 @@ def _calls_between(graph: Graph, holder: str, last: str) -> tuple[Primitive, ...
     ancestors = graph.ancestor_masks
     until_last = ancestors[last] | graph.bits[last]
     calls = [q for q in graph if ancestors[q.id] & graph.bits[holder] and graph.bits[q.id] & until_last]
-    if any(q.kind is not PrimitiveKind.CALL or q.tentative for q in calls):
+    if any(q.kind is not PrimitiveKind.CALL or q.speculative for q in calls):
         return ()
     return tuple(calls)

@@ -202,7 +202,7 @@ class Primitive:
     prompt: tuple[PromptPart, ...] = ()
     item: int | None = None
     """PARTIAL_DECODING: index of the item that it forwards."""
-    tentative: bool = False
+    speculative: bool = False
     """True if it works on a predicted value: its result is used only after that value was verified."""
     fragment: Fragment | None = None
     otherwise: Fragment | None = None

@@ -128,7 +128,7 @@ def _args(trace: QueryTrace, span: Span) -> Event:
         "requests": span.size,
         "tokens": span.tokens,
         "cached": span.cached,
-        "tentative": span.tentative,
+        "speculative": span.speculative,
         **({"step": span.step} if span.step else {}),
         **({"written": span.written} if span.written else {}),
         **({"drafted": span.drafted, "accepted": span.accepted} if span.drafted else {}),

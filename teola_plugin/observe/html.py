@@ -280,7 +280,7 @@ def _graph_legend(trace: QueryTrace) -> str:
     if any(kind == "order" for _, _, kind in view.edges):
         items.append(line.format("order", "order only"))
     if any(node[4] for node in view.nodes):
-        items.append(line.format("tentative", "tentative"))
+        items.append(line.format("speculative", "speculative"))
     return element("ul", "".join([*items, line.format("critical", "critical path")]), cls="legend")
 
 

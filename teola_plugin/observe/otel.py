@@ -186,7 +186,7 @@ def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
         "teola.depth": span.depth,
         "teola.outcome": span.outcome,
         "teola.requests": span.size,
-        "teola.tentative": span.tentative,
+        "teola.speculative": span.speculative,
         "teola.queued.seconds": max(0.0, span.begin - span.queued),
     }
     attributes.update(_operation_attributes(span, model_of))

@@ -43,7 +43,7 @@ class OpenSpan:
     ) -> None:
         self.queued = queued
         self.attributes = attributes
-        """(kind, engine, scope, depth, size, tentative, parents, detail)"""
+        """(kind, engine, scope, depth, size, speculative, parents, detail)"""
         self.started: float | None = None
         self.first: float | None = None
         self.done: float | None = None
@@ -123,7 +123,7 @@ def describe_span(name: str, span: OpenSpan, began: float) -> str:
 def close_span(query_id: str, app: str, primitive: str, span: OpenSpan, until: float) -> Span:
     """Return the span as it was at `until`, the end of its query."""
     span.end_by(until)
-    _, _, scope, depth, size, tentative, parents, detail = span.attributes
+    _, _, scope, depth, size, speculative, parents, detail = span.attributes
     return Span(
         query_id=query_id,
         app=app,
@@ -142,7 +142,7 @@ def close_span(query_id: str, app: str, primitive: str, span: OpenSpan, until: f
         size=size,
         tokens=span.tokens,
         cached=span.cached,
-        tentative=tentative,
+        speculative=speculative,
         parents=parents,
         detail=detail,
         step=span.step,
@@ -257,7 +257,7 @@ class TraceRecorder:
         scope: tuple[str, ...] = (),
         depth: int = 0,
         size: int = 1,
-        tentative: bool = False,
+        speculative: bool = False,
         parents: tuple[str, ...] = (),
         detail: Detail = (),
         step: int = 0,
@@ -267,7 +267,7 @@ class TraceRecorder:
         query = self._open.get(query_id)
         if query is None:
             return
-        span = OpenSpan(at, (kind, engine, scope, depth, size, tentative, parents, detail if self.details else ()))
+        span = OpenSpan(at, (kind, engine, scope, depth, size, speculative, parents, detail if self.details else ()))
         span.step, span.cause = step, cause
         query.add(primitive, span)
 

@@ -14,7 +14,7 @@ from teola_plugin.observe.critical_path import PathStep, critical_path
 from teola_plugin.observe.steps import Step, Wait
 
 GraphNode = tuple[str, str, str, int, bool]
-"""(id, kind, engine, depth, tentative)"""
+"""(id, kind, engine, depth, speculative)"""
 GraphEdge = tuple[str, str, Literal["data", "order"]]
 """(from, to, "data" or "order")"""
 PassRun = tuple[str, bool, float]
@@ -58,7 +58,7 @@ class Span:
     """Number of tokens of the prompt; for a decoding, of the text."""
     cached: int = 0
     """Number of these tokens that were found in a prefix cache."""
-    tentative: bool = False
+    speculative: bool = False
     parents: tuple[str, ...] = ()
     """Ids of the primitives it waited for."""
     detail: Detail = ()
@@ -102,7 +102,7 @@ class GraphView:
     def of_spans(cls, spans: Iterable[Span]) -> GraphView:
         """Return the graph as far as it is known from spans: every wait is drawn as a data edge."""
         latest = {s.primitive: s for s in spans}
-        nodes = tuple((s.primitive, s.kind, s.engine, s.depth, s.tentative) for s in latest.values())
+        nodes = tuple((s.primitive, s.kind, s.engine, s.depth, s.speculative) for s in latest.values())
         edges: tuple[GraphEdge, ...] = tuple(
             (p, s.primitive, "data") for s in latest.values() for p in s.parents if p in latest
         )

@@ -131,7 +131,7 @@ def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str
         lines.append(("scope", " / ".join(span.scope)))
     if step is not None:
         lines.append(("step", step.label))
-    lines.append(("outcome", span.outcome + (", tentative" if span.tentative else "")))
+    lines.append(("outcome", span.outcome + (", speculative" if span.speculative else "")))
     return lines + list(span.detail)
 
 
@@ -184,13 +184,13 @@ def graph_svg(trace: QueryTrace, index: int) -> str:
     def y(row: float) -> float:
         return _MARGIN + (row + 0.5) * size.height
 
-    tentative = {node[0] for node in view.nodes if node[4]}
+    speculative = {node[0] for node in view.nodes if node[4]}
     hot = {(a, b) for a, b, _ in view.edges if a in path and b in path and 0 <= path[b] - path[a] <= 1}
     data = {(a, b) for a, b, kind in view.edges if kind == "data"}
     drawn = []
     for edge, route in sorted(plan.routes.items(), key=lambda item: item[0] in hot):
         points = [(x(layer), y(row)) for layer, row in route]
-        look = ["edge", "data" if edge in data else "order", *(["tentative"] if tentative & set(edge) else [])]
+        look = ["edge", "data" if edge in data else "order", *(["speculative"] if speculative & set(edge) else [])]
         look += ["critical"] if edge in hot else []
         head = "url(#head-critical)" if edge in hot else "url(#head)"
         drawn.append(element("path", d=_curve(points, size.width), cls=" ".join(look), marker_end=head))
@@ -226,7 +226,7 @@ def _node(
 ) -> str:
     name, kind, engine = _labels(node)
     look = ["node", f"k-{family(node[1])}"]
-    look += [word for word, on in (("tentative", node[4]), ("critical", node[0] in path)) if on]
+    look += [word for word, on in (("speculative", node[4]), ("critical", node[0] in path)) if on]
     look += ["unused"] if node[0] in unused else []
     top = y - size.height / 2
     notes = [kind, engine] if size.tall else [" · ".join(filter(None, (kind, engine)))]
@@ -379,7 +379,7 @@ def _steps(trace: QueryTrace, scale: _Scale, top: float, index: int) -> tuple[st
 
 def _step_bar(step: Step, trace: QueryTrace, scale: _Scale, index: int) -> _Bar:
     drawn = Span("", "", step.name, step.kind, step.began, step.began, None, step.ended)
-    look = f"step{' tool' if step.kind == 'tool' else ''}{' tentative' if step.is_prefetched else ''}"
+    look = f"step{' tool' if step.kind == 'tool' else ''}{' speculative' if step.is_prefetched else ''}"
     return _Bar(drawn, 0, trace, scale, where=f"{index}:step {step.id}", key=f"{index}/s{step.id}", look=look)
 
 
@@ -434,7 +434,7 @@ class _Bar:
             parts.append(element("line", x1=self.first, x2=self.first, y1=y - 2, y2=y + _BAR + 2, cls="first"))
         parts.append(text(self.at, y + 11, self.label, "inside" if self.inside else "beside", text_anchor=self.anchor))
         look = ["span", self.look or f"k-{family(self.span.kind)}"]
-        marks = (("critical", critical), ("tentative", self.span.tentative), ("unused", self.span.unused))
+        marks = (("critical", critical), ("speculative", self.span.speculative), ("unused", self.span.unused))
         look += [word for word, on in marks if on]
         where, key = self.where or f"{index}:{self.span.primitive}", self.key or f"{index}/{self.number}"
         return element("g", "".join(parts), cls=" ".join(look), data_p=where, data_k=key)

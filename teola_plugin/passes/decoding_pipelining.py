@@ -92,7 +92,7 @@ def _only_parses(p: Primitive, parsers: list[str], d: Primitive, graph: Graph) -
 
 def _runs_per_item(p: Primitive, parser: str) -> bool:
     """Return True if `p` processes each item of the list that `parser` returns by itself."""
-    if p.tentative:
+    if p.speculative:
         return False
     if p.kind is _K.MAP:
         return _is_whole_list(p.input("items"), parser)
@@ -187,7 +187,7 @@ def _add_instances(edit: GraphEdit, m: Primitive, d: Primitive, graph: Graph, it
     outputs: list[Ref] = []
     for i, item in enumerate(items):
         name = InstancePath(m.id).instance(i)
-        instance, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, tentative=True)
+        instance, output = m.fragment.instantiate(name, {**captures(m.inputs, "items"), ITEM: item}, speculative=True)
         for inner, q in zip(m.fragment.graph, instance, strict=True):
             waits = tuple(dict.fromkeys(q.after + after.get(inner.id, ())))
             edit.add(q.with_(after=waits) if waits != q.after else q)
@@ -210,7 +210,7 @@ def _add_requests(edit: GraphEdit, p: Primitive, searches: list[Primitive], item
 
 def _single_request(p: Primitive, item: int, key: str, value: Ref) -> Primitive:
     inputs = tuple((name, value if name == key else ref) for name, ref in p.inputs)
-    return p.with_(id=InstancePath(p.id).instance(item), inputs=inputs, batchable=False, size=1, tentative=True)
+    return p.with_(id=InstancePath(p.id).instance(item), inputs=inputs, batchable=False, size=1, speculative=True)
 
 
 def _searches(p: Primitive, d: Primitive, graph: Graph, context: PassContext) -> list[Primitive]:

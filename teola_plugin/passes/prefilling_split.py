@@ -62,7 +62,7 @@ def _growing_prompts(graph: Graph, context: PassContext) -> Iterator[tuple[Primi
     """
     maps = [m.id for m in graph if m.kind is _K.MAP and (m.early_refs or m.attributes.grow or _decodes(m.fragment))]
     for p in graph if maps else ():
-        if p.kind not in LLM_PREFILLS or p.tentative or p.attributes.grows_with:
+        if p.kind not in LLM_PREFILLS or p.speculative or p.attributes.grows_with:
             continue
         profile = context.profile(p.engine)
         if profile is not None and profile.prefix_caching and not profile.takes_turns:

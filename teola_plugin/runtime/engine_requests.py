@@ -147,7 +147,7 @@ class ResultStream:
     @property
     def is_read(self) -> bool:
         """True if somebody takes the pieces for the result as they come."""
-        return any(not reader.tentative for reader in self.readers)
+        return any(not reader.speculative for reader in self.readers)
 
 
 _numbers = itertools.count(1)

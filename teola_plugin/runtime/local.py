@@ -334,15 +334,15 @@ class LocalRuntime:
         payloads: Sequence[Any],
         *,
         stream: bool = False,
-        tentative: bool = False,
+        speculative: bool = False,
         keep_remote: bool = False,
         run: QueryRun | None = None,
         terms: RequestContext | None = None,
     ) -> CallHandle:
         """Make a call, with one request per payload; inside a live query, earlier requests are claimed.
 
-        With `stream`, pieces can be read as they come: as a part of the result, or, if `tentative`, as a prediction of
-        it, which does not change how the request is scheduled and repeated.
+        With `stream`, pieces can be read as they come: as a part of the result, or, if `speculative`, as a prediction
+        of it, which does not change how the request is scheduled and repeated.
 
         A call outside any live query has the request context `terms`, or that of the running code. With `keep_remote`,
         large values may stay where they are made: the results are `RemoteValue`s, for other requests.
@@ -353,7 +353,7 @@ class LocalRuntime:
         tally = current_tally.get()
         if tally is not None:
             tally.watch(future)
-        payloads, log = list(payloads), PieceLog(tentative=tentative) if stream else None
+        payloads, log = list(payloads), PieceLog(speculative=speculative) if stream else None
         call = RequestedCall(kind, port, payloads, (), _terms_of(run, terms), future, log, keep_remote)
         if run is not None:
             caller = current_place.get()
@@ -441,7 +441,7 @@ def _text(graph: Graph) -> str:
 @functools.lru_cache(maxsize=64)
 def _view(graph: Graph) -> GraphView:
     """The e-graph as plain data for drawing."""
-    nodes = tuple((p.id, p.kind.name, p.engine, graph.depths[p.id], p.tentative) for p in graph)
+    nodes = tuple((p.id, p.kind.name, p.engine, graph.depths[p.id], p.speculative) for p in graph)
     edges: list[tuple[str, str, Any]] = []
     for p in graph:
         data = {r.producer for r in p.refs if not r.external}

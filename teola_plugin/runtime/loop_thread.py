@@ -267,12 +267,12 @@ def _copy_outcome(task: asyncio.Task[Any], future: Future[Any]) -> None:
 class PieceLog:
     """The pieces of one request in order, kept from the start, so that late readers miss nothing.
 
-    Written on the pool's loop; read from any thread. A reader gets every piece, then the end. Pieces of a `tentative`
+    Written on the pool's loop; read from any thread. A reader gets every piece, then the end. Pieces of a `speculative`
     log predict the result: the request may be repeated with another text, and then the log just ends.
     """
 
-    def __init__(self, *, tentative: bool = False) -> None:
-        self.tentative = tentative
+    def __init__(self, *, speculative: bool = False) -> None:
+        self.speculative = speculative
         self.on_lost: Callable[[], object] = _do_nothing
         """Called when a reader cannot go on because its loop is closed."""
         self._pieces: list[Piece] = []

@@ -257,7 +257,7 @@ class OriginalCalls:
         ):
             return None
         if call.log is not None and failed.stream.pieces:
-            if not call.log.tentative:
+            if not call.log.speculative:
                 return None
             call.log.close()
             call.log = None

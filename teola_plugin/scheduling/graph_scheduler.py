@@ -184,7 +184,7 @@ class Expansion:
         for arm_name, arm in (("then", p.fragment), ("else", p.otherwise)):
             if arm_name in p.attributes.early_arms and arm is not None and live.status is Status.WAITING:
                 name = InstancePath(p.id).arm(arm_name == "then")
-                output = self._instance(query, live, arm, name, {}, tentative=True)
+                output = self._instance(query, live, arm, name, {}, speculative=True)
                 live.early_outputs.append(output)
                 query.hold(live.id, [output])
 
@@ -215,7 +215,7 @@ class Expansion:
         name: str,
         bind: dict[str, Ref],
         *,
-        tentative: bool = False,
+        speculative: bool = False,
         sibling_count: int = 1,
     ) -> Ref:
         """Splice in an instance of a fragment. `sibling_count` instances, this one included, are put together."""
@@ -223,8 +223,8 @@ class Expansion:
         live.instances.append(name)
         outer = {ref: Ref(ref) for ref in body.externals if ref not in bind}
         captured = captures(live.primitive.inputs, "items")
-        primitives, output = body.instantiate(name, {**outer, **captured, **bind}, tentative=tentative)
-        if tentative:  # before its holder's turn: its effects wait for what the holder must come after
+        primitives, output = body.instantiate(name, {**outer, **captured, **bind}, speculative=speculative)
+        if speculative:  # before its holder's turn: its effects wait for what the holder must come after
             primitives = [p.with_(after=p.after + live.primitive.after) if p.effects else p for p in primitives]
         objective = GangObjective(Objective.THROUGHPUT, live.id) if sibling_count > 1 else live.gang_objective
         self._spliced += query.splice(primitives, body.graph, name, objective, live.base_depth)
@@ -292,7 +292,7 @@ class Expansion:
         name = InstancePath(holder.id).instance(len(holder.predicted))
         holder.predicted.append(item)
         bind = {"$item": item}
-        output = self._instance(query, holder, holder.primitive.fragment, name, bind, tentative=True, sibling_count=2)
+        output = self._instance(query, holder, holder.primitive.fragment, name, bind, speculative=True, sibling_count=2)
         holder.early_outputs.append(output)
         query.keep(holder.id, [item])
         query.hold(holder.id, [output])

@@ -192,7 +192,7 @@ def optional_edge(reader: Primitive, producer: Primitive) -> bool:
     for _, ref in reader.inputs:
         if ref.producer == producer.id:
             return False
-    if producer.tentative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
+    if producer.speculative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
         return True
     return any(ref.producer == producer.id for ref in reader.early_refs)
 

@@ -97,7 +97,7 @@ def _span(name: str, row: Row, origin: float) -> Span:
         size=16 if "EMBEDDING" in kind else 1,
         tokens=round(300 * (done - started)) if llm else 0,
         cached=32 if kind == "FULL_PREFILLING" else 0,
-        tentative=guess,
+        speculative=guess,
         parents=parents,
     )
 

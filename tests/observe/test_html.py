@@ -87,7 +87,7 @@ def test_edges_look_as_they_are() -> None:
     page = Page(html_page([trace()]))
     order = [e for e in trace().view().edges if e[2] == "order"]
     assert order and len(page.classes("path", "order")) == len(order)
-    assert {a["data-p"] for a in page.classes("g", "node") if "tentative" in str(a["class"])} == {
+    assert {a["data-p"] for a in page.classes("g", "node") if "speculative" in str(a["class"])} == {
         "0:lookahead.embedding",
         "0:lookahead.searching",
     }
@@ -153,7 +153,7 @@ def test_steps_have_lanes_above_the_engines_and_facts() -> None:
     page = Page(html_page([found]))
     bars = page.classes("g", "step")
     assert {a["data-k"] for a in bars} == {f"0/s{step.id}" for step in found.steps}
-    assert [a["data-k"] for a in bars if "tentative" in str(a["class"])] == ["0/s4"], "the tool ran early"
+    assert [a["data-k"] for a in bars if "speculative" in str(a["class"])] == ["0/s4"], "the tool ran early"
     facts = {key: dict(told) for key, told in json.loads(page.text["script"][0]).items()}
     assert facts["0/s1"] | {"kind": "superstep", "nodes": "grade, search", "ran": "500 ms"} == facts["0/s1"]
     assert facts["0/s4"] | {"in": "node grade", "early": "yes", "outcome": "done"} == facts["0/s4"]

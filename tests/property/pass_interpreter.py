@@ -27,7 +27,7 @@ class Interpreter:
         self.values: dict[str, Any] = {"$input": "question"}
         self.state: State = {name: frozenset() for name in RESOURCES}
         self.seen: dict[str, State] = {}
-        """What each tentative primitive saw of the stores."""
+        """What each speculative primitive saw of the stores."""
         # A validated read may run ahead of user code because it is done again where the code did write. Here no code
         # ever writes what is read in this way.
         checked = {e.resource for p in everything(graph) for e in p.effects if e.validated}
@@ -51,7 +51,7 @@ class Interpreter:
 
     def one(self, p: Primitive, values: dict[str, Any]) -> Any:
         args = {key: self.read(ref, values) for key, ref in p.inputs}
-        if p.tentative:
+        if p.speculative:
             self.seen[p.id] = dict(self.state)
         if p.kind in (K.EMBEDDING, K.SEARCHING, K.RERANKING):
             return self.batch(p, args)

@@ -270,7 +270,7 @@ def check_order(before: Graph, after: Graph) -> None:
                     missing = set(realised(p.id, after)) - after.ancestors[late]
                     assert not missing, f"{late} overtakes {missing}:\n{before}\n\n{after}"
             for early in after:
-                mine = early.tentative and early.id.startswith(f"{q.id}[")
+                mine = early.speculative and early.id.startswith(f"{q.id}[")
                 if mine and conflict(p.effects, early.effects):
                     missing = set(realised(p.id, after)) - after.ancestors[early.id]
                     assert not missing, f"{early.id} overtakes {missing}:\n{before}\n\n{after}"

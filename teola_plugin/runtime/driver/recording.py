@@ -55,7 +55,7 @@ class RunTrace:
             scope=p.scope,
             depth=depth,
             size=1 if payloads is None else len(payloads),
-            tentative=p.tentative,
+            speculative=p.speculative,
             parents=Graph.edges_into(p),
             detail=tuple((f"request {i}", str(payload)) for i, payload in enumerate(details)),
             step=step or run.step_of(p.id),

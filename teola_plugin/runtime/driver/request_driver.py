@@ -115,7 +115,7 @@ class PreScheduling:
     @staticmethod
     def _can_follow(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
         p = live.primitive
-        if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.tentative:
+        if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.speculative:
             return False
         if p.kind is _K.INGESTION and run.has_original:  # only the original starts writes
             return False

@@ -55,7 +55,7 @@ def test_instances_of_a_map_start_item_by_item() -> None:
     assert after["d#0"].inputs == named(p=Ref("lead")) and after["d#0"].item == 0
     assert after["d#1"].inputs == named(previous=Ref("d#0")) and after["d#1"].kind is K.PARTIAL_DECODING
     assert after["d"].inputs == named(previous=Ref("d#1")) and after["d"].kind is K.DECODING
-    assert after["m[1]/hits.embedding"].inputs == named(texts=Ref("d#1")) and after["m[1]/hits.embedding"].tentative
+    assert after["m[1]/hits.embedding"].inputs == named(texts=Ref("d#1")) and after["m[1]/hits.embedding"].speculative
     assert after["m"].early_refs == (Ref("m[0]/hits.searching"), Ref("m[1]/hits.searching"))
     assert after["m"].inputs == named(items=Ref("m.verify"))
     assert after["m.verify"].inputs == named(actual=Ref("list"), predicted0=Ref("d#0"), predicted1=Ref("d#1"))
@@ -112,7 +112,7 @@ def test_a_writer_behind_the_list_is_waited_for_too() -> None:
 def test_each_item_may_be_answered_by_the_pools_own_model() -> None:
     asks = mapped(body_with(Component("g", Role.GENERATION, named(x=Ref("$item")), "llm")))
     after = PIPELINE.run(graph_of(asks), CONTEXT)
-    assert after["m[1]/g.prefilling"].inputs == named(x=Ref("d#1")) and after["m[1]/g.decoding"].tentative
+    assert after["m[1]/g.prefilling"].inputs == named(x=Ref("d#1")) and after["m[1]/g.decoding"].speculative
 
 
 def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
@@ -130,8 +130,8 @@ def test_batchable_readers_get_single_requests(golden: Golden) -> None:
     )
     before = graph_of(embedding(), search)
     after = PIPELINE.run(before, CONTEXT)
-    assert after["e[1]"].inputs == named(texts=Ref("d#1")) and not after["e[1]"].batchable and after["e[1]"].tentative
-    assert after["s[1]"].inputs == named(vectors=Ref("e[1]")) and after["s[1]"].tentative
+    assert after["e[1]"].inputs == named(texts=Ref("d#1")) and not after["e[1]"].batchable and after["e[1]"].speculative
+    assert after["s[1]"].inputs == named(vectors=Ref("e[1]")) and after["s[1]"].speculative
     assert after["e"].inputs == named(texts=Ref("e.verify")) and after["s"] == search
     golden("decoding_pipelining/batchable_readers", before, after)
 

@@ -199,7 +199,7 @@ def listed() -> list[Primitive]:
         Primitive("d#1", K.PARTIAL_DECODING, "llm", named(previous=Ref("d#0")), item=1, attributes=said),
     ]
     whole = Primitive("d", K.DECODING, "llm", named(previous=Ref("d#1")), attributes=said)
-    each = [Primitive(f"e{n}", K.EMBEDDING, "embedder", named(texts=Ref(f"d#{n}")), tentative=True) for n in range(2)]
+    each = [Primitive(f"e{n}", K.EMBEDDING, "embedder", named(texts=Ref(f"d#{n}")), speculative=True) for n in range(2)]
     return [lead, *items, *each, whole]
 
 

@@ -373,7 +373,7 @@ def test_a_listener_changes_nothing_of_how_a_request_is_done_again(early: bool) 
     """Who reads pieces for the result cannot be told another one; who only guesses by them can."""
     payload = Generate(Prompt(text="count"))
 
-    def asked(*, tentative: bool) -> tuple[str, CallHandle]:
+    def asked(*, speculative: bool) -> tuple[str, CallHandle]:
         with EnginePool.local(llm=Fickle()) as pool:
             lead = Primitive("lead", K.PREFILLING, "llm", named(value=Ref("$input")), call="lead")
             text = Primitive("text", K.DECODING, "llm", named(lead=Ref("lead")))
@@ -384,14 +384,14 @@ def test_a_listener_changes_nothing_of_how_a_request_is_done_again(early: bool) 
                 )
             else:
                 run = pool.runtime.watch(Query({"input": None}), joins=True)
-            handle = pool.call(K.PREFILLING, "llm", [payload], stream=True, tentative=tentative, run=run)
+            handle = pool.call(K.PREFILLING, "llm", [payload], stream=True, speculative=speculative, run=run)
             heard = "".join(piece.text for piece in handle.pieces)
             handle.result(5)
             run.close()
         return heard, handle
 
-    heard, handle = asked(tentative=True)
+    heard, handle = asked(speculative=True)
     assert handle.result()[0].text == "three four" and not heard.startswith("two")
     if not early:
         with pytest.raises(EngineError, match="another one than that which was passed on"):
-            asked(tentative=False)
+            asked(speculative=False)

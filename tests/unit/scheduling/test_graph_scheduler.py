@@ -96,8 +96,8 @@ def test_a_prefilling_is_dispatched_with_its_decodings_as_one_request() -> None:
         Primitive("d#0", K.PARTIAL_DECODING, "llm", named(prefilling=Ref("p")), item=0),
         Primitive("d#1", K.PARTIAL_DECODING, "llm", named(previous=Ref("d#0")), item=1),
         Primitive("d", K.DECODING, "llm", named(previous=Ref("d#1"))),
-        embed("e0", "d#0", tentative=True),
-        embed("e1", "d#1", tentative=True),
+        embed("e0", "d#0", speculative=True),
+        embed("e1", "d#1", speculative=True),
         call("list", "d"),
     ]
     d = Driver(llm, "list")
@@ -200,7 +200,7 @@ def growing() -> Driver:
     return Driver(primitives, "m")
 
 
-def test_items_that_close_early_get_tentative_instances_and_right_ones_are_used() -> None:
+def test_items_that_close_early_get_speculative_instances_and_right_ones_are_used() -> None:
     d = growing()
     d.done("p")
     assert d.say(ItemClosed(1.0, "q", "d", 0, "d#0")) == ["dispatch m[0]/e@2"]

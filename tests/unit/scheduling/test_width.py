@@ -63,7 +63,7 @@ def planned(width: int) -> Graph:
     predicted = tuple((f"predicted{i}", Ref(p.id)) for i, p in enumerate(partials))
     early = []
     for i, p in enumerate(partials):
-        early += body().instantiate(f"m[{i}]", {"$item": Ref(p.id), "$pre": Ref("$input")}, tentative=True)[0]
+        early += body().instantiate(f"m[{i}]", {"$item": Ref(p.id), "$pre": Ref("$input")}, speculative=True)[0]
     m = Primitive("m", K.MAP, inputs=named(items=Ref("verify"), pre=Ref("$input")), fragment=body(),
                   early_refs=tuple(Ref(f"m[{i}]/d") for i in range(width)))  # fmt: skip
     return Graph(
