@@ -509,7 +509,8 @@ def configured(runnable: Any, settings: Mapping[str, Any], opens_no_connection: 
     `opens_no_connection`: (model, provider) -> True if such a model may be made now. Raise `ValueError` if it may not,
     or whatever its constructor raises. Private: as in `setting_names`, its `_default_config` and its `_model`.
     """
-    if not _is_configurable(runnable):  # asked first: `isinstance` reads an attribute, for which old releases make a model
+    # First, since `isinstance` reads an attribute of the object, for which old releases make a model.
+    if not _is_configurable(runnable):
         if isinstance(runnable, RunnableSequence):
             return RunnableSequence(*(configured(step, settings, opens_no_connection) for step in runnable.steps))
         if isinstance(runnable, RunnableBindingBase):

@@ -26,6 +26,20 @@ def sharing(cls: type, obj: Any) -> Any:
     return shared
 
 
+def validated_field(cls: type[BaseModel], name: str, value: Any) -> Any:
+    """Return a value as it is after it was set as a field of an object of the class.
+
+    Raises `ValidationError` where the field takes no such value. `model_construct` makes the object in newer releases;
+    with Pydantic 2.8, it never ends for a class whose `__getattr__` reads private attributes.
+    """
+    obj = cls.__new__(cls)
+    object.__setattr__(obj, "__dict__", {})
+    for slot in _SLOTS:
+        object.__setattr__(obj, slot, set() if slot == "__pydantic_fields_set__" else None)
+    cls.__pydantic_validator__.validate_assignment(obj, name, value)
+    return vars(obj)[name]
+
+
 def of_class(cls: type, obj: Any, attributes: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
     """Return a copy of a Pydantic object, of the class `cls`, with more attributes and other private ones."""
     copied = obj.model_copy()

@@ -611,7 +611,7 @@ def test_explain_says_nothing_of_forms_where_streams_add_up(servers: dict[str, S
     for make in (three_nodes, three_prompts):
         said = accelerate(make(server.bound(model(server)))).explain()
         assert "whole" not in said
-        assert "Expect:        not known yet" in said
+        assert "Expect:        not known" in said
 
 
 # ------------------------------------------------------------ requests that fail

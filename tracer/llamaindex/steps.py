@@ -29,6 +29,7 @@ from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
 from teola_plugin.shims.llamaindex.workflows import WorkflowStep
+from teola_plugin.shims.pydantic import validated_field
 from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
@@ -264,9 +265,7 @@ def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> S
         return UNKNOWN_VALUE
 
     def validated(value: Any) -> Any:
-        event = kind.model_construct()
-        kind.__pydantic_validator__.validate_assignment(event, key, value)
-        return event.__dict__[key]
+        return validated_field(kind, key, value)
 
     return draft.call(draft.name(f"{name}.{key}"), on_loop(validated), (), value=ref)
 

@@ -6,9 +6,18 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from teola_plugin.shims.pydantic import is_model_class, model_schema_fields
+from teola_plugin.shims.pydantic import is_model_class, model_schema_fields, validated_field
 
 
 class Color(Enum):
@@ -123,3 +132,19 @@ def test_fields_say_what_they_validate_to() -> None:
 @pytest.mark.parametrize("model", OWN_CODE)
 def test_model_with_code_of_its_own_has_no_fields_here(model: type[BaseModel]) -> None:
     assert model_schema_fields(model) is None
+
+
+class WithPrivateData(BaseModel):
+    """Reads its private attributes in `__getattr__`, as events of LlamaIndex's workflows do."""
+
+    count: int
+    _data: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._data[name]
+
+
+def test_validated_field() -> None:
+    assert validated_field(WithPrivateData, "count", "3") == 3
+    with pytest.raises(ValidationError):
+        validated_field(WithPrivateData, "count", "many")
