@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
 from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_framework_code
 from teola_plugin.tracer.functions.pruning import uses_engine
+from teola_plugin.tracer.functions.pure_expressions import Answer, Condition
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.langgraph.lookahead import EMPTY_NODE, STATE, LoweredNode, lookahead, lower_node
@@ -41,6 +42,8 @@ from teola_plugin.tracer.source import source_of
 
 _YOUR_CODE = "your code: runs once, in its place"
 _JOINS = "pool-backed objects that it calls join the query"
+OTHER_SETTINGS = "; with other settings from their second call on"
+"""Added to the start of calls where settings of the call decide what is called."""
 _NOT_ALL_UNDERSTOOD = "not all of its code is understood"
 
 
@@ -56,6 +59,8 @@ class GraphFacts:
     """The calls of the user's own models in functions."""
     is_off: bool = False
     """True if nothing is prefetched (`speculate="off"`)."""
+    _nodes_with_settings: set[str] = field(default_factory=set)
+    """The nodes in which settings of the call decide what is called."""
 
     @cached_property
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -126,7 +131,6 @@ class GraphFacts:
     def _visited(self) -> dict[str, tuple[Draft, LoweredNode]]:
         """The calls and the updates of each node, whatever the state is."""
         visited: dict[str, tuple[Draft, LoweredNode]] = {}
-        has_environment = True  # code that is not understood may change it for the nodes behind it
         for name, node in {} if self._shape is None else self._shape.nodes.items():
             draft = Draft()
             state = Ref(INPUT).at(STATE)
@@ -135,11 +139,22 @@ class GraphFacts:
                 fields = Fields({field: state.at(field) for field in node.reads}, attributes=True)
             lowered = EMPTY_NODE
             if node.bound is not None:
-                terms: Any = {"find_leaves": self._find_leaves, "has_environment": has_environment}
-                lowered = lower_node(draft, node.bound, fields, name, **terms)
-            has_environment &= not lowered.runs_user_code
+                decide = partial(self._decide, node=name)
+                find_leaves = self._find_leaves
+                lowered = lower_node(draft, node.bound, fields, name, decide, find_leaves, has_environment=True)
             visited[name] = draft, lowered
         return visited
+
+    @cached_property
+    def _input(self) -> dict[str, Any] | None:
+        return None if self.plans is None else self.plans.input_of_report()
+
+    def _decide(self, condition: Condition, node: str = "") -> Answer:
+        """Answer a condition on settings by those of the last call. Note that they count in this node."""
+        answer = condition.answer(self._input)
+        if answer is not None:
+            self._nodes_with_settings.add(node)
+        return answer
 
     @property
     def _find_leaves(self) -> FindLeaves:
@@ -158,6 +173,8 @@ class GraphFacts:
                 start, status = self._speculative_start(component.name), Status.SPECULATIVE
             if not start and explanation is None:
                 explanation = self._reason_in_place(node, component.name, is_first)
+            if start and node.name in self._nodes_with_settings:
+                start += OTHER_SETTINGS
             if start and self.is_off:
                 start, explanation = "", Explanation(Reason.SWITCHED_OFF)
             for leaf in leaves_of(component):
@@ -214,7 +231,7 @@ class GraphFacts:
         for name in self._visited:
             if name == node.name and is_first:
                 continue
-            plan = self.plans.traced(PlanKey(name), None)
+            plan = self.plans.traced(PlanKey(name), self._input)
             components = {} if plan is None else {component.name: component for component in plan.template.components}
             if plan is None or call.name not in components:
                 continue
@@ -246,10 +263,10 @@ class GraphFacts:
         plans, starts = self.plans, list[tuple[int, str]]()
         for name in self._visited if plans is not None else ():
             assert plans is not None
-            plan = plans.traced(PlanKey(name), None)
+            plan = plans.traced(PlanKey(name), self._input)
             if as_dedicated and self._shape is not None:
                 with contextlib.suppress(Exception):  # nothing is known of the nodes from there on
-                    plan = lookahead(self._shape, name, pushed=False, find_leaves=self._find_leaves)
+                    plan = self._lookahead(self._shape, name)
             if plan is None:
                 continue
             graph = plans.optimised(plan, as_dedicated).graph
@@ -257,6 +274,9 @@ class GraphFacts:
                 when = "the graph" if name == START else name
                 starts.append((-plans.distances.get(name, 0), f"when {when} begins, {ON_A_GUESS}"))
         return min(starts)[1] if starts else ""
+
+    def _lookahead(self, shape: GraphShape, node: str) -> TraceResult:
+        return lookahead(shape, node, pushed=False, decide=self._decide, find_leaves=self._find_leaves)
 
     def _reason_for_all(self, call: Component) -> Explanation | None:
         """Return what keeps calls of this kind in their place wherever they stand."""
@@ -322,7 +342,7 @@ class GraphFacts:
         """Return what a call would wait for that started with a node; nothing if that would be of no use."""
         assert self._shape is not None
         try:
-            plan = lookahead(self._shape, name, pushed=False, find_leaves=self._find_leaves)
+            plan = self._lookahead(self._shape, name)
         except Exception:  # nothing is known of the nodes from there on
             return []
         is_planned = any(component.name == call for component in plan.template.components)

@@ -35,7 +35,7 @@ from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.langgraph.decisions import PlanTree
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, calls_graphs, lookahead
-from teola_plugin.tracer.langgraph.settings import settings_of
+from teola_plugin.tracer.langgraph.settings import current_environment, settings_of
 from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of, state_after_input
 
 MISSING_PLAN_DELAY_S = 0.02
@@ -81,6 +81,8 @@ class Plans:
         """Data that the plans depend on."""
         self._pending: set[PlanKey] = set()
         """Missing plans that will be made."""
+        self.last_settings = self._own_settings = settings_of(original.config or {})
+        """Those of the last call; before the first, those that the graph was compiled with."""
         self._times_forgotten = pool.times_forgotten
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, TraceResult]] = {}
         """E-graphs by the identity of their plan, which they keep alive, and the profiles that they were made for."""
@@ -89,9 +91,8 @@ class Plans:
         self._has_two_forms = any(both.func and both.afunc for both in functions_by_node)
         functions = (function for both in functions_by_node for function in both if function is not None)
         if all(map(_has_names, functions)):
-            settings = settings_of(original.config or {}, with_environment=True)
             for key in self._keys():
-                self._plans_of(key).prepare(settings)
+                self._plans_of(key).prepare(self.input_of_report())
 
     def fit(self, original: Any) -> bool:
         """Return True if they are the plans of this graph, too: of a copy with the same nodes and edges."""
@@ -116,14 +117,24 @@ class Plans:
         """Return False for tasks that are known to have no plan."""
         if self.shape is None or key.node not in self.shape.nodes:
             return False
+        self._forget_tenants()
+        if not self._guards.setdefault(key, DataGuards()).are_unchanged():
+            self._plans.pop(key, None)
+        return not self._plans_of(key).is_empty
+
+    def _forget_tenants(self) -> None:
+        """Drop all plans and settings if the pool has forgotten a tenant since."""
         if self._times_forgotten != self.pool.times_forgotten:
             self._times_forgotten = self.pool.times_forgotten
             self._plans.clear()
             self._graphs.clear()
             self.code_sites.sites.clear()
-        if not self._guards.setdefault(key, DataGuards()).are_unchanged():
-            self._plans.pop(key, None)
-        return not self._plans_of(key).is_empty
+            self.last_settings = self._own_settings
+
+    def input_of_report(self) -> dict[str, Any]:
+        """Return the input of templates for a report: the settings of the last call, and nothing of the state."""
+        self._forget_tenants()
+        return {**self.last_settings, **current_environment()}
 
     def read_environment(self, key: PlanKey) -> bool:
         """Return True if the plans of these tasks depend on environment variables."""
@@ -306,8 +317,10 @@ class Parts:
         state = state_of(config, plans.channels)
         if shape.nodes[key.node].bound is None:
             state = state_after_input(shape, state, input)
-        settings = settings_of(config, with_environment=plans.read_environment(key))
+        plans.last_settings = settings = settings_of(config)
         value = {STATE: state, ARGUMENT: input if key.is_sent else None, **settings}
+        if plans.read_environment(key):
+            value |= current_environment()
         plan = plans.available(key, value)
         if plan is None or (is_resumed(config) and calls_graphs(plan)):
             return None

@@ -59,8 +59,8 @@ _KEYS_OF_LANGGRAPH = "__pregel_"
 """Stands for LangGraph's own keys in the `configurable` of a node: it is never empty."""
 
 
-def settings_of(config: Mapping[str, Any], *, with_environment: bool) -> dict[str, Any]:
-    """Return the settings of a task, as keys of a template's input: those in its config, and environment variables."""
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a task's config, as keys of a template's input."""
     context = context_of(config)
     values = context if type(context) is dict else {}
     for name in _field_names(context):
@@ -69,8 +69,12 @@ def settings_of(config: Mapping[str, Any], *, with_environment: bool) -> dict[st
         except UnfitValue:
             continue
     configurable = {**configurable_of(config), _KEYS_OF_LANGGRAPH: None}
-    environment = {ENVIRONMENT: dict(os.environ)} if with_environment else {}
-    return {CONFIG: {"configurable": configurable}, CONTEXT: values, **environment}
+    return {CONFIG: {"configurable": configurable}, CONTEXT: values}
+
+
+def current_environment() -> dict[str, Any]:
+    """Return the environment variables as they are now, as a key of a template's input."""
+    return {ENVIRONMENT: dict(os.environ)}
 
 
 def _field_names(context: Any) -> list[str]:

@@ -27,6 +27,9 @@ from support.settings_graphs import (
 )
 
 from teola_plugin import accelerate
+from teola_plugin.adapters.plan_report import Reason, Status
+from teola_plugin.engines.fake import FakeLLM
+from teola_plugin.pool import EnginePool
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 WAYS = ("invoke", "ainvoke", "messages")
@@ -489,3 +492,52 @@ def test_objects_of_data_classes_are_no_text(stub: Stub) -> None:
 
     for _ in range(4):
         assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
+
+
+# ------------------------------------------------------------ what the report says
+
+
+def test_report_names_calls_of_default_settings(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_URL", stub.base_url)
+
+    report = accelerate(graph_of(PydanticConfiguration.from_runnable_config)).report()
+
+    assert [row.status for row in report.calls] == [Status.PREFETCHED] * 2
+    assert [row.start.partition(";")[0] for row in report.calls] == [
+        "all items at once, when its node begins",
+        "when take_notes begins",
+    ]
+    assert all(row.start.endswith("with other settings from their second call on") for row in report.calls)
+
+
+def test_report_says_from_which_query_on_calls_of_other_settings_are_prefetched(stub: Stub) -> None:
+    graph, settings = accelerate(graph_of(get_configuration)), settings_for(stub)
+    before = graph.report()
+
+    expected = requests_of(stub, graph_of(get_configuration), "invoke", settings)
+    assert comes_to_gain(stub, graph, "invoke", settings, expected)
+    after = graph.report()
+
+    assert [row.reason for row in before.calls] == [Reason.MODEL_OF_SETTINGS] * 2
+    assert "from the second call with the same settings on" in before.calls[0].remark
+    assert [row.status for row in after.calls] == [Status.PREFETCHED] * 2
+    assert "hits" in after.calls[0].remark
+
+
+def test_report_forgets_the_settings_of_a_tenant(stub: Stub) -> None:
+    settings = settings_for(stub)
+    with EnginePool.local(llm=FakeLLM()) as pool:
+        graph = accelerate(graph_of(get_configuration), pool=pool)
+        requests_of(stub, graph, "invoke", settings)
+        before = graph.report()
+
+        pool.forget("default")
+
+        assert [row.status for row in before.calls] == [Status.PREFETCHED] * 2
+        assert [row.reason for row in graph.report().calls] == [Reason.MODEL_OF_SETTINGS] * 2
+
+
+def test_report_leaves_calls_of_classes_with_validators_in_their_places(stub: Stub) -> None:
+    report = accelerate(graph_of(WithValidator.from_runnable_config)).report()
+
+    assert [row.status for row in report.calls] == [Status.IN_PLACE] * 2
