@@ -569,7 +569,8 @@ def untraced() -> Iterator[None]:
     from langsmith.run_helpers import get_tracing_context, tracing_context
     from langsmith.utils import tracing_is_enabled
 
-    if not tracing_is_enabled() and get_tracing_context()["parent"] is None:
+    context = get_tracing_context()
+    if not tracing_is_enabled(context) and context["parent"] is None:
         yield
         return
     with tracing_context(enabled=False, parent=False):

@@ -104,6 +104,17 @@ class SessionHandler(BaseCallbackHandler):
             self._run.observe(component, value)
 
 
+def _ignore_event(self: SessionHandler, *args: Any, **kwargs: Any) -> None:
+    """Handle an event of no interest where it occurs: `BaseCallbackHandler`'s own methods go to a thread each time."""
+
+
+for _name in (
+    *(f"on_{kind}_error" for kind in ("chain", "llm", "retriever", "tool")),
+    *("on_llm_new_token", "on_stream_event", "on_text", "on_agent_action", "on_agent_finish"),
+):
+    setattr(SessionHandler, _name, inline_callback(_ignore_event))
+
+
 def joined_config(config: RunnableConfig | None, handler: SessionHandler) -> RunnableConfig:
     """`config` (or the ambient one) with the session's handler added to its callbacks."""
     full = ensure_config(config)

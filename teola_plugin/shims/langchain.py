@@ -301,15 +301,24 @@ def _is_generated_as_usual(cls: Any) -> bool:
     return all(
         hasattr(BaseChatModel, name) and getattr(cls, name) is getattr(BaseChatModel, name)
         for name in _FROM_INVOKE_DOWN
-    )
+    ) and all(hasattr(BaseChatModel, name) and _is_for_listeners(cls, name) for name in _FOR_LISTENERS)
+
+
+def _is_for_listeners(cls: Any, name: str) -> bool:
+    """Return True for a method of `_FOR_LISTENERS` that only computes: langchain-core's or langchain-openai's."""
+    method = getattr(cls, name)
+    is_openai = getattr(method, "__module__", "") == "langchain_openai.chat_models.base"
+    return method is getattr(BaseChatModel, name) or (is_openai and not hasattr(method, "__wrapped__"))
 
 
 _FROM_INVOKE_DOWN = (
     *("invoke", "generate_prompt", "generate", "_generate_with_cache"),
     *("ainvoke", "agenerate_prompt", "agenerate", "_agenerate_with_cache"),
-    *("_convert_input", "_get_invocation_params", "_combine_llm_outputs"),
+    "_convert_input",
 )
 """Methods by which a chat model gets from `invoke` to its provider method, and back."""
+_FOR_LISTENERS = ("_get_invocation_params", "_combine_llm_outputs")
+"""Methods that compute on the way what callbacks hear of the call."""
 
 
 def generate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:

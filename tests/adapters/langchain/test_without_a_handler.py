@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.adapters.langchain import runnable
+from teola_plugin.adapters.langchain import runnable, started_calls
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.langchain import ChatTeola
 
@@ -64,3 +66,23 @@ def test_one_where_code_of_the_users_runs_or_inputs_share_a_call(handlers: list[
         assert len(handlers) == 1
         accelerate(chain(pool)).batch([{"q": "x"}, {"q": "y"}])
     assert len(handlers) == 3
+
+
+async def test_tokens_and_errors_are_ignored_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework runs a handler's sync method on a thread: for each token that a model streams."""
+    loop, calls_on_threads = asyncio.get_running_loop(), list[object]()
+    original = loop.run_in_executor
+
+    def counted(*args: Any) -> Any:
+        calls_on_threads.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(loop, "run_in_executor", counted)
+    handler = object.__new__(started_calls.SessionHandler)
+    handler._ignored = False
+    manager = AsyncCallbackManagerForLLMRun(run_id=uuid4(), handlers=[handler], inheritable_handlers=[])
+
+    await manager.on_llm_new_token("a")
+    await manager.on_llm_error(ValueError("no answer"))
+
+    assert calls_on_threads == []

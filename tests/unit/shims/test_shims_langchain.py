@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar, copy_context
 from types import ModuleType, SimpleNamespace
+from functools import wraps
 from typing import Any
 from uuid import uuid4
 
@@ -332,6 +333,25 @@ def test_generates_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shims.generates_as_usual(FakeListLLM(responses=["a text model"]))
     gone(monkeypatch, "langchain_core.language_models._utils", "_normalize_messages")
     assert not shims.generates_as_usual(Echo())
+
+
+def test_openai_models_generate_as_usual_unless_a_subclass_or_a_wrapper_changes_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from langchain_openai import ChatOpenAI
+
+    class OwnParams(ChatOpenAI):
+        def _get_invocation_params(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._get_invocation_params(*args, **kwargs)
+
+    class Instrumented(ChatOpenAI):
+        pass
+
+    monkeypatch.setattr(Instrumented, "_combine_llm_outputs", wraps(ChatOpenAI._combine_llm_outputs)(print))
+
+    assert shims.generates_as_usual(openai_chat())
+    assert not shims.generates_as_usual(OwnParams(model="m", api_key="k"))
+    assert not shims.generates_as_usual(Instrumented(model="m", api_key="k"))
 
 
 @pytest.mark.parametrize("question", ["a text", [("human", "a message")], StringPromptValue(text="a prompt")])
