@@ -8,8 +8,8 @@ import pkgutil
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar, copy_context
-from types import ModuleType, SimpleNamespace
 from functools import wraps
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
