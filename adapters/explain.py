@@ -296,13 +296,13 @@ def explain_undedicated(pool: EnginePool, starts_early: Callable[[frozenset[str]
     `starts_early`: returns True if the call starts early with these engines declared dedicated.
     """
     names = [name for name, profile in pool.profiles.items() if not profile.dedicated]
-    needed = frozenset(names)
-    if not needed or not starts_early(needed):
+    required = frozenset(names)
+    if not required or not starts_early(required):
         return None
     for name in names:
-        if starts_early(needed - {name}):
-            needed -= {name}
-    classes = {name: type(pool.engine(name)) for name in names if name in needed}
+        if starts_early(required - {name}):
+            required -= {name}
+    classes = {name: type(pool.engine(name)) for name in names if name in required}
     shared_names = tuple(name for name, cls in classes.items() if cls.__module__.startswith("teola_plugin.cluster"))
     if shared_names:
         return Explanation(Reason.NOT_DEDICATED_SHARED, shared_names)

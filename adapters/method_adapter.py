@@ -45,42 +45,44 @@ _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
 
 
 def subclass_of(
-    own: type,
+    original_class: type,
     base: type,
     route: EngineRoute | Literal[False] | None = None,
     slots: tuple[str, ...] = (),
     members: Callable[[], Mapping[str, Any]] = dict,
 ) -> Any:
-    """Create a subclass of `own`, with the mixin `base` before it and with its name, which traces and events show.
+    """Create a subclass of the original class, with the mixin `base` before it and its name, for traces and events.
 
     `route` is its attribute `ROUTE`: whatever creates another object of the class gets one with that route. `members`
     returns what else is in its namespace, the same for equal other arguments.
     """
     # Classes keep what their keys name by number.
-    key = (own, base, slots, route and (id(route.pool), route.engine))
+    key = (original_class, base, slots, route and (id(route.pool), route.engine))
     subclass: Any = _classes.get(key)
     if subclass is None:
-        namespace: dict[str, Any] = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        namespace: dict[str, Any] = {
+            name: getattr(original_class, name) for name in ("__module__", "__qualname__", "__doc__")
+        }
         if slots:
             namespace["__slots__"] = slots
-        subclass = type(own)(own.__name__, (base, own), {**namespace, **members()})
+        subclass = type(original_class)(original_class.__name__, (base, original_class), {**namespace, **members()})
         if route is not None:
             setattr(subclass, ROUTE, route)
-        if generic := getattr(own, "__pydantic_generic_metadata__", None):
+        if generic := getattr(original_class, "__pydantic_generic_metadata__", None):
             # LangChain names objects of a generic class after its origin, and pydantic compares objects of one origin.
-            subclass.__pydantic_generic_metadata__ = {**generic, "origin": generic["origin"] or own}
+            subclass.__pydantic_generic_metadata__ = {**generic, "origin": generic["origin"] or original_class}
         _classes[key] = subclass
     return subclass
 
 
-def forwarded_slots(own: type, holder: Callable[[Any], Any]) -> dict[str, property]:
+def forwarded_slots(original_class: type, holder: Callable[[Any], Any]) -> dict[str, property]:
     """Create properties for what objects of a class keep in `__slots__`, where sharing `__dict__` does not reach.
 
     `holder` returns the object whose slots are meant: the original, or the instance itself if it has none.
     """
     members = {
         name: member
-        for cls in reversed(own.__mro__)
+        for cls in reversed(original_class.__mro__)
         for name, member in vars(cls).items()
         if inspect.ismemberdescriptor(member) and not name.startswith("__")
     }

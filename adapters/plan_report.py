@@ -272,7 +272,7 @@ class PlanReport:
 
     @property
     def expected_speed_up(self) -> float | None:
-        """How many times faster than the original a query like the last one is; None if that is not known yet.
+        """The expected time of the original over that of a query like the last one; None if that is not known yet.
 
         It is 1 where nothing starts before its place. Else it is what the last query shows.
         """

@@ -192,8 +192,8 @@ class GraphFacts:
                 )
         left = self.code_sites.left.items()
         names = f"{node.name}:", f"{node.name}."
-        kept = {path: one for path, one in left if path.startswith(names)}
-        yield from left_rows({**kept, **created_models(draft.created_models)}, draft.sources)
+        node_rows = {path: one for path, one in left if path.startswith(names)}
+        yield from left_rows({**node_rows, **created_models(draft.created_models)}, draft.sources)
 
     def _named_prompt(self, call: Component) -> tuple[PromptPart, ...]:
         """Return the prompt of a generation, with variables by the names of what fills them."""

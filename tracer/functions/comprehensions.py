@@ -61,9 +61,9 @@ def evaluate_comprehension(
     if not may_use_engine(node):
         item_list = items_of(items)
         if not inner_generators and 0 < len(item_list) <= _MAX_FIELDS and all(map(_is_field, item_list)):
-            each = _evaluate_for_fields(interpreter, node, first, item_list)
-            if each is not None:
-                return each
+            result = _evaluate_for_fields(interpreter, node, first, item_list)
+            if result is not None:
+                return result
         if is_known_in_parts(items) and isinstance(node, _ListComprehension) and not inner_generators:
             parts = _evaluate_in_parts(interpreter, node, items)
             if parts is not None:

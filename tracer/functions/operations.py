@@ -382,8 +382,8 @@ def make_data_object(
         return None
     if not unpacked and not data_class.converts:
         return _object_of_symbols(interpreter, data_class, arguments, keywords)
-    named: list[tuple[str | None, Symbol]] = [*keywords.items(), *((None, one) for one in unpacked)]
-    constructor = _constructor(interpreter, data_class.kind, arguments, named)
+    keyword_symbols: list[tuple[str | None, Symbol]] = [*keywords.items(), *((None, one) for one in unpacked)]
+    constructor = _constructor(interpreter, data_class.kind, arguments, keyword_symbols)
     if constructor is None:
         return UNKNOWN_VALUE if _has_known_factories(interpreter, data_class) else None
     fields = {name: _field_of(constructor, name) for name in data_class.default_sizes}
@@ -402,21 +402,21 @@ def _object_of_symbols(
     parameters = [name for name, one in data_class.fields.items() if one.is_positional]
     if len(arguments) > len(parameters):
         return UNKNOWN_VALUE
-    given = dict(zip(parameters, arguments, strict=False)) | dict(keywords)
+    symbols_by_name = dict(zip(parameters, arguments, strict=False)) | dict(keywords)
     fields: dict[str, Symbol] = {}
     for name, one in data_class.fields.items():
-        if name in given and one.is_argument:
-            fields[name] = given.pop(name)
+        if name in symbols_by_name and one.is_argument:
+            fields[name] = symbols_by_name.pop(name)
         elif one.factory is not None:
-            made = _call_factory(interpreter, one.factory)
-            if made is None:
+            factory_result = _call_factory(interpreter, one.factory)
+            if factory_result is None:
                 return None
-            fields[name] = made
+            fields[name] = factory_result
         elif one.default is not dataclasses.MISSING:
             fields[name] = KnownValue(one.default)
         else:
             return UNKNOWN_VALUE  # the original will raise
-    return UNKNOWN_VALUE if given else DataObject(data_class.kind, fields)
+    return UNKNOWN_VALUE if symbols_by_name else DataObject(data_class.kind, fields)
 
 
 def _call_factory(interpreter: FunctionInterpreter, factory: Any) -> Symbol | None:
@@ -443,12 +443,12 @@ def _constructor(
 ) -> Expression | None:
     """Return the call of the class as an expression; None if an argument is not known."""
     expressions = [interpreter.to_expression(one) for one in (*arguments, *(value for _, value in keywords))]
-    known = [expression for expression in expressions if expression is not None]
-    if len(known) < len(expressions):
+    known_expressions = [expression for expression in expressions if expression is not None]
+    if len(known_expressions) < len(expressions):
         return None
-    refs, objects = merge_inputs(known)
+    refs, objects = merge_inputs(known_expressions)
     class_name = interpreter.name_for(kind, is_ref=False)
-    codes = [expression.code for expression in known]
+    codes = [expression.code for expression in known_expressions]
     names = [name for name, _ in keywords]
     keyword_nodes = [ast.keyword(name, code) for name, code in zip(names, codes[len(arguments) :], strict=True)]
     call = ast.Call(ast.Name(class_name, ast.Load()), codes[: len(arguments)], keyword_nodes)

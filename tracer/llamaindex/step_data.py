@@ -107,10 +107,10 @@ class EventRules:
     @staticmethod
     def _read_data(event: Fields, kind: type | None, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret `event.get(key, default)`, which reads no declared field."""
-        wanted = _key_and_default(arguments, "key")
-        if wanted is None:
+        key_and_default = _key_and_default(arguments, "key")
+        if key_and_default is None:
             return UNKNOWN_VALUE
-        key, default = wanted
+        key, default = key_and_default
         missing = KnownValue(None) if default is None else default
         if kind is None:
             data = Ref(INPUT).at(EVENT_DATA)
@@ -161,10 +161,10 @@ class EventRules:
         return read_key(event, KnownValue(name)) or UNKNOWN_VALUE
 
 
-def _name_argument(arguments: Arguments, most: int) -> str | None:
+def _name_argument(arguments: Arguments, max_arguments: int) -> str | None:
     """Return the name in `hasattr(event, name)` and `getattr(event, name, default)`; None if it is not known."""
     symbols = arguments.symbols or []
-    is_known, name = known_value(symbols[1]) if 1 < len(symbols) <= most else (False, None)
+    is_known, name = known_value(symbols[1]) if 1 < len(symbols) <= max_arguments else (False, None)
     return name if is_known and type(name) is str and not arguments.keywords else None
 
 
@@ -252,10 +252,10 @@ class StoreRules:
     # ------------------------------------------------------------ methods of the store
 
     def _get(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-        wanted = _key_and_default(arguments, "path")
-        if wanted is None:
+        key_and_default = _key_and_default(arguments, "path")
+        if key_and_default is None:
             return UNKNOWN_VALUE
-        (key, *path), default = wanted[0].split("."), wanted[1]
+        (key, *path), default = key_and_default[0].split("."), key_and_default[1]
         if default is None:
             return AwaitableValue(self._read(key, path))
         return UNKNOWN_VALUE if path else AwaitableValue(self._read_or_default(interpreter, key, default))
@@ -284,10 +284,10 @@ class StoreRules:
 
     def _get_from(self, state: Fields, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret `state.get(key, default)` of a state that is a mapping."""
-        wanted = _key_and_default(arguments, "key")
-        if wanted is None or not is_dictionary_state(self.state_class):
+        key_and_default = _key_and_default(arguments, "key")
+        if key_and_default is None or not is_dictionary_state(self.state_class):
             return UNKNOWN_VALUE
-        key, default = wanted
+        key, default = key_and_default
         if key in state.items:
             return state.items[key]
         return self._read_or_default(interpreter, key, KnownValue(None) if default is None else default)
@@ -361,12 +361,12 @@ class StoreUse:
 _ANY = StoreUse(None, None)
 
 
-def _union(keys: frozenset[str] | None, others: frozenset[str] | None) -> frozenset[str] | None:
-    return None if keys is None or others is None else keys | others
+def _union(keys: frozenset[str] | None, other_keys: frozenset[str] | None) -> frozenset[str] | None:
+    return None if keys is None or other_keys is None else keys | other_keys
 
 
 class StoreUses:
-    """What the source of each step of a workflow shows of its use of the store."""
+    """The uses of the store by the steps of a workflow, as the source of each step shows them."""
 
     def __init__(self, steps: Mapping[str, WorkflowStep]) -> None:
         self._steps = steps

@@ -108,7 +108,7 @@ Collected = tuple[tuple[str, tuple[type, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class StepSituation:
-    """What is known of the run in which a step begins."""
+    """The known facts of the run in which a step begins."""
 
     is_alone: bool = False
     """True if nothing else is under way, so that the steps after it are traced as well: as long as one step alone

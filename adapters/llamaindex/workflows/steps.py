@@ -127,7 +127,7 @@ class StepPlans:
         self.run_alone = frozenset(name for name in self.steps if runs_alone(self.steps, name))
         """Steps beside which nothing else is under way when they begin."""
         self._trees: dict[tuple[str, StepSituation], PlanTree[_StepPlan]] = {}
-        self._shown: dict[tuple[str, bool], _StepPlan] = {}
+        self._largest_plans: dict[tuple[str, bool], _StepPlan] = {}
         """The plan with the most prefetched calls of each step, if it runs alone and if not."""
         self._counts: dict[str, PrefetchCounts] = {}
         """What became of the prefetched calls at each site, in all plans."""
@@ -169,9 +169,9 @@ class StepPlans:
             allowed.sites[key] = replace(site, counts=self._counts.setdefault(key, site.counts))
         prefetched = plan_of_sites(TracedEntry(traced.traced, traced.guards, frozenset()), allowed)
         plan = _StepPlan(traced, prefetched, self._objects(), allowed.sites)
-        shown = self._shown.get((name, situation.is_alone))
-        if shown is None or len(shown.prefetched_calls()) <= len(plan.prefetched_calls()):
-            self._shown[name, situation.is_alone] = plan
+        best_plan = self._largest_plans.get((name, situation.is_alone))
+        if best_plan is None or len(best_plan.prefetched_calls()) <= len(plan.prefetched_calls()):
+            self._largest_plans[name, situation.is_alone] = plan
         return plan
 
     def start_run(self, traced_run: Run | None) -> RunPrefetching:
@@ -190,9 +190,9 @@ class StepPlans:
 
     def _phrases(self, prefix: str = "") -> Iterator[str]:
         for name in sorted(self.steps):
-            plan = self._shown_plan(name, is_alone=True)
+            plan = self._largest_plan(name, is_alone=True)
             steps_with_calls = {step for step, _ in plan.prefetched_calls()}
-            if name in steps_with_calls or self._shown_plan(name, is_alone=False).prefetched is not None:
+            if name in steps_with_calls or self._largest_plan(name, is_alone=False).prefetched is not None:
                 yield f"calls that the step {prefix}{name} makes one after the other, side by side"
             for later in list(plan.steps.calls)[1:]:
                 if later in steps_with_calls:
@@ -200,18 +200,18 @@ class StepPlans:
         for name, inner in self.inner.items():
             yield from inner._phrases(f"{prefix}{name}.")
 
-    def _shown_plan(self, name: str, *, is_alone: bool) -> _StepPlan:
+    def _largest_plan(self, name: str, *, is_alone: bool) -> _StepPlan:
         """Return the plan with the most prefetched calls of those that were made for a step, and of some others."""
         key = name, is_alone
-        if key not in self._shown or not self._shown[key].holds(self._objects()):
-            self._shown.pop(key, None)
+        if key not in self._largest_plans or not self._largest_plans[key].holds(self._objects()):
+            self._largest_plans.pop(key, None)
             situation = self.situation(name, (), {}, is_alone=is_alone)
             tree = self._trees[name, situation] = PlanTree(partial(self._make, name, situation))
             tree.prepare()
             plan = tree.plan(None)
             if plan is not None and (plan.steps.collections or self.steps[name].collected):
                 self._make(name, replace(situation, collected=self._example(plan, name)), None)
-        return self._shown[key]
+        return self._largest_plans[key]
 
     def _example(self, plan: _StepPlan, name: str) -> Collected:
         """Return events that the collections of a step may have come to: two where their number is not known."""
@@ -230,11 +230,11 @@ class StepPlans:
     def rows(self) -> Iterator[CallRow]:
         """Yield a row for each place in a step that makes calls, and one for each step that is not all understood."""
         names = sorted(self.steps)
-        plans = [(f"{name}.", self._shown_plan(name, is_alone=True).prefetched) for name in names]
+        plans = [(f"{name}.", self._largest_plan(name, is_alone=True).prefetched) for name in names]
         keys = ((prefix, key) for prefix, plan in plans if plan is not None for key in plan.prefetched - plan.useless)
         lookahead_keys = {key for prefix, key in keys if not key.startswith(prefix)}
         for name in names:
-            plan = self._shown_plan(name, is_alone=False)
+            plan = self._largest_plan(name, is_alone=False)
             for row in rows_of_sites(plan.steps.traced, plan.prefetched, plan.sites):
                 if row.status is Status.IN_PLACE and row.name in lookahead_keys:
                     yield replace(row, status=Status.PREFETCHED, explanation=None, start="while steps before it run")
@@ -321,8 +321,8 @@ class RunPrefetching:
         if run_id in self._inner:
             return self._inner[run_id]
         for run in self._inner.values():
-            if (found := run._find_run(workflow, run_id)) is not None:
-                return found
+            if (inner_run := run._find_run(workflow, run_id)) is not None:
+                return inner_run
         plans = next((one for one in self._plans.inner.values() if one.workflow is workflow), None)
         if plans is None or not run_id:
             return None
@@ -466,12 +466,12 @@ class DueSteps:
 
     def end(self, result: Any) -> None:
         """Note what a step returns, in which this is called, and what it has sent."""
-        sent = sent_events()
-        if self._count is None or sent is None or isinstance(result, list):
+        events = sent_events()
+        if self._count is None or events is None or isinstance(result, list):
             self._count = None
             return
         self._count += self._accepting(result)
-        self._count += sum(1 if receiver else self._accepting(event) for event, receiver in sent)
+        self._count += sum(1 if receiver else self._accepting(event) for event, receiver in events)
 
     def forget(self) -> None:
         """Give up the count: after an error it is not known which steps will run."""
