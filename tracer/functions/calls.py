@@ -315,6 +315,15 @@ def _length(interpreter: FunctionInterpreter, item_list: ItemList) -> Symbol:
     return length
 
 
+def _is_field_by_rule(interpreter: FunctionInterpreter, node: ast.expr) -> bool:
+    """Return True for a key or an attribute of an object whose assignments the framework has a rule for."""
+    find_method = interpreter.shared.find_method
+    if find_method is None or not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return False
+    method = "__setattr__" if isinstance(node, ast.Attribute) else "__setitem__"
+    return find_method(interpreter.evaluate(node.value), method) is not None
+
+
 def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Attribute, owner: Symbol) -> Symbol:
     """Call a method of a text, a list, a dictionary, or of a value that is known at run time."""
     arguments = Arguments.evaluate(interpreter, node)
@@ -342,7 +351,7 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
             return UNKNOWN_VALUE
         method = ast.Attribute(expression.code, name, ast.Load())
         return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
-    if name in ("append", "extend", "insert") and isinstance(owner, Ref) and not isinstance(func.value, ast.Name):
+    if name in ("append", "extend", "insert") and isinstance(owner, Ref) and _is_field_by_rule(interpreter, func.value):
         return KnownValue(None)  # the caller notes that it changes
     if isinstance(func.value, ast.Name):
         interpreter.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed
