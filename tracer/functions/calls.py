@@ -315,13 +315,15 @@ def _length(interpreter: FunctionInterpreter, item_list: ItemList) -> Symbol:
     return length
 
 
-def _is_field_by_rule(interpreter: FunctionInterpreter, node: ast.expr) -> bool:
-    """Return True for a key or an attribute of an object whose assignments the framework has a rule for."""
+def find_assignment(interpreter: FunctionInterpreter, target: ast.expr) -> MethodRule | None:
+    """Return the framework's rule for an assignment to a key or an attribute of an object that has a name."""
     find_method = interpreter.shared.find_method
-    if find_method is None or not isinstance(node, (ast.Attribute, ast.Subscript)):
-        return False
-    method = "__setattr__" if isinstance(node, ast.Attribute) else "__setitem__"
-    return find_method(interpreter.evaluate(node.value), method) is not None
+    if find_method is None or not isinstance(target, (ast.Subscript, ast.Attribute)):
+        return None
+    if not isinstance(target.value, ast.Name):
+        return None
+    owner = interpreter.evaluate(target.value)
+    return find_method(owner, "__setattr__" if isinstance(target, ast.Attribute) else "__setitem__")
 
 
 def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Attribute, owner: Symbol) -> Symbol:
@@ -351,7 +353,7 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
             return UNKNOWN_VALUE
         method = ast.Attribute(expression.code, name, ast.Load())
         return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
-    if name in ("append", "extend", "insert") and isinstance(owner, Ref) and _is_field_by_rule(interpreter, func.value):
+    if name in ("append", "extend", "insert") and isinstance(owner, Ref) and find_assignment(interpreter, func.value):
         return KnownValue(None)  # the caller notes that it changes
     if isinstance(func.value, ast.Name):
         interpreter.frame.names[func.value.id] = UNKNOWN_VALUE  # it may have been changed

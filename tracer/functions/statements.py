@@ -16,7 +16,7 @@ from typing import Any
 from teola_plugin.graph import Component, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Draft, Span
 from teola_plugin.tracer.functions.bodies import Captures
-from teola_plugin.tracer.functions.calls import may_write
+from teola_plugin.tracer.functions.calls import find_assignment, may_write
 from teola_plugin.tracer.functions.expressions import define_function
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import MAX_NESTING, BlockExit, FunctionInterpreter, MethodRule
@@ -101,7 +101,7 @@ def _augmented_field(interpreter: FunctionInterpreter, node: ast.AugAssign, targ
     added = interpreter.evaluate(node.value)
     old_value = interpreter.evaluate(target)
     is_simple = is_text(added) or (isinstance(added, KnownValue) and type(added.value) in (int, float))
-    if not is_simple or _find_assignment(interpreter, target) is None:
+    if not is_simple or find_assignment(interpreter, target) is None:
         interpreter.mutations.add(old_value)
         return UNKNOWN_VALUE
     template = ast.BinOp(ast.Constant(0), node.op, ast.Constant(0))
@@ -131,18 +131,9 @@ def _assign(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -
             interpreter.frame.names |= dict.fromkeys(root_name(target), UNKNOWN_VALUE)
 
 
-def _find_assignment(interpreter: FunctionInterpreter, target: ast.Subscript | ast.Attribute) -> MethodRule | None:
-    """Return the framework's rule for an assignment to a key or an attribute of an object that has a name."""
-    find_method = interpreter.shared.find_method
-    if find_method is None or not isinstance(target.value, ast.Name):
-        return None
-    owner = interpreter.evaluate(target.value)
-    return find_method(owner, "__setattr__" if isinstance(target, ast.Attribute) else "__setitem__")
-
-
 def _assign_by_rule(interpreter: FunctionInterpreter, target: ast.Subscript | ast.Attribute, value: Symbol) -> bool:
     """Assign to a key or an attribute by the framework's rule, which returns the changed object. False without one."""
-    rule = _find_assignment(interpreter, target)
+    rule = find_assignment(interpreter, target)
     if rule is None:
         return False
     name = KnownValue(target.attr) if isinstance(target, ast.Attribute) else interpreter.evaluate(target.slice)
