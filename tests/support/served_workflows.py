@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from llama_index.core.workflow import Workflow
 from llama_index.llms.openai_like import OpenAILike
 
 from support.openai_stub import MODEL, openai_stub
@@ -17,6 +18,18 @@ from teola_plugin import accelerate
 
 LATENCY_S = 0.15
 """Seconds that the server takes for an answer."""
+
+
+class OwnWorkflow(Workflow):
+    """A workflow with a model in an attribute."""
+
+    def __init__(self, llm: Any, **options: Any) -> None:
+        super().__init__(**{"timeout": 30, **options})
+        self.llm = llm
+
+    async def ask(self, prompt: str) -> str:
+        """Return the model's answer."""
+        return str(await self.llm.acomplete(prompt))
 
 
 @dataclass

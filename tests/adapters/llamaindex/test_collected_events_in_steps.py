@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import ReActAgent
-from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser
 from llama_index.core.workflow.events import HumanResponseEvent, InputRequiredEvent
 from support.hosted_steps import HostedLLM, called
-from support.served_workflows import compare_on_server
+from support.served_workflows import OwnWorkflow, compare_on_server
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.plan_report import Reason, Status
@@ -40,18 +40,6 @@ class Progress(Event):
     """Something was done."""
 
     text: str
-
-
-class OwnWorkflow(Workflow):
-    """A workflow with a model in an attribute."""
-
-    def __init__(self, llm: Any, **options: Any) -> None:
-        super().__init__(**{"timeout": 30, **options})
-        self.llm = llm
-
-    async def ask(self, prompt: str) -> str:
-        """Return the model's answer."""
-        return str(await self.llm.acomplete(prompt))
 
 
 class Parts(OwnWorkflow):

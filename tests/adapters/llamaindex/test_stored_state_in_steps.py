@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, step
 from llama_index.core.workflow.errors import WorkflowCancelledByUser, WorkflowTimeoutError
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from support.hosted_steps import HostedLLM
-from support.served_workflows import compare_on_server
+from support.served_workflows import OwnWorkflow, compare_on_server
 
 from teola_plugin import accelerate
 
@@ -45,18 +45,6 @@ class Checked(BaseModel):
     @classmethod
     def shout(cls, query: str) -> str:
         return query.upper()
-
-
-class OwnWorkflow(Workflow):
-    """A workflow with a model in an attribute."""
-
-    def __init__(self, llm: Any, **options: Any) -> None:
-        super().__init__(**{"timeout": 30, **options})
-        self.llm = llm
-
-    async def ask(self, prompt: str) -> str:
-        """Return the model's answer."""
-        return str(await self.llm.acomplete(prompt))
 
 
 class TypedEdit(OwnWorkflow):
