@@ -11,7 +11,7 @@ import gc
 import re
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,16 +27,25 @@ from teola_plugin import __version__
 from teola_plugin.errors import ConfigError, EngineUnavailable, TeolaError
 from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.files import files_of
-from teola_plugin.server.errors import CLIENT_GONE, HttpError, bad_request, http_error, invalid, unexpected
+from teola_plugin.server.errors import (
+    CLIENT_GONE,
+    HttpError,
+    bad_request,
+    http_error,
+    invalid,
+    to_anthropic,
+    unexpected,
+)
 from teola_plugin.server.logs import describe_error, log, request_line
 from teola_plugin.server.queries.runner import Queries
 from teola_plugin.server.queries.store import Store
-from teola_plugin.server.routes import files, openai, operations, pages
+from teola_plugin.server.routes import files, messages, openai, operations, pages
 from teola_plugin.server.routes import queries as queries_routes
 from teola_plugin.server.service import Service
 from teola_plugin.server.settings import LOOPBACK, ServerSettings, host_without_port
 from teola_plugin.server.tracing import set_span_attributes
 from teola_plugin.server.wire.answers import JSONAnswer
+from teola_plugin.server.wire.messages import speaks_anthropic
 
 if TYPE_CHECKING:
     import socket
@@ -72,7 +81,9 @@ class Envelope:
         headers = Headers(scope=scope)
         client_id = headers.get("x-request-id", "")
         scope["teola.request_id"] = client_id if _ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
-        sender = _Sender(send, scope["teola.request_id"], tls=scope.get("scheme") == "https")
+        id_header = "request-id" if speaks_anthropic(scope["path"], headers) else "X-Request-ID"
+        id_headers = {name: str(scope["teola.request_id"]) for name in ("X-Request-ID", id_header)}
+        sender = _Sender(send, id_headers, tls=scope.get("scheme") == "https")
         began = scope.setdefault("teola.began", self._service.clock())
         with self._service.spans.around(scope, headers) as span:
             try:
@@ -90,7 +101,7 @@ class Envelope:
             log.error("request %s failed", scope["teola.request_id"], exc_info=error)
             refusal = unexpected(scope["teola.request_id"])
         if not sender.has_begun:
-            await respond(refusal)(scope, body, sender)
+            await respond(refusal, scope, headers)(scope, body, sender)
 
     def _refusal(self, method: str, headers: Headers) -> HttpError | None:
         if self._hosts and host_without_port(headers.get("host", "")) not in self._hosts:
@@ -128,7 +139,11 @@ class Envelope:
             request_line(fields)
 
 
-def respond(error: HttpError) -> JSONAnswer:
+def respond(error: HttpError, scope: Scope, headers: Headers) -> JSONAnswer:
+    """Return the error in the form of the protocol of the request, which has this scope and these headers."""
+    if speaks_anthropic(scope["path"], headers):
+        status, body = to_anthropic(error, scope["teola.request_id"])
+        return JSONAnswer(body, status, headers=error.headers)
     return JSONAnswer(error.body(), error.status, headers=error.headers)
 
 
@@ -170,8 +185,8 @@ class _LimitedReceiver:
 class _Sender:
     """An ASGI sender that adds the headers that every answer has."""
 
-    def __init__(self, send: Send, request_id: str, *, tls: bool) -> None:
-        self._send, self._id, self._tls = send, request_id, tls
+    def __init__(self, send: Send, id_headers: Mapping[str, str], *, tls: bool) -> None:
+        self._send, self._id_headers, self._tls = send, id_headers, tls
         self.has_begun = False
         self.status = 0
 
@@ -179,7 +194,7 @@ class _Sender:
         if message["type"] == "http.response.start":
             self.has_begun, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
-            headers["X-Request-ID"] = self._id
+            headers.update(self._id_headers)
             for name, value in _SECURITY.items():
                 headers.setdefault(name, value)
             if self._tls:
@@ -226,7 +241,7 @@ def create_app(service: Service, store: Store) -> FastAPI:
     app.state.queries = queries
     app.state.documents = documents
     app.state.tickets = pages.Tickets()
-    for routes in (operations, openai, queries_routes, files, pages):
+    for routes in (operations, openai, messages, queries_routes, files, pages):
         app.include_router(routes.router)
     app.add_exception_handler(TeolaError, _on_teola_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_body)
@@ -264,23 +279,26 @@ def _on_teola_error(request: Request, error: Any) -> Response:
             failure.code,
             describe_error(error, settings),
         )
-    return respond(failure)
+    return respond(failure, request.scope, request.headers)
 
 
 _OWN_ADDRESSES = ("/v1/activity", "/v1/queries", "/v1/rerank")
-"""Addresses that OpenAI's protocol does not have."""
+"""Addresses that neither OpenAI's protocol nor Anthropic's has."""
 
 
 def _on_invalid_body(request: Request, error: Any) -> Response:
-    of_openai = not request.url.path.startswith(_OWN_ADDRESSES)
-    reference = "OpenAI's reference for the parameter" if of_openai else "/openapi.json for what this address takes"
-    return respond(invalid(error.errors()[0], f"see {reference}"))
+    path = request.url.path
+    protocol = "Anthropic" if speaks_anthropic(path, request.headers) else "OpenAI"
+    is_own = path.startswith(_OWN_ADDRESSES)
+    reference = "/openapi.json for what this address takes" if is_own else f"{protocol}'s reference for the parameter"
+    return respond(invalid(error.errors()[0], f"see {reference}"), request.scope, request.headers)
 
 
 def _on_http_exception(request: Request, error: Any) -> Response:
     """Answer the framework's own errors: no such address, no such method."""
     hint = "see /openapi.json for the addresses" if error.status_code in (404, 405) else ""
-    return respond(HttpError(error.status_code, f"{error.detail}.", hint=hint, headers=error.headers))
+    failure = HttpError(error.status_code, f"{error.detail}.", hint=hint, headers=error.headers)
+    return respond(failure, request.scope, request.headers)
 
 
 _HEAD = b"HTTP/"

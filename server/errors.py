@@ -1,4 +1,4 @@
-"""Errors as OpenAI's protocol has them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as clients get them: a status and a body, in the form of OpenAI's protocol or of Anthropic's."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class HttpError(TeolaError):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
+        """Return the body in OpenAI's form."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
@@ -57,6 +58,11 @@ def invalid(fault: Mapping[str, Any], hint: str) -> HttpError:
     return bad_request(f"{field or 'the body'}: {reason}.", hint, param=field or None, code="invalid_value")
 
 
+def unsupported(param: str, reason: str, hint: str) -> HttpError:
+    """Return the refusal of what a protocol has and this server does not."""
+    return bad_request(f"{param}: {reason}", hint, param=param, code="unsupported")
+
+
 def not_found(message: str, hint: str = "", *, code: str = "not_found") -> HttpError:
     return HttpError(404, message, hint=hint, code=code)
 
@@ -65,6 +71,28 @@ def too_many(message: str, seconds: int, *, code: str, hint: str = "") -> HttpEr
     """Return a 429 that names the seconds after which the request may be sent again."""
     headers = {"Retry-After": str(seconds)}
     return HttpError(429, message, hint=hint, kind="rate_limit_error", code=code, headers=headers)
+
+
+ANTHROPIC_OVERLOADED = 529
+"""Anthropic's status for a server that has too much to do."""
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    ANTHROPIC_OVERLOADED: "overloaded_error",
+}
+
+
+def to_anthropic(error: HttpError, request_id: str) -> tuple[int, dict[str, Any]]:
+    """Return status and body of an error in the form of Anthropic's protocol, which has 529 for an overload."""
+    is_overload = error.status == 503 or error.code == "engine_overloaded"
+    status = ANTHROPIC_OVERLOADED if is_overload else error.status
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return status, {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
 
 
 def unexpected(request_id: str) -> HttpError:

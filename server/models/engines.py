@@ -175,7 +175,7 @@ def _answer(value: Generation, tools: ToolText | None) -> Answer:
     usage = Usage(value.prompt_tokens, value.completion_tokens, value.cached_tokens)
     rest, calls = (value.text, []) if tools is None else tools.read(value.text)
     if not calls:
-        return Answer(value.text, value.finish_reason, usage)
+        return Answer(value.text, value.finish_reason, usage, stop_sequence=value.stop_sequence)
     tool_calls = tuple(ToolCall(new_id(), call.name, json.dumps(call.args)) for call in calls)
     return Answer(rest, "tool_calls", usage, tool_calls)
 
@@ -310,12 +310,13 @@ class _JoinedChunks:
     """The chunks of one choice, joined."""
 
     def __init__(self) -> None:
-        self._text, self._finish = "", "stop"
+        self._text, self._finish, self._stop_sequence = "", "stop", ""
         self._calls: dict[int, dict[str, str]] = {}
 
     def add(self, choice: dict[str, Any]) -> str:
         delta = choice.get("delta") or {}
         self._finish = choice.get("finish_reason") or self._finish
+        self._stop_sequence = _stop_sequence(choice) or self._stop_sequence
         for call in delta.get("tool_calls") or ():
             tool_call = self._calls.setdefault(call.get("index") or 0, {"id": "", "name": "", "arguments": ""})
             function = call.get("function") or {}
@@ -328,7 +329,7 @@ class _JoinedChunks:
 
     def answer(self, usage: Usage) -> Answer:
         calls = tuple(ToolCall(c["id"], c["name"], c["arguments"]) for c in self._calls.values())
-        return Answer(self._text, self._finish, usage, calls)
+        return Answer(self._text, self._finish, usage, calls, stop_sequence=self._stop_sequence)
 
 
 def _usage(reply: dict[str, Any]) -> Usage:
@@ -342,4 +343,11 @@ def _choice_answer(choice: dict[str, Any], usage: Usage) -> Answer:
     functions = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
     calls = tuple(ToolCall(id or "", f.get("name") or "", f.get("arguments") or "") for id, f in functions)
     text = content_text(message.get("content")) or content_text(choice.get("text"))
-    return Answer(text, choice.get("finish_reason") or "stop", usage, calls)
+    finish = choice.get("finish_reason") or "stop"
+    return Answer(text, finish, usage, calls, stop_sequence=_stop_sequence(choice))
+
+
+def _stop_sequence(choice: dict[str, Any]) -> str:
+    """Return the stop string at which a choice ends, which vLLM reports beside the reason; empty for none."""
+    reason = choice.get("stop_reason")
+    return reason if isinstance(reason, str) else ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
@@ -17,10 +18,10 @@ from teola_plugin.server.documents.documents import Documents
 from teola_plugin.server.documents.parts import has_files
 from teola_plugin.server.errors import CLIENT_GONE, HttpError, http_error, unexpected
 from teola_plugin.server.live_queries import RequestSession
-from teola_plugin.server.models.base import Model
+from teola_plugin.server.models.base import ChatModel, Model
 from teola_plugin.server.models.engines import CarriedEngine
 from teola_plugin.server.service import Service
-from teola_plugin.server.wire.answers import JSONAnswer, event
+from teola_plugin.server.wire.answers import Answer, Delta, JSONAnswer, event
 from teola_plugin.server.wire.requests import ChatRequest
 
 T = TypeVar("T")
@@ -93,6 +94,54 @@ async def respond_stream(
         session.end(outcome_of(error))
         raise
     return SessionStream(session, first, events, failed)
+
+
+class AnswerWriter(Protocol):
+    """A writer of one answer in the form of a protocol, whole or event by event."""
+
+    def to_json(self, answer: Answer) -> dict[str, Any]: ...
+
+    def begin_events(self) -> Iterator[str]: ...
+
+    def events_of(self, delta: Delta) -> Iterator[str]: ...
+
+    def failure_event(self, error: HttpError) -> str: ...
+
+
+async def respond_written(
+    request: Request, model: ChatModel, chat: ChatRequest, writer: AnswerWriter, max_tokens: int | None, *, stream: bool
+) -> Response:
+    """Let the model answer the chat of another protocol, and return the answer in that protocol's form.
+
+    `max_tokens`: tokens that the answer may have, None for the model's limit. Raise `HttpError`.
+    """
+    chat = await with_documents_read(request, model, chat)
+    session = begin_session(request, model, model.estimate_tokens(chat.characters, max_tokens, 1))
+    if stream:
+        return await respond_stream(
+            request, session, _written_events(model, chat, writer, session), writer.failure_event
+        )
+    return await respond(request, session, _written_answer(model, chat, writer, session))
+
+
+async def _written_answer(
+    model: ChatModel, chat: ChatRequest, writer: AnswerWriter, session: RequestSession
+) -> dict[str, Any]:
+    return writer.to_json((await model.answer(chat, session))[0])
+
+
+async def _written_events(
+    model: ChatModel, chat: ChatRequest, writer: AnswerWriter, session: RequestSession
+) -> AsyncIterator[str]:
+    has_begun = False
+    async with aclosing(model.stream(chat, session)) as deltas:
+        async for delta in deltas:
+            if not has_begun:  # not earlier, so that a refusal keeps its status
+                has_begun = True
+                for line in writer.begin_events():
+                    yield line
+            for line in writer.events_of(delta):
+                yield line
 
 
 class SessionResponse(JSONAnswer):

@@ -6,7 +6,6 @@ import base64
 import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
@@ -22,6 +21,7 @@ from teola_plugin.server.routes.answering import (
     model_of,
     respond,
     respond_stream,
+    respond_written,
     service_of,
     with_documents_read,
 )
@@ -34,6 +34,7 @@ from teola_plugin.server.wire.answers import (
     event,
     new_id,
 )
+from teola_plugin.server.wire.messages import model_info, model_page, speaks_anthropic
 from teola_plugin.server.wire.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
 from teola_plugin.server.wire.responses import ResponsesRequest, ResponseWriter
 
@@ -43,16 +44,21 @@ _STARTED = int(time.time())
 
 @router.get("/models")
 def list_models(request: Request) -> dict[str, Any]:
-    """Return the models that the key may ask."""
+    """Return the models that the key may ask, in Anthropic's form if the request has its `anthropic-version`."""
     service = service_of(request)
     caller = service.caller(request.headers)
-    return {"object": "list", "data": [_model(m) for n, m in service.models.items() if caller.may_ask(n)]}
+    models = [model for name, model in service.models.items() if caller.may_ask(name)]
+    if speaks_anthropic(request.url.path, request.headers):
+        return model_page([model_info(model.name, _STARTED, model.details()) for model in models])
+    return {"object": "list", "data": [_model(model) for model in models]}
 
 
 @router.get("/models/{name:path}")
 def get_model(request: Request, name: str) -> dict[str, Any]:
     """Return one model; for an app also the schemas of its inputs."""
     served_model = model_of(request, name, "chat", "app", "embedding", "reranking")
+    if speaks_anthropic(request.url.path, request.headers):
+        return model_info(served_model.name, _STARTED, served_model.details())
     return _model(served_model) | (served_model.input_schemas() if isinstance(served_model, App) else {})
 
 
@@ -221,31 +227,7 @@ def _check_batch(request: Request, texts: Sequence[str], param: str) -> None:
 @router.post("/responses")
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
-    chat = await with_documents_read(request, model, body.as_chat())
-    session = begin_session(request, model, model.estimate_tokens(chat.characters, body.max_output_tokens, 1))
     writer = ResponseWriter(body)
-    if body.stream:
-        return await respond_stream(
-            request, session, _response_events(model, chat, writer, session), writer.failure_event
-        )
-    return await respond(request, session, _response(model, chat, writer, session))
-
-
-async def _response(
-    model: ChatModel, chat: ChatRequest, writer: ResponseWriter, session: RequestSession
-) -> dict[str, Any]:
-    return writer.response((await model.answer(chat, session))[0])
-
-
-async def _response_events(
-    model: ChatModel, chat: ChatRequest, writer: ResponseWriter, session: RequestSession
-) -> AsyncIterator[str]:
-    has_begun = False
-    async with aclosing(model.stream(chat, session)) as deltas:
-        async for delta in deltas:
-            if not has_begun:  # not earlier, so that a refusal keeps its status
-                has_begun = True
-                for line in writer.begin_events():
-                    yield line
-            for line in writer.events_of(delta):
-                yield line
+    return await respond_written(
+        request, model, body.as_chat(), writer, body.max_output_tokens, stream=bool(body.stream)
+    )

@@ -70,6 +70,8 @@ class Answer:
     calls: tuple[ToolCall, ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
     """What apps add to it, e.g. sources."""
+    stop_sequence: str = ""
+    """The stop string at which the text ends; empty if it ends otherwise or the engine does not report it."""
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
@@ -108,11 +110,12 @@ def chat_completion(answers: Sequence[Answer], model: str) -> dict[str, Any]:
         "model": model,
         "choices": choices,
         "usage": usage_of(answers, len(answers)).to_json(),
-        **_app_data(answers),
+        **app_data(answers),
     }
 
 
-def _app_data(answers: Sequence[Answer]) -> dict[str, Any]:
+def app_data(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return what apps add to their answers under the name `teola`; nothing if they add nothing."""
     more = {key: value for answer in answers for key, value in answer.more.items()}
     return {"teola": more} if more else {}
 
@@ -141,7 +144,7 @@ class ChatChunks:
             self._ends.append(delta.end)
             calls = [{"index": i, **call.to_json()} for i, call in enumerate(delta.end.calls)]
             chunks += [self._chunk(delta.index, {"tool_calls": calls})] if calls else []
-            chunks.append({**self._chunk(delta.index, {}, delta.end.finish), **_app_data([delta.end])})
+            chunks.append({**self._chunk(delta.index, {}, delta.end.finish), **app_data([delta.end])})
         return chunks
 
     def end(self) -> list[dict[str, Any]]:

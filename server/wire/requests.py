@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -35,7 +35,7 @@ class ClientJson(BaseModel):
         }
 
 
-OWN_DATA_WITHIN = frozenset({"parameters", "schema", "arguments", "metadata"})
+OWN_DATA_WITHIN = frozenset({"parameters", "schema", "arguments", "metadata", "input_schema", "input"})
 """Names within fields of the protocol that hold JSON schemas and arguments of calls: null is a value there."""
 
 
@@ -226,12 +226,34 @@ def has_no_effect(name: str, value: Any) -> bool:
     )
 
 
-def to_chat(data: Any) -> ChatRequest:
-    """Return the chat that the JSON `data` is. Raise `HttpError` for what is no chat."""
+def to_chat(data: Any, protocol: str = "OpenAI") -> ChatRequest:
+    """Return the chat that the JSON `data` is. Raise `HttpError`, which names the protocol, for what is no chat."""
     try:
         return ChatRequest.model_validate(data)
     except ValidationError as error:
-        raise invalid(error.errors()[0], "see OpenAI's reference of chats") from None
+        raise invalid(error.errors()[0], f"see {protocol}'s reference of chats") from None
+
+
+def further_parameters(body: Body, ignored: frozenset[str], chat_only: frozenset[str]) -> dict[str, Any]:
+    """Return the parameters of a request that its protocol does not have, for the model to accept or refuse.
+
+    `ignored` are left out, since they change no answer. Raise `HttpError` for those that only chats have, which this
+    protocol spells otherwise.
+    """
+    extra = {name: value for name, value in (body.model_extra or {}).items() if name not in ignored}
+    for name in chat_only & extra.keys():
+        raise bad_request(f"there is no parameter {name!r}.", "check its name", param=name, code="unknown")
+    return extra
+
+
+def function_tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as chats have it."""
+    return {"type": "function", "function": dict(function)}
+
+
+def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call of a tool as messages of chats have it. `arguments`: JSON text."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class EmbeddingRequest(Body):

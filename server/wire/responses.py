@@ -10,9 +10,17 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from teola_plugin.server.errors import HttpError, bad_request
+from teola_plugin.server.errors import HttpError, bad_request, unsupported
 from teola_plugin.server.wire.answers import Answer, Delta, ToolCall, Usage, event
-from teola_plugin.server.wire.requests import HARMLESS, Body, ChatRequest, to_chat
+from teola_plugin.server.wire.requests import (
+    HARMLESS,
+    Body,
+    ChatRequest,
+    function_call,
+    function_tool,
+    further_parameters,
+    to_chat,
+)
 
 _IGNORED = frozenset({*HARMLESS, "include", "reasoning", "truncation", "background", "prompt_cache_options"})
 """Parameters that change nothing of the answer."""
@@ -39,10 +47,8 @@ class ResponsesRequest(Body):
         """Return the request as a chat. Raise `HttpError` for what a chat does not support."""
         if self.previous_response_id is not None:
             hint = "send the whole conversation as input"
-            raise _unsupported("previous_response_id", "answers are not kept.", hint)
-        extra = {key: value for key, value in (self.model_extra or {}).items() if key not in _IGNORED}
-        for name in _CHAT_ONLY & extra.keys():
-            raise bad_request(f"there is no parameter {name!r}.", "check its name", param=name, code="unknown")
+            raise unsupported("previous_response_id", "answers are not kept.", hint)
+        extra = further_parameters(self, _IGNORED, _CHAT_ONLY)
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         fields = {
             "model": self.model,
@@ -57,10 +63,6 @@ class ResponsesRequest(Body):
             "user": self.user,
         }
         return to_chat({**extra, **fields})
-
-
-def _unsupported(param: str, reason: str, hint: str) -> HttpError:
-    return bad_request(f"{param}: {reason}", hint, param=param, code="unsupported")
 
 
 def _messages(input: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -82,8 +84,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
             return {"role": role, "content": _parts(content)}
         case "function_call":
             name, arguments, id = (_text_of(item, key) for key in ("name", "arguments", "call_id"))
-            call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            return {"role": "assistant", "tool_calls": [call]}
+            return {"role": "assistant", "tool_calls": [function_call(id, name, arguments)]}
         case "function_call_output":
             output = item.get("output")
             if output is None:
@@ -92,7 +93,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
             return {"role": "tool", "tool_call_id": _text_of(item, "call_id"), "content": content}
         case "reasoning":
             return None
-    raise _unsupported("input", f"there are no items of type {item.get('type')!r:.80} here.", "send messages")
+    raise unsupported("input", f"there are no items of type {item.get('type')!r:.80} here.", "send messages")
 
 
 def _text_of(item: Mapping[str, Any], key: str) -> str:
@@ -117,9 +118,8 @@ def _part(part: Any) -> dict[str, Any]:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise _unsupported("tools", f"there is no tool of type {tool.get('type')!r:.80} here.", "give functions")
-    function = {key: value for key, value in tool.items() if key in ("name", "description", "parameters", "strict")}
-    return {"type": "function", "function": function}
+        raise unsupported("tools", f"there is no tool of type {tool.get('type')!r:.80} here.", "give functions")
+    return function_tool({k: v for k, v in tool.items() if k in ("name", "description", "parameters", "strict")})
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> Any:
@@ -201,7 +201,7 @@ class ResponseWriter:
             "truncation": "disabled",
         }
 
-    def response(self, answer: Answer) -> dict[str, Any]:
+    def to_json(self, answer: Answer) -> dict[str, Any]:
         if answer.text or not answer.calls:
             self._output.append(_text_item(self._text_id, answer.text, "completed"))
         self._output += [_call_item(call, "completed") for call in answer.calls]

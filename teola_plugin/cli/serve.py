@@ -22,7 +22,7 @@ _THIS_MACHINE = "own"
 
 def add_serve(commands: Any) -> None:
     """Add the sub-commands to an argparse group."""
-    text = "serve a pool and apps over HTTP, in OpenAI's protocol"
+    text = "serve a pool and apps over HTTP, in OpenAI's protocol and Anthropic's"
     serve = commands.add_parser("serve", help=text, description=text[0].upper() + text[1:] + ".")
     serve.add_argument("config", help="the pool's YAML file; its `server` and `apps` are read here")
     serve.add_argument("--host", help="address to listen at (default: that of the file, else 127.0.0.1)")

@@ -243,6 +243,9 @@ class Generation:
     """Number of tokens that the engine drafted and the model verified."""
     accepted: int = field(default=0, compare=False)
     """Number of drafted tokens that the model accepted: they are part of the text."""
+    stop_sequence: str = field(default="", compare=False)
+    """The text of `Sampling.stop` at which the generation ended; empty if it ended otherwise or the engine does not
+    report it."""
 
 
 @dataclass(frozen=True, slots=True)

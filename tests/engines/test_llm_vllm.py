@@ -198,7 +198,9 @@ def test_sampling_is_passed_on(session_llm: SessionLlm) -> None:
     assert seeded[0] == seeded[1] != seeded[2]
     free = answer(session_llm, generate(prompt, max_tokens=16)).text
     stop = free.split()[2]
-    assert answer(session_llm, generate(prompt, max_tokens=16, stop=(stop,))).text == free[: free.index(stop)]
+    stopped = answer(session_llm, generate(prompt, max_tokens=16, stop=(stop, "zzz")))
+    assert stopped.text == free[: free.index(stop)]
+    assert stopped.stop_sequence == stop
 
 
 def test_a_json_schema_holds(session_llm: SessionLlm) -> None:

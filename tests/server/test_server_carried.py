@@ -61,3 +61,30 @@ def test_what_its_server_refuses_is_refused(server: Served) -> None:
         late = http.post("/v1/chat/completions", json={**body, "stream": True})
     assert (reply.status_code, late.status_code) == (400, 400)
     assert "logprobs" in reply.json()["error"]["message"]
+
+
+@pytest.mark.vllm
+def test_messages_say_what_its_server_says(server: Served, vllm_api: ApiServer) -> None:
+    import anthropic
+    import openai
+
+    messages: Any = [{"role": "user", "content": "What do cows eat?"}]
+    with openai.OpenAI(base_url=vllm_api.base_url, api_key="none") as direct:
+        body: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0}
+        expected = direct.chat.completions.create(**body)
+    text = expected.choices[0].message.content or ""
+    stop = text.split()[2]
+    http_client = anthropic.DefaultHttpxClient(trust_env=False)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", http_client=http_client) as client:
+        request: dict[str, Any] = {"model": "llm", "messages": messages, "extra_body": {"temperature": 0}}
+        message = client.messages.create(**request, max_tokens=8)
+        with client.messages.stream(**request, max_tokens=8, stop_sequences=[stop]) as stream:
+            stopped = stream.get_final_message()
+        count = client.messages.count_tokens(model="llm", messages=messages)
+
+    assert expected.usage is not None
+    assert [block.text for block in message.content] == [text]
+    assert message.usage.output_tokens == expected.usage.completion_tokens
+    assert count.input_tokens == expected.usage.prompt_tokens
+    assert stopped.stop_sequence == stop
+    assert "".join(block.text for block in stopped.content) == text[: text.index(stop)]

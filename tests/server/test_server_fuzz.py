@@ -41,6 +41,13 @@ VALID: dict[str, dict[str, Any]] = {
         "input": [{"role": "user", "content": "x"}],
         "text": {"format": {"type": "text"}},
     },
+    "/v1/messages": {
+        "model": "llm",
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"name": "f", "input_schema": {"type": "object", "properties": {}}}],
+        "tool_choice": {"type": "auto"},
+    },
     "/v1/queries": {"model": "llm", "input": "{{x}}", "variables": {"x": "y"}, "parameters": {"max_tokens": 3}},
 }
 PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
@@ -152,6 +159,50 @@ FULL: dict[str, list[dict[str, Any]]] = {
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
         },
     ],
+    "/v1/messages": [
+        {
+            "model": model,
+            "max_tokens": 3,
+            "system": [{"type": "text", "text": "s"}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "text", "text": "x"},
+                        {"type": "thinking", "thinking": "x", "signature": "s"},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": None}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]},
+                        {"type": "document", "source": {"type": "text", "data": "x"}, "title": "n"},
+                    ],
+                },
+            ],
+            **more,
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "top_k": 1,
+            "stop_sequences": ["a"],
+            "thinking": {"type": "disabled"},
+            "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+            "service_tier": "auto",
+            "metadata": {"user_id": "u", "a": "b"},
+        }
+        for model, more in (
+            ("graph", {}),
+            (
+                "llm",
+                {
+                    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+                    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+                },
+            ),
+        )
+    ],
     "/v1/queries": [
         VALID["/v1/queries"] | {"metadata": {"a": "b"}, "user": "u", "documents": []},
         {"model": "graph", "inputs": {"messages": [{"role": "user", "content": "x"}]}},
@@ -188,7 +239,11 @@ BAD = st.sampled_from(
         *({"$ref": "#"}, {"$ref": "#/$defs/x"}, {"$ref": 1}, {"type": "text", "text": None}, "auto", "required"),
     ]
 )
-SHAPE = ["code", "message", "param", "type"]
+
+
+def error_shape(path: str) -> list[str]:
+    """Return the names in the errors of an address, in the form of its protocol."""
+    return ["message", "type"] if path.startswith("/v1/messages") else ["code", "message", "param", "type"]
 
 
 def nested(depth: int) -> Any:
@@ -219,7 +274,7 @@ def post(http: httpx.Client, path: str, body: Any) -> httpx.Response:
 def assert_no_fault(response: httpx.Response, request_body: object) -> None:
     assert response.status_code < 500, (request_body, response.text)
     if response.status_code >= 400:
-        assert sorted(response.json()["error"]) == SHAPE, request_body
+        assert sorted(response.json()["error"]) == error_shape(response.url.path), request_body
 
 
 @settings(max_examples=400 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -235,7 +290,7 @@ def test_nothing_that_is_sent_is_a_fault(server: Served, data: st.DataObject) ->
         reply = http.post(path, content=text, headers={"Content-Type": "application/json"})
     assert reply.status_code < 500, (path, text, reply.text)
     if reply.status_code >= 400:
-        assert sorted(reply.json()["error"]) == SHAPE
+        assert sorted(reply.json()["error"]) == error_shape(path)
 
 
 @pytest.mark.parametrize("path", sorted(FULL))
@@ -261,6 +316,7 @@ def test_no_mutation_of_a_right_body_is_a_fault(http: httpx.Client, path: str, d
 def optional_places(path: str, body: dict[str, Any]) -> list[tuple[Any, ...]]:
     """The names in a body that may be left out, and are no data of the client's own."""
     own_data = {"metadata", "inputs", "variables", "settings", "schema", "$defs", "properties", "parameters"}
+    own_data |= {"input", "input_schema"} if path == "/v1/messages" else set()
     own_data -= {"parameters"} if path == "/v1/queries" else set()
     required = {"model", "messages", "prompt", "input", "query", "documents", "role", "type", "name", "text"}
     return [
@@ -303,7 +359,7 @@ def test_stream_without_usage_where_it_is_null(http: httpx.Client, path: str, op
 def error_text(response: httpx.Response) -> str:
     """Return the body without ids and times."""
     text = re.sub(r'"(created\w*|ended|seconds)":[^,}]*', "", response.text)
-    return re.sub(r"\b(chatcmpl|cmpl|resp|msg|fc|call|query|q|rerank|file)[-_][0-9a-f]{12,}", "", text)
+    return re.sub(r"\b(chatcmpl|cmpl|resp|req|msg|fc|call|query|q|rerank|file)[-_][0-9a-f]{12,}", "", text)
 
 
 NO_OBJECTS = [
@@ -324,7 +380,7 @@ def test_body_that_is_no_object_is_refused(http: httpx.Client, path: str, type: 
     response = http.post(path, content=content, headers={"Content-Type": type} if type else {})
 
     assert 400 <= response.status_code < 500, response.text
-    assert sorted(response.json()["error"]) == SHAPE
+    assert sorted(response.json()["error"]) == error_shape(path)
 
 
 def test_strangers_get_nothing() -> None:

@@ -105,7 +105,7 @@ class FakeLLM(FakeEngine):
             return Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens), warmup=True)
         tokens = self._fitting(split_tokens(payload.prompt.flat()), request)
         job = Job(request, run, self._cache.keys(tokens, request.tenant), len(tokens))
-        job.pieces, job.finish_reason = self._pieces(payload, len(tokens))
+        job.pieces, job.finish_reason, job.stop_sequence = self._pieces(payload, len(tokens))
         if self._has_fault(request, run):
             job.pieces, job.faulty = job.pieces[: len(job.pieces) // 2], True
         job.hangs = self.faults.hits(self.faults.hang_on, request)
@@ -124,14 +124,16 @@ class FakeLLM(FakeEngine):
             )
         return tokens
 
-    def _pieces(self, payload: Generate, prompt_tokens: int) -> tuple[list[str], str]:
+    def _pieces(self, payload: Generate, prompt_tokens: int) -> tuple[list[str], str, str]:
+        """Return the tokens of the answer, the reason of its end, and the stop string at which it ends, if any."""
         text = self._answer(payload.prompt, payload.sampling)
-        ends = [at for stop in payload.sampling.stop if (at := text.find(stop)) >= 0]
-        pieces = split_tokens(text[: min(ends)] if ends else text)
+        ends = [(at, stop) for stop in payload.sampling.stop if (at := text.find(stop)) >= 0]
+        end, stop_sequence = min(ends, default=(len(text), ""))
+        pieces = split_tokens(text[:end])
         limit = payload.sampling.max_tokens
         if self._profile.max_request_size is not None:
             limit = min(limit, self._profile.max_request_size - prompt_tokens)
-        return pieces[:limit], "length" if len(pieces) > limit else "stop"
+        return (pieces[:limit], "length", "") if len(pieces) > limit else (pieces, "stop", stop_sequence)
 
     def _finished(self, job: Job) -> None:
         """Deliver the result of a job. The timeline calls this at its last token, or the end of a warm-up."""
@@ -161,7 +163,8 @@ class FakeLLM(FakeEngine):
             return Warmed(job.prompt_tokens, job.prompt_tokens if is_cached and job.cached else max(0, job.cached))
         text = "".join(job.pieces)
         tokens = len(job.pieces)
-        return Generation(text, job.finish_reason, job.prompt_tokens, tokens, job.cached, drafted, accepted)
+        counts = (job.prompt_tokens, tokens, job.cached, drafted, accepted)
+        return Generation(text, job.finish_reason, *counts, stop_sequence=job.stop_sequence)
 
     def listen(self, request_id: str) -> None:
         """Send the pieces of a request from now on."""

@@ -63,6 +63,7 @@ class Job:
     warmup: bool = False
     pieces: list[str] = field(default_factory=list)
     finish_reason: str = "stop"
+    stop_sequence: str = ""
     faulty: bool = False
     hangs: bool = False
     cached: int = -1

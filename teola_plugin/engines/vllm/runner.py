@@ -291,6 +291,7 @@ class RequestRunner:
             request_output.cached,
             drafted,
             accepted,
+            request_output.stop_sequence,
         )
         stats = {
             "first_token_s": request_output.first,
@@ -404,6 +405,7 @@ class Output:
         """Number of characters that were sent."""
         self.text, self.tokens, self.cached, self.first = "", 0, 0, 0.0
         self.reason: str | None = None
+        self.stop_sequence = ""
         self.verified, self.preempted = (0, 0), 0
 
     @property
@@ -448,6 +450,7 @@ class Output:
         self._catch_up()
         self.reason = piece.finish_reason
         if self.reason is not None:
+            self.stop_sequence = piece.stop_reason if isinstance(piece.stop_reason, str) else ""  # else a token's id
             self.preempted = stats.preemptions(output)
             self.verified = drafts.verified(piece)
 
